@@ -1,0 +1,1 @@
+"""Text in: sources, columns, splits, token ids and batches."""

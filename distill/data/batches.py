@@ -1,0 +1,70 @@
+"""Batches of texts of like length, in an order that depends on the seed and the epoch alone."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from distill.data.encode import Batch, Encoded
+
+POOL = 50  # batches that are sorted by length together: wide enough to waste little, narrow enough to stay random
+
+
+def epoch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """Shuffles, sorts pools of POOL batches by length, cuts them into batches and shuffles those."""
+    rng = np.random.default_rng([seed, epoch])
+    rows = rng.permutation(len(lengths))
+    batches: list[np.ndarray] = []
+    for start in range(0, len(rows), batch_size * POOL):
+        pool = rows[start : start + batch_size * POOL]
+        pool = pool[np.argsort(lengths[pool], kind="stable")]
+        batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def length_order(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
+    """Every row once, longest last, for evaluation."""
+    rows = np.argsort(lengths, kind="stable")
+    return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+
+
+class TrainBatches:
+    """An endless reader of epochs whose whole state is one number, so that a killed run goes on at the next batch.
+
+    Lightning saves and restores it through `state_dict`. Under data parallelism rank r of n takes every n-th batch.
+    """
+
+    def __init__(self, data: Encoded, batch_size: int, pad_id: int, *, seed: int, rank: int = 0, ranks: int = 1):
+        self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
+        self.seed, self.rank, self.ranks = seed, rank, ranks
+        self.position = 0  # batches given out since the first epoch began
+
+    def __len__(self) -> int:
+        return max(1, -(-len(self.data) // self.batch_size) // self.ranks)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, start = divmod(self.position, len(self))
+        order = epoch_order(self.data.lengths, self.batch_size, self.seed, epoch)
+        for index in range(start, len(self)):
+            self.position += 1
+            yield self.data.collate(order[(index * self.ranks + self.rank) % len(order)], self.pad_id)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class EvalBatches:
+    """Every row once, sorted by length."""
+
+    def __init__(self, data: Encoded, batch_size: int, pad_id: int):
+        self.data, self.pad_id = data, pad_id
+        self.order = length_order(data.lengths, batch_size)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for rows in self.order:
+            yield self.data.collate(rows, self.pad_id)

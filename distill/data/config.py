@@ -1,0 +1,44 @@
+"""Where the text comes from and how it is read."""
+
+from dataclasses import dataclass
+
+from distill.errors import InputError
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What to read and how to cut it.
+
+    Args:
+        path: A folder (with train, and optionally validation/dev and test files), one file (csv, tsv, jsonl, parquet)
+            or the id of a data set on the Hugging Face hub.
+        text: Column with the text; found by name when left out.
+        text_pair: Column with the second text of a pair; found by name when left out.
+        label: Column with the label; found by name when left out.
+        unlabelled: File with more text of the same kind, without labels, to distil on.
+        subset: Name of the hub data set's configuration.
+        validation_fraction: Share of train held out, stratified by label, when there is no validation split.
+        test_fraction: Share of the rows held out for the final report when there is no test split.
+        max_length: Longest text in tokens; longer ones are cut and counted.
+    """
+
+    path: str = ""
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
+    unlabelled: str | None = None
+    subset: str | None = None
+    validation_fraction: float = 0.1
+    test_fraction: float = 0.1
+    max_length: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("validation_fraction", "test_fraction"):
+            value = getattr(self, name)
+            if not 0 < value < 1:
+                raise InputError(f"data.{name}: expected a share between 0 and 1, found {value}: no rows would be left")
+        if self.max_length < 4:
+            raise InputError(
+                f"data.max_length: expected at least 4 tokens, found {self.max_length}: "
+                "special tokens alone would fill every text"
+            )

@@ -1,0 +1,81 @@
+"""Texts to token ids, once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.splits import Examples
+
+IGNORED = -100  # a label that no loss and no metric counts
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of a split, unpadded.
+
+    `token_type_ids` is None for tokenizers that don't make them; `labels` holds IGNORED for unlabelled rows;
+    `truncated` counts the texts that were longer than the limit.
+    """
+
+    input_ids: list[np.ndarray]
+    token_type_ids: list[np.ndarray] | None
+    labels: np.ndarray
+    truncated: int
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
+
+    def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int) -> Batch:
+        """Pads the rows to the longest of them: [batch, length] int64 each, labels [batch]."""
+        batch = {"input_ids": padded([self.input_ids[i] for i in rows], pad_id)}
+        batch["attention_mask"] = padded([np.ones(len(self.input_ids[i]), np.int64) for i in rows], 0)
+        if self.token_type_ids is not None:
+            batch["token_type_ids"] = padded([self.token_type_ids[i] for i in rows], 0)
+        batch["labels"] = torch.from_numpy(self.labels[np.asarray(rows)])
+        return batch
+
+
+def padded(rows: Sequence[np.ndarray], value: int) -> Tensor:
+    out = np.full((len(rows), max(map(len, rows))), value, np.int64)
+    for i, row in enumerate(rows):
+        out[i, : len(row)] = row
+    return torch.from_numpy(out)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, examples: Examples, max_length: int) -> Encoded:
+    """Tokenizes with special tokens, cut to the smaller of `max_length` and the tokenizer's own limit."""
+    limit = min(max_length, tokenizer.model_max_length)
+    if not len(examples):
+        return Encoded([], None, np.zeros(0, np.int64), 0)
+    full = tokenizer(examples.texts, examples.pairs, truncation=True, max_length=limit, return_overflowing_tokens=True)
+    # A cut text comes back as several rows; the first of each is the one in use.
+    owner = full["overflow_to_sample_mapping"]
+    first = [i for i, sample in enumerate(owner) if i == 0 or owner[i - 1] != sample]
+    types = full.get("token_type_ids")
+    labels = examples.labels or [IGNORED] * len(examples)
+    return Encoded(
+        [np.asarray(full["input_ids"][i], np.int64) for i in first],
+        [np.asarray(types[i], np.int64) for i in first] if types is not None else None,
+        np.asarray(labels, np.int64),
+        len(np.unique([owner[i] for i in range(1, len(owner)) if owner[i] == owner[i - 1]])),
+    )
+
+
+def joined(first: Encoded, second: Encoded) -> Encoded:
+    """The rows of both, in order."""
+    if not len(second):
+        return first
+    types = None
+    if first.token_type_ids is not None and second.token_type_ids is not None:
+        types = first.token_type_ids + second.token_type_ids
+    labels = np.concatenate([first.labels, second.labels])
+    return Encoded(first.input_ids + second.input_ids, types, labels, first.truncated + second.truncated)

@@ -1,0 +1,50 @@
+"""The LightningDataModule of a run."""
+
+import lightning
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.batches import EvalBatches, TrainBatches
+from distill.data.encode import encode, joined
+from distill.data.splits import Splits
+
+
+class TextDataModule(lightning.LightningDataModule):
+    """Encodes the splits with the teacher's tokenizer and serves padded batches.
+
+    Args:
+        splits: What `load_splits` returned.
+        tokenizer: The teacher's tokenizer; the student shares it.
+        batch_size: Rows a batch on each process.
+        max_length: Longest text in tokens.
+        seed: Seed of the order of training batches.
+        unlabelled: Also train on the unlabelled texts (their labels are ignored by losses).
+    """
+
+    def __init__(
+        self,
+        splits: Splits,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_size: int = 32,
+        max_length: int = 256,
+        seed: int = 0,
+        unlabelled: bool = True,
+    ):
+        super().__init__()
+        self.splits, self.batch_size, self.seed = splits, batch_size, seed
+        self.pad_id = int(tokenizer.pad_token_id or 0)
+        self.train = encode(tokenizer, splits.train, max_length)
+        if unlabelled:
+            self.train = joined(self.train, encode(tokenizer, splits.unlabelled, max_length))
+        self.validation = encode(tokenizer, splits.validation, max_length)
+        self.test = encode(tokenizer, splits.test, max_length)
+
+    def train_dataloader(self) -> TrainBatches:
+        rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        return TrainBatches(self.train, self.batch_size, self.pad_id, seed=self.seed, rank=rank, ranks=ranks)
+
+    def val_dataloader(self) -> EvalBatches:
+        return EvalBatches(self.validation, 2 * self.batch_size, self.pad_id)
+
+    def test_dataloader(self) -> EvalBatches:
+        return EvalBatches(self.test, 2 * self.batch_size, self.pad_id)
