@@ -1,0 +1,1 @@
+"""Objectives: pure functions on tensors, and their weighted sum."""
