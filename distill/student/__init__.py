@@ -1,0 +1,1 @@
+"""Students: read from a spec, built from the teacher's weights."""
