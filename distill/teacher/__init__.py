@@ -1,0 +1,1 @@
+"""The frozen teacher and what it says about each text."""

@@ -1,0 +1,124 @@
+"""Finds a checkpoint, checks that it is safe and whole, and loads teacher and tokenizer."""
+
+import hashlib
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.errors import InputError
+
+PACKAGE = "package:"
+NEEDED = ["*.safetensors", "*.json", "*.txt", "*.model"]
+
+
+def checkpoint_folder(model: str, role: str = "teacher") -> Path:
+    """Folder of a local checkpoint, of a hub id once downloaded (safetensors only, never pickles), or of a checkpoint
+    that an installed package carries (`package:NAME/FOLDER`).
+
+    Raises:
+        InputError: No such folder or hub model; no config; weights only as a pickle; damaged safetensors.
+    """
+    if not model:
+        raise InputError(f"{role}: none given; name a hub id or a local folder with --{role}")
+    folder = in_package(model, role) if model.startswith(PACKAGE) else Path(model).expanduser()
+    if not folder.exists():
+        folder = download(model, role)
+    if not folder.is_dir():
+        raise InputError(f"{role} {model!r}: expected a folder with config.json and safetensors, found a file")
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{role} {model!r}: no config.json in the folder: it can't be told what model this is")
+    check_weights(folder, role)
+    return folder
+
+
+def in_package(model: str, role: str) -> Path:
+    name, _, inside = model.removeprefix(PACKAGE).partition("/")
+    found = find_spec(name) if name.isidentifier() else None
+    if found is None or not found.submodule_search_locations:
+        raise InputError(f"{role} {model!r}: no package {name!r} is installed here; install it, or name a folder")
+    return Path(next(iter(found.submodule_search_locations))) / inside
+
+
+def download(model: str, role: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=NEEDED))
+    except Exception as error:  # the hub client raises some twenty kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{role} {model!r}: no such folder here, and the hub gave no such model: {reason}") from error
+
+
+def check_weights(folder: Path, role: str) -> None:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+        found = f"a pickle ({', '.join(pickles)}), which can run any code when it is loaded" if pickles else "none"
+        raise InputError(f"{role} {str(folder)!r}: expected weights in safetensors, found {found}; convert it first")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise InputError(
+                f"{role} {str(folder)!r}: {file.name} is damaged or no safetensors file: {error}"
+            ) from error
+
+
+def load_tokenizer(folder: Path, role: str = "teacher") -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a checkpoint.
+
+    Raises:
+        InputError: The folder holds none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{role} {str(folder)!r}: no tokenizer can be loaded from the folder: {error}") from error
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of everything that turns text into ids; padding and truncation are set by the caller and left out."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    rules["padding"] = rules["truncation"] = None
+    return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
+
+
+def check_same_tokenizer(teacher: PreTrainedTokenizerBase, student: PreTrainedTokenizerBase, name: str) -> None:
+    """Raises InputError unless both turn every text into the same ids."""
+    if tokenizer_fingerprint(teacher) == tokenizer_fingerprint(student):
+        return
+    ours, theirs = teacher.get_vocab(), student.get_vocab()
+    moved = [word for word, i in ours.items() if theirs.get(word) != i]
+    what = (
+        f"{len(moved)} of {len(ours)} words have another id or none, such as {moved[0]!r}"
+        if moved or len(ours) != len(theirs)
+        else "the same words, but other rules of normalisation or splitting"
+    )
+    raise InputError(
+        f"student {name!r}: its tokenizer differs from the teacher's ({len(theirs)} words, not {len(ours)}; {what}): "
+        "the teacher's signals would belong to other tokens"
+    )
+
+
+def frozen(model: PreTrainedModel) -> PreTrainedModel:
+    """The model in eval mode, with no gradients."""
+    return model.requires_grad_(False).eval()
+
+
+def weights_fingerprint(model: PreTrainedModel) -> str:
+    """Hash of every tensor's name, type, shape and bytes, and of the order of the labels."""
+    total = hashlib.sha256(json.dumps(model.config.id2label, sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        total.update(tensor_bytes(tensor))
+    return total.hexdigest()
+
+
+def tensor_bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
