@@ -1,0 +1,47 @@
+"""AdamW and its learning-rate schedule."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import PreTrainedModel
+
+from distill.training import TrainConfig
+
+
+def build_optimizer(student: PreTrainedModel, extra: Iterable[nn.Parameter], config: TrainConfig) -> Optimizer:
+    """AdamW with weight decay on matrices and its own rate for the head.
+
+    `extra` are parameters outside the student that are trained with it.
+    """
+    body = {id(p) for p in student.base_model.parameters()}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for p in [*student.parameters(), *extra]:
+        if p.requires_grad:
+            rate = config.learning_rate if id(p) in body else config.learning_rate * config.head_rate
+            groups.setdefault((rate, config.weight_decay if p.dim() > 1 else 0.0), []).append(p)
+    settings = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
+    return AdamW(settings, lr=config.learning_rate, fused=True)
+
+
+def build_schedule(optimizer: Optimizer, config: TrainConfig, steps: int) -> LambdaLR:
+    """Linear warm-up, then the decay that the config names, over `steps` steps."""
+    warm = max(1, math.ceil(config.warmup * steps)) if config.warmup else 0
+
+    def factor(step: int) -> float:
+        if step < warm:
+            return (step + 1) / (warm + 1)
+        left = max(0.0, (steps - step) / max(1, steps - warm))
+        return {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}[config.schedule]
+
+    return LambdaLR(optimizer, factor)
+
+
+def set_dropout(model: nn.Module, rate: float) -> None:
+    """Sets the rate of every dropout layer of a model that is being trained; its config keeps the original."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = rate
