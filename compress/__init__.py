@@ -1,0 +1,1 @@
+"""Big to small: precision, export and the measurement of what came out."""
