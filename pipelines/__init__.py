@@ -1,0 +1,1 @@
+"""Joins distill and compress; the only place with command lines, files, terminals and process groups."""

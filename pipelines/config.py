@@ -1,0 +1,111 @@
+"""Settings of the commands: frozen dataclasses, no torch behind them, so that --help is quick."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from distill.data.config import DataConfig
+from distill.errors import InputError
+from distill.losses.config import LossConfig
+from distill.student.spec import StudentConfig
+from distill.teacher.config import TeacherConfig
+from distill.training import TrainConfig
+
+SHORT = {
+    "teacher": "teacher.model",
+    "student": "student.spec",
+    "data": "data.path",
+    "epochs": "train.epochs",
+    "learning_rate": "train.learning_rate",
+    "batch_size": "train.batch_size",
+    "patience": "train.patience",
+    "temperature": "loss.temperature",
+    "wandb": "machine.wandb",
+    "precision": "machine.precision",
+    "devices": "machine.devices",
+    "strategy": "machine.strategy",
+    "accelerator": "machine.accelerator",
+    "threads": "machine.threads",
+}
+
+
+@dataclass(frozen=True)
+class MachineConfig:
+    """Where and how training runs.
+
+    Args:
+        accelerator: Lightning's name: auto, cpu, gpu, mps.
+        devices: Number of processes or GPUs.
+        strategy: Lightning's strategy, such as auto or ddp_spawn.
+        precision: 32, bf16-mixed or 16-mixed; auto measures a few steps and takes the faster.
+        threads: CPU threads for training; 0 leaves it to PyTorch.
+        wandb: Also log to Weights & Biases.
+        log_every: Steps between two rows of the logs.
+    """
+
+    accelerator: str = "auto"
+    devices: int = 1
+    strategy: str = "auto"
+    precision: Literal["auto", "32", "bf16-mixed", "16-mixed"] = "auto"
+    threads: int = 0
+    wandb: Literal["off", "offline", "online"] = "off"
+    log_every: int = 25
+
+
+@dataclass(frozen=True)
+class MeasureConfig:
+    """How speed is measured.
+
+    Args:
+        texts: Texts of the test split that are timed, drawn by the seed.
+        rounds: Times each of them is run.
+        batch: Rows of the larger of the two batch sizes; the other is 1.
+        threads: Threads of the runtime.
+        parity: Texts on which every exported artefact is compared with the model.
+    """
+
+    texts: int = 64
+    rounds: int = 5
+    batch: int = 32
+    threads: int = 1
+    parity: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("texts", "rounds", "batch", "threads", "parity"):
+            if getattr(self, name) < 1:
+                raise InputError(f"measure.{name}: expected at least 1, found {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """Settings of `python -m pipelines.distill`.
+
+    Args:
+        output: Folder for everything the run writes.
+        teacher: The model to learn from.
+        teacher_train: How the teacher is trained on the task, where it has to be.
+        student: The model to train.
+        data: The texts.
+        loss: What the student learns.
+        train: How the student is trained.
+        machine: Where it runs.
+        measure: How speed is measured.
+        seed: Seed of splits, initial weights, order and dropout.
+        dry_run: Print the plan and change nothing.
+    """
+
+    output: str = ""
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    teacher_train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=3, learning_rate=5e-5, batch_size=16))
+    student: StudentConfig = field(default_factory=StudentConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    machine: MachineConfig = field(default_factory=MachineConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    seed: int = 0
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("output", self.output), ("teacher", self.teacher.model), ("data", self.data.path)):
+            if not value:
+                raise InputError(f"--{name}: missing; see --help for examples")

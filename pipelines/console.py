@@ -1,0 +1,103 @@
+"""What a person sees: progress with examples a second and time left, or plain lines where there is no terminal."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console as RichConsole
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+Advance = Callable[..., None]
+PLAIN_EVERY = 10.0  # seconds between two plain lines of the same task
+
+
+class Console:
+    """Prints for the first process; the others are quiet."""
+
+    def __init__(self, *, quiet: bool | None = None):
+        rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
+        self.rich = RichConsole(quiet=rank > 0 if quiet is None else quiet, highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self.rich.print(text, markup=False)
+
+    def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        table = Table(*header, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        # A table wider than a log's assumed 80 columns would be cut to nothing.
+        width = None if self.rich.is_terminal else 160
+        self.rich.print(table, width=width)
+
+    @contextmanager
+    def track(self, label: str, total: int, unit: str = "examples") -> Iterator[Advance]:
+        """Yields `advance(count, note="", resumed=False)`, to be called as the work goes on."""
+        shown = self._bar(label, total, unit) if self.rich.is_terminal else self._lines(label, total, unit)
+        with shown as advance:
+            yield advance
+
+    @contextmanager
+    def _bar(self, label: str, total: int, unit: str) -> Iterator[Advance]:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        meter = Meter(total)
+        with Progress(*columns, console=self.rich) as progress:
+            task = progress.add_task(label, total=total, rate="", note="")
+
+            def advance(count: int, note: str = "", *, resumed: bool = False) -> None:
+                meter.add(count, resumed)
+                progress.update(task, advance=count, rate=f"{meter.rate:.0f} {unit}/s", note=note)
+
+            yield advance
+
+    @contextmanager
+    def _lines(self, label: str, total: int, unit: str) -> Iterator[Advance]:
+        meter, last = Meter(total), time.monotonic()
+
+        def advance(count: int, note: str = "", *, resumed: bool = False) -> None:
+            nonlocal last
+            meter.add(count, resumed)
+            if time.monotonic() - last >= PLAIN_EVERY:
+                last = time.monotonic()
+                self.say(f"  {label}: {meter.line(unit)} {note}".rstrip())
+
+        yield advance
+        self.say(f"  {label}: {meter.done} {unit} in {meter.seconds:.1f} s, {meter.rate:.0f} {unit}/s")
+
+
+class Meter:
+    """Counts, and tells the rate and the time left."""
+
+    def __init__(self, total: int):
+        self.total, self.done, self.before, self.start = total, 0, 0, time.monotonic()
+
+    def add(self, count: int, resumed: bool = False) -> None:
+        """Counts; what an earlier attempt did counts as done, but not towards the rate."""
+        self.done += count
+        self.before += count if resumed else 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.start
+
+    @property
+    def rate(self) -> float:
+        return (self.done - self.before) / max(self.seconds, 1e-9)
+
+    def line(self, unit: str) -> str:
+        left = (self.total - self.done) / max(self.rate, 1e-9)
+        return f"{self.done}/{self.total} {unit}, {self.rate:.0f} {unit}/s, {left:.0f} s left"
+
+
+def fail(message: str) -> None:
+    """Writes an error for a person, without a traceback."""
+    print(f"error: {message}", file=sys.stderr)

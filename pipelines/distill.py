@@ -1,0 +1,155 @@
+"""`python -m pipelines.distill`: from a teacher and a data set to a small model, its files and the proof."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipelines import cli
+from pipelines.config import SHORT, DistillConfig
+from pipelines.console import Console
+
+if TYPE_CHECKING:
+    from pipelines.stage import Artefact, Run
+
+EXAMPLES = """\
+  python -m pipelines.distill --config configs/demo.yaml --output runs/demo
+  python -m pipelines.distill --teacher bert-base-uncased --student distilbert --data my_texts/ --output runs/mine
+  python -m pipelines.distill --teacher runs/bert --student layers=3,hidden=192,heads=6,ffn=768 \\
+      --data train.csv --data.text question --data.label intent --epochs 10 --temperature 4 --output runs/small
+  python -m pipelines.distill --config configs/demo.yaml --output runs/demo --dry-run"""
+
+
+def main(argv: Sequence[str]) -> None:
+    config = cli.parse(
+        DistillConfig,
+        argv,
+        prog="pipelines.distill",
+        about="Distil a text classifier: fine-tune the teacher if needed, cache its signals, train a student, export, "
+        "measure and report. Run the same command again to go on after a kill.",
+        examples=EXAMPLES,
+        short=SHORT,
+    )
+    from pipelines.stage import Run
+
+    console = Console()
+    source = check_inputs(config)
+    run = Run(Path(config.output), config.seed, console, dry=config.dry_run)
+    if config.dry_run:
+        show_plan(run, config, source)
+    else:
+        finish(run, config, source)
+
+
+def check_inputs(config: DistillConfig) -> Path:
+    """Folder of the teacher; everything that can be told to be wrong before the first long stage is told here."""
+    from transformers import AutoConfig
+
+    from distill.losses.config import layer_pairs
+    from distill.student.family import family_of
+    from distill.student.spec import is_relative, resolve
+    from distill.tasks.text_classification import check_task
+    from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
+
+    source = checkpoint_folder(config.teacher.model)
+    teacher = AutoConfig.from_pretrained(source)
+    check_task(teacher, config.teacher.model)
+    tokenizer = load_tokenizer(source)
+    if is_relative(config.student.spec):
+        layers = len(resolve(config.student.spec, family_of(teacher).sizes(teacher)).layers)
+    else:
+        folder = checkpoint_folder(config.student.spec, "student")
+        check_same_tokenizer(tokenizer, load_tokenizer(folder, "student"), config.student.spec)
+        student = AutoConfig.from_pretrained(folder)
+        check_task(student, config.student.spec)
+        layers = student.num_hidden_layers
+    if config.loss.hidden:
+        layer_pairs(config.loss.layer_map, layers, teacher.num_hidden_layers)
+    return source
+
+
+def road(run: "Run", config: DistillConfig, source: Path) -> dict[str, "Artefact"]:
+    """Every stage up to the evaluation, in order."""
+    from pipelines.cache import cache_stage
+    from pipelines.data import data_stage
+    from pipelines.precision import chosen_precision
+    from pipelines.stage import content_hash
+    from pipelines.student import student_stage
+    from pipelines.teacher import load_source, teacher_stage
+
+    made: dict[str, Artefact] = {}
+    digest = content_hash(source)
+    made["data"] = data_stage(run, config.data)
+    precision = chosen_precision(run, config.machine, digest, lambda: load_source(source))
+    made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision)
+    cached = config.loss.kl > 0 and not config.loss.hidden
+    if cached:
+        made["cache"] = cache_stage(run, config, made["data"], made["teacher"])
+    elif config.loss.hidden:
+        run.console.say("cache: not used: hidden states are asked of the teacher batch by batch")
+    made["distill"] = student_stage(run, config, made["data"], made["teacher"], made.get("cache"), precision)
+    return made | export_and_evaluate(run, config, made)
+
+
+def export_and_evaluate(run: "Run", config: DistillConfig, made: dict[str, "Artefact"]) -> dict[str, "Artefact"]:
+    from pipelines.data import read_data
+    from pipelines.evaluate import Candidate, evaluate_stage
+    from pipelines.export import export_stage
+    from pipelines.teacher import MODEL
+
+    if made["distill"].digest is None:
+        for name in ("export-teacher", "export", "evaluate", "report"):
+            run.stage(name, {}, {"distill": made["distill"]}, lambda folder: {})
+        return {}
+    splits = read_data(made["data"])
+    exports = {
+        name: export_stage(
+            run,
+            name,
+            made[stage],
+            made[stage].folder / MODEL,
+            splits.test,
+            parity=config.measure.parity,
+            max_length=config.data.max_length,
+        )
+        for name, stage in (("export-teacher", "teacher"), ("export", "distill"))
+    }
+    candidates = [
+        Candidate("teacher", "teacher", exports["export-teacher"]),
+        Candidate("student", "distill", exports["export"]),
+    ]
+    done = evaluate_stage(run, candidates, splits, made["data"], config.measure, config.data.max_length)
+    return exports | {"evaluate": done}
+
+
+def finish(run: "Run", config: DistillConfig, source: Path) -> None:
+    """Runs the road, then reports and says where everything is."""
+    from pipelines.data import read_data
+    from pipelines.report import REPORT, publish, report_stage, show
+    from pipelines.stage import write_json
+
+    write_json(run.output / "config.json", asdict(config))
+    made = road(run, config, source)
+    report = report_stage(run, settings_of(config), read_data(made["data"]), made["evaluate"])
+    places = publish(run, report, made["export"])
+    show(run.console, json.loads((report.folder / REPORT).read_text()), places)
+
+
+def settings_of(config: DistillConfig) -> dict[str, Any]:
+    """The configuration as the report shows it."""
+    return {name: value for name, value in asdict(config).items() if name not in ("output", "dry_run")}
+
+
+def show_plan(run: "Run", config: DistillConfig, source: Path) -> None:
+    """Prints the stages, what would be skipped, and the sizes."""
+    from pipelines.plan import planned_sizes
+
+    road(run, config, source)
+    run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)
+    run.console.table("Sizes", ("what", "size"), planned_sizes(config, source))
+    run.console.say("dry run: nothing was written")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,295 @@
+"""The evaluate stage, and `python -m pipelines.evaluate` for any checkpoint: score, size and measured speed."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distill.data.config import DataConfig
+from distill.errors import InputError
+from pipelines import cli
+from pipelines.config import MeasureConfig
+from pipelines.console import Console
+from pipelines.export import HUGGINGFACE, ONNX, artefact_bytes, export_stage
+from pipelines.machine import describe
+from pipelines.stage import Artefact, Run, content_hash
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from distill.data.encode import Encoded
+    from distill.data.splits import Splits
+
+Runner = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Settings of `python -m pipelines.evaluate`.
+
+    Args:
+        model: A classifier's checkpoint: a local folder or a hub id.
+        output: Folder to write to.
+        teacher: A checkpoint to compare with; left out, the model stands alone.
+        data: The data set; its test split is scored.
+        measure: How speed is measured.
+        seed: Seed of the texts that are timed, and of the test split where the data set has none.
+    """
+
+    model: str = ""
+    output: str = ""
+    teacher: str | None = None
+    data: DataConfig = field(default_factory=DataConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("model", self.model), ("output", self.output), ("data", self.data.path)):
+            if not value:
+                raise InputError(f"--{name}: missing; see --help for examples")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to measure: its role, the stage that made it and its export."""
+
+    name: str
+    stage: str
+    export: Artefact
+
+
+def evaluate_stage(
+    run: Run, candidates: Sequence[Candidate], splits: "Splits", data: Artefact, measure: MeasureConfig, max_length: int
+) -> Artefact:
+    """Writes `evaluation.json`: an entry for each model in each runtime, the teacher first."""
+    # The result is a measurement of this machine, so another machine makes another result.
+    settings = {"measure": asdict(measure), "max_length": max_length, "machine": describe()}
+    inputs = {"data": data} | {c.name: c.export for c in candidates}
+
+    def work(folder: Path) -> dict[str, Any]:
+        entries = evaluate(run, candidates, splits, measure, max_length)
+        (folder / "evaluation.json").write_text(json.dumps(entries, indent=1))
+        return {f"{e['name']}_{e['runtime']}": e["score"] for e in entries}
+
+    return run.stage("evaluate", settings, inputs, work)
+
+
+def evaluate(
+    run: Run, candidates: Sequence[Candidate], splits: "Splits", measure: MeasureConfig, max_length: int
+) -> list[dict[str, Any]]:
+    """Scores every model on the whole test split, then times all of them in turn."""
+    from distill.data.encode import encode
+    from distill.teacher.load import load_tokenizer
+
+    tokenizer = load_tokenizer(candidates[0].export.folder / HUGGINGFACE)
+    test, pad_id = encode(tokenizer, splits.test, max_length), int(tokenizer.pad_token_id or 0)
+    entries, predicted = [], {}
+    for candidate in candidates:
+        for runtime in ("pytorch", "onnxruntime"):
+            entry, classes = score(run, candidate, runtime, splits, test, pad_id)
+            predicted[candidate.name, runtime] = classes
+            entries.append(entry)
+    time_all(run, candidates, entries, test, pad_id, measure)
+    compare_with_teacher(entries, predicted)
+    return entries
+
+
+def score(
+    run: Run, candidate: Candidate, runtime: str, splits: "Splits", test: "Encoded", pad_id: int
+) -> tuple[dict[str, Any], "np.ndarray"]:
+    """An entry without times, and the predicted class of every test row."""
+    import numpy as np
+    import torch
+
+    from distill.data.batches import EvalBatches
+    from distill.tasks.text_classification import TextClassification
+
+    runner = open_runner(candidate, runtime, torch.get_num_threads())
+    batches = EvalBatches(test, 32, pad_id)
+    logits = np.empty((len(test), len(splits.labels)), np.float32)
+    with run.console.track(f"evaluate: {candidate.name} in {runtime}", len(test)) as advance:
+        for rows, batch in zip(batches.order, batches, strict=True):
+            logits[rows] = runner(arrays(batch))
+            advance(len(rows))
+    task = TextClassification(splits.labels)
+    found = task.score(torch.from_numpy(logits), torch.from_numpy(test.labels))
+    target = ONNX if runtime == "onnxruntime" else HUGGINGFACE
+    folder = candidate.export.folder / target
+    proof = next(p for p in candidate.export.metrics["parity"] if p["target"] == target)
+    entry = {
+        "name": candidate.name,
+        "stage": candidate.stage,
+        "path": str(folder),
+        "runtime": runtime,
+        "precision": "fp32",
+        "score": found,
+        "params": parameters(candidate.export.folder / HUGGINGFACE),
+        "bytes": artefact_bytes(folder),
+        "parity": {k: v for k, v in proof.items() if k not in ("target", "bytes")},
+    }
+    return entry, logits.argmax(-1)
+
+
+def open_runner(candidate: Candidate, runtime: str, threads: int) -> Runner:
+    if runtime == "onnxruntime":
+        from compress.export.onnx import OnnxModel
+
+        return OnnxModel(candidate.export.folder / ONNX, threads)
+    from compress.export.huggingface import TorchModel
+
+    return TorchModel(candidate.export.folder / HUGGINGFACE)
+
+
+def arrays(batch: dict[str, Any]) -> dict[str, "np.ndarray"]:
+    return {name: value.numpy() for name, value in batch.items() if name != "labels"}
+
+
+def parameters(folder: Path) -> int:
+    """Numbers in the checkpoint's weights, read from the file's header."""
+    from math import prod
+
+    from safetensors import safe_open
+
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="np") as weights:
+            total += sum(prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+    return total
+
+
+def time_all(
+    run: Run,
+    candidates: Sequence[Candidate],
+    entries: list[dict[str, Any]],
+    test: "Encoded",
+    pad_id: int,
+    measure: MeasureConfig,
+) -> None:
+    """Adds `latency` (batch 1) and `latency_batched`; all models take turns on the same texts."""
+    import numpy as np
+
+    from compress.latency import measure as measure_latency
+
+    runners = {
+        f"{c.name}/{runtime}": open_runner(c, runtime, measure.threads)
+        for c in candidates
+        for runtime in ("pytorch", "onnxruntime")
+    }
+    rows = np.random.default_rng(run.seed).permutation(len(test))
+    singles = [arrays(test.collate([row], pad_id)) for row in rows[: measure.texts]]
+    size = min(measure.batch, len(test))
+    groups = [rows[i : i + size] for i in range(0, len(rows), size)][: max(1, measure.texts // measure.batch)]
+    batched = [arrays(test.collate(list(group), pad_id)) for group in groups if len(group) == size]
+    for key, inputs in (("latency", singles), ("latency_batched", batched)):
+        label = f"evaluate: timing batches of {len(inputs[0]['input_ids'])}"
+        total = len(inputs) * (measure.rounds + 1) * len(runners)
+        with run.console.track(label, total, "calls") as advance:
+            found = measure_latency(
+                runners, inputs, rounds=measure.rounds, threads=measure.threads, on_call=lambda: advance(1)
+            )
+        for entry in entries:
+            entry[key] = asdict(found[f"{entry['name']}/{entry['runtime']}"])
+
+
+def compare_with_teacher(entries: list[dict[str, Any]], predicted: dict[tuple[str, str], "np.ndarray"]) -> None:
+    """Adds speed-ups and agreement; None where there is no teacher."""
+    teacher = {e["runtime"]: e for e in entries if e["name"] == "teacher"}
+    for entry in entries:
+        for key, latency in (("speedup", "latency"), ("speedup_batched", "latency_batched")):
+            entry[key] = None
+            if teacher:
+                own = entry[latency]["median_ms"]
+                entry[key] = {
+                    "vs_teacher_pytorch": teacher["pytorch"][latency]["median_ms"] / own,
+                    "vs_teacher_same_runtime": teacher[entry["runtime"]][latency]["median_ms"] / own,
+                }
+        entry["agreement_with_teacher"] = None
+        if teacher:
+            same = predicted[entry["name"], entry["runtime"]] == predicted["teacher", "pytorch"]
+            entry["agreement_with_teacher"] = float(same.mean())
+
+
+def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Candidate], Artefact, Artefact]:
+    """Exports and evaluates checkpoints that no run here made: (run, candidates, data, evaluation)."""
+    from distill.tasks.text_classification import TextClassification
+    from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
+    from pipelines.data import data_stage, read_data
+
+    named = [("student" if config.teacher else "model", config.model)]
+    if config.teacher:
+        named.insert(0, ("teacher", config.teacher))
+    folders = {name: checkpoint_folder(model, name) for name, model in named}
+    if config.teacher:
+        check_same_tokenizer(load_tokenizer(folders["teacher"]), load_tokenizer(folders["student"]), config.model)
+    run = Run(Path(config.output), config.seed, console)
+    data = data_stage(run, config.data)
+    splits = read_data(data)
+    task = TextClassification(splits.labels)
+    candidates = []
+    for name, folder in folders.items():
+        ordered = ordered_checkpoint(run, name, folder, task)
+        export = export_stage(
+            run,
+            f"export-{name}",
+            ordered,
+            ordered.folder,
+            splits.test,
+            parity=config.measure.parity,
+            max_length=config.data.max_length,
+        )
+        candidates.append(Candidate(name, "given", export))
+    done = evaluate_stage(run, candidates, splits, data, config.measure, config.data.max_length)
+    return run, candidates, data, done
+
+
+def ordered_checkpoint(run: Run, name: str, folder: Path, task: Any) -> Artefact:
+    """The checkpoint with its labels in the data's order, matched by name."""
+    from transformers import AutoConfig
+
+    from compress.export.huggingface import export_huggingface
+    from distill.tasks.text_classification import check_task
+    from distill.teacher.load import load_tokenizer
+
+    own = AutoConfig.from_pretrained(folder)
+    check_task(own, str(folder))
+    rows = task.head_rows(own)
+    if rows is None:
+        raise InputError(
+            f"{name} {str(folder)!r}: has no head for the data's {len(task.labels)} labels "
+            f"({', '.join(task.labels[:4])}, …): there is nothing to score"
+        )
+
+    def work(place: Path) -> dict[str, Any]:
+        export_huggingface(task.load_headed(str(folder), rows), load_tokenizer(folder), place)
+        return {}
+
+    return run.stage(f"{name}-by-label", {"labels": list(task.labels)}, {"model": content_hash(folder)}, work)
+
+
+EXAMPLES = """\
+  python -m pipelines.evaluate --model runs/demo/student --data examples/data/banking77 --output runs/evaluated
+  python -m pipelines.evaluate --model STUDENT --teacher TEACHER --data DATA --output runs/compared"""
+
+
+def main(argv: Sequence[str]) -> None:
+    config = cli.parse(
+        EvaluateConfig,
+        argv,
+        prog="pipelines.evaluate",
+        about="Score a checkpoint on a data set's test split and measure its size and speed.",
+        examples=EXAMPLES,
+        short={"data": "data.path"},
+    )
+    from pipelines.render import summary_rows
+
+    console = Console()
+    run, _, _, done = standalone(config, console)
+    entries = json.loads((done.folder / "evaluation.json").read_text())
+    header, rows = summary_rows({"models": entries, "metric": "accuracy"})
+    console.table("Evaluation", header, rows)
+    console.say(f"written to {done.folder / 'evaluation.json'}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,210 @@
+"""The export stage, and `python -m pipelines.export` for any checkpoint: files to deploy, proven in a fresh process."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from distill.errors import InputError
+from pipelines import cli
+from pipelines.console import Console
+from pipelines.stage import Artefact, Run, content_hash
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from distill.data.splits import Examples
+
+HUGGINGFACE, ONNX = "huggingface", "onnx"
+TARGETS = (HUGGINGFACE, ONNX)
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Settings of `python -m pipelines.export`.
+
+    Args:
+        model: A classifier's checkpoint: a local folder or a hub id.
+        data: File or folder with texts like those the model will see, for the comparison.
+        output: Folder to write to.
+        text: Column with the text; found by name when left out.
+        parity: Texts on which the artefact is compared with the model.
+        max_length: Longest text in tokens.
+        target: Which formats to write.
+    """
+
+    model: str = ""
+    data: str = ""
+    output: str = ""
+    text: str | None = None
+    parity: int = 256
+    max_length: int = 256
+    target: Literal["all", "huggingface", "onnx"] = "all"
+
+    def __post_init__(self) -> None:
+        for name in ("model", "data", "output"):
+            if not getattr(self, name):
+                raise InputError(f"--{name}: missing; see --help for examples")
+
+
+def export_stage(
+    run: Run,
+    name: str,
+    model: Artefact | str,
+    checkpoint: Path,
+    examples: "Examples",
+    *,
+    parity: int,
+    max_length: int,
+    targets: Sequence[str] = TARGETS,
+) -> Artefact:
+    """Writes a folder a target from the checkpoint and proves each.
+
+    Args:
+        run: The run.
+        name: Name of the stage.
+        model: What the checkpoint came from, for the stage's key.
+        checkpoint: Folder of the trained model.
+        examples: Real texts; `parity` of them are compared.
+        parity, max_length, targets: See `ExportConfig`.
+    """
+    settings = {"targets": list(targets), "parity": parity, "max_length": max_length}
+
+    def work(folder: Path) -> dict[str, Any]:
+        texts, pairs = sample(examples, parity, run.seed)
+        proofs = [
+            asdict(proof) | {"bytes": artefact_bytes(folder / proof.target)}
+            for proof in export_all(checkpoint, folder, targets, texts, pairs, max_length)
+        ]
+        for proof in proofs:
+            run.console.say(
+                f"  {proof['target']}: reloaded in a fresh process, largest difference {proof['max_difference']:.1e} "
+                f"on {proof['texts']} texts, {proof['bytes'] / 1e6:.1f} MB"
+            )
+        return {"parity": proofs}
+
+    return run.stage(name, settings, {"model": model, "texts": texts_hash(examples, parity, run.seed)}, work)
+
+
+def export_all(
+    checkpoint: Path,
+    folder: Path,
+    targets: Sequence[str],
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    max_length: int,
+) -> list[Any]:
+    """Writes each target below `folder` and returns its parity with the checkpoint's own logits."""
+    from transformers import AutoModelForSequenceClassification
+
+    from compress.export.huggingface import export_huggingface
+    from compress.export.onnx import export_onnx
+    from compress.export.verify import input_names, verify
+    from distill.teacher.load import load_tokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint, use_safetensors=True).eval()
+    tokenizer = load_tokenizer(checkpoint, "model")
+    expected = reference_logits(model, tokenizer, texts, pairs, max_length)
+    proofs = []
+    for target in targets:
+        if target == HUGGINGFACE:
+            export_huggingface(model, tokenizer, folder / target)
+        else:
+            export_onnx(model, tokenizer, folder / target, input_names(model.config))
+        proofs.append(verify(target, folder / target, texts, pairs, max_length, expected))
+    return proofs
+
+
+def reference_logits(
+    model: Any, tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
+) -> "np.ndarray":
+    """Logits [texts, classes] of the model in memory, by the tokenizer it was trained with."""
+    import numpy as np
+    import torch
+
+    from compress.export.verify import input_names
+
+    parts = []
+    for start in range(0, len(texts), 16):
+        rows = slice(start, start + 16)
+        batch = tokenizer(
+            list(texts[rows]),
+            list(pairs[rows]) if pairs else None,
+            padding=True,
+            truncation=True,
+            max_length=max_length,
+            return_tensors="pt",
+        )
+        with torch.inference_mode():
+            parts.append(model(**{n: batch[n] for n in input_names(model.config)}).logits.numpy())
+    return np.concatenate(parts)
+
+
+def sample(examples: "Examples", count: int, seed: int) -> tuple[list[str], list[str] | None]:
+    """At most `count` texts, drawn by the seed."""
+    import numpy as np
+
+    rows = np.random.default_rng(seed).permutation(len(examples))[:count]
+    pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
+    return [examples.texts[i] for i in rows], pairs
+
+
+def texts_hash(examples: "Examples", count: int, seed: int) -> str:
+    from pipelines.stage import digest_of
+
+    return digest_of(sample(examples, count, seed))
+
+
+def artefact_bytes(folder: Path) -> int:
+    """Bytes on disk of everything needed to deploy the folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+EXAMPLES = """\
+  python -m pipelines.export --model runs/demo/student --data examples/data/banking77/test.csv --output runs/exported
+  python -m pipelines.export --model MODEL --data texts.jsonl --text question --target onnx --output runs/exported"""
+
+
+def main(argv: Sequence[str]) -> None:
+    config = cli.parse(
+        ExportConfig,
+        argv,
+        prog="pipelines.export",
+        about="Write a checkpoint as a stock Hugging Face folder and as ONNX; reload both and compare.",
+        examples=EXAMPLES,
+        short={},
+    )
+    from distill.data.columns import find_columns
+    from distill.data.config import DataConfig
+    from distill.data.source import read_splits
+    from distill.data.splits import Examples, strings
+    from distill.teacher.load import checkpoint_folder
+
+    console = Console()
+    splits = read_splits(config.data)
+    table = splits.get("test", splits["train"])
+    wanted = DataConfig(path=config.data, text=config.text)
+    columns = find_columns(table, wanted, f"data {config.data!r}", labelled=False)
+    pairs = strings(table, columns.text_pair) if columns.text_pair else None
+    folder = checkpoint_folder(config.model, "model")
+    run = Run(Path(config.output), 0, console)
+    targets = TARGETS if config.target == "all" else (config.target,)
+    done = export_stage(
+        run,
+        "export",
+        content_hash(folder),
+        folder,
+        Examples(strings(table, columns.text), pairs),
+        parity=config.parity,
+        max_length=config.max_length,
+        targets=targets,
+    )
+    rows = [
+        (p["target"], f"{p['max_difference']:.1e}", f"{p['bytes'] / 1e6:.1f}", str(done.folder / p["target"]))
+        for p in done.metrics["parity"]
+    ]
+    console.table("Exported", ("target", "largest difference", "MB", "where"), rows)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,42 @@
+"""What a run would take, told from headers and counts alone."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig
+
+from distill.data.splits import load_splits
+from distill.student.build import student_config
+from distill.student.spec import is_relative
+from distill.teacher.load import checkpoint_folder
+from pipelines.config import DistillConfig
+
+
+def planned_sizes(config: DistillConfig, source: Path) -> list[tuple[str, str]]:
+    """Rows, parameters and bytes of what the run would read and write."""
+    splits = load_splits(config.data, config.seed)
+    teacher = AutoConfig.from_pretrained(source)
+    teacher.num_labels = len(splits.labels)
+    if is_relative(config.student.spec):
+        student = student_config(teacher, config.student.spec)
+    else:
+        student = AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))
+        student.num_labels = len(splits.labels)
+    big, small = parameters(teacher), parameters(student)
+    rows = len(splits.train) + len(splits.unlabelled)
+    steps = config.train.epochs * -(-rows // (config.train.batch_size * config.train.accumulate))
+    return [
+        ("train / validation / test", f"{len(splits.train)} / {len(splits.validation)} / {len(splits.test)} texts"),
+        ("unlabelled", f"{len(splits.unlabelled)} texts"),
+        ("classes", str(len(splits.labels))),
+        ("teacher", f"{big / 1e6:.1f}M parameters, {4 * big / 1e6:.0f} MB"),
+        ("student", f"{small / 1e6:.1f}M parameters, {4 * small / 1e6:.0f} MB"),
+        ("cache", f"at most {rows * (4 * len(splits.labels) + 16) / 1e6:.1f} MB"),
+        ("student training", f"{config.train.epochs} epochs, {steps} steps"),
+    ]
+
+
+def parameters(config: PretrainedConfig) -> int:
+    """Parameters of a classifier of this config, counted without memory for them."""
+    with torch.device("meta"):
+        return AutoModelForSequenceClassification.from_config(config).num_parameters()

@@ -1,0 +1,188 @@
+"""The report stage, and `python -m pipelines.report` for a run or any checkpoint: numbers, curves, the model card."""
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distill.data.config import DataConfig
+from pipelines import cli
+from pipelines.config import MeasureConfig
+from pipelines.console import Console
+from pipelines.evaluate import EvaluateConfig
+from pipelines.export import HUGGINGFACE, ONNX
+from pipelines.machine import commit, describe
+from pipelines.render import render_card, render_html, summary_rows
+from pipelines.stage import LOGS, Artefact, Run, replacing, write_json
+
+if TYPE_CHECKING:
+    from distill.data.splits import Splits
+
+REPORT, PAGE, CARD = "report.json", "report.html", "README.md"
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Settings of `python -m pipelines.report`.
+
+    Args:
+        run: Folder of a finished run, whose page and card are drawn again; nothing is measured.
+        model: Or a checkpoint to evaluate and report on.
+        output: Folder to write to (with --model).
+        teacher: A checkpoint to compare the model with.
+        data: The data set; its test split is scored.
+        measure: How speed is measured.
+        seed: Seed of the texts that are timed.
+    """
+
+    run: str | None = None
+    model: str = ""
+    output: str = ""
+    teacher: str | None = None
+    data: DataConfig = field(default_factory=DataConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    seed: int = 0
+
+
+def report_stage(run: Run, config: Mapping[str, Any], splits: "Splits", evaluation: Artefact) -> Artefact:
+    """Writes report.json, report.html and the model card of everything the run did."""
+    stages = list(run.done)
+
+    def work(folder: Path) -> dict[str, Any]:
+        report = build_report(run, config, splits, evaluation, stages)
+        curves = {stage.name: read_curves(stage.folder / LOGS) for stage in stages}
+        write_json(folder / REPORT, report)
+        (folder / "curves.json").write_text(json.dumps({k: v for k, v in curves.items() if v}))
+        (folder / PAGE).write_text(render_html(report, {k: v for k, v in curves.items() if v}))
+        (folder / CARD).write_text(render_card(report))
+        return {}
+
+    return run.stage("report", {"config": config}, {stage.name: stage for stage in stages}, work)
+
+
+def build_report(
+    run: Run, config: Mapping[str, Any], splits: "Splits", evaluation: Artefact, stages: Sequence[Artefact]
+) -> dict[str, Any]:
+    """The report as one dict; its layout is described in the README."""
+    data = next(stage for stage in stages if stage.name == "data")
+    return {
+        "task": "text-classification",
+        "metric": "accuracy",
+        "seed": run.seed,
+        "data": {"path": config.get("data", {}).get("path"), "classes": len(splits.labels)} | dict(data.metrics),
+        "models": json.loads((evaluation.folder / "evaluation.json").read_text()),
+        "stages": [stage_row(stage) for stage in stages],
+        "config": config,
+        "machine": describe(),
+        "versions": evaluation.manifest["versions"],
+        "commit": commit(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def stage_row(stage: Artefact) -> dict[str, Any]:
+    keys = ("wall_seconds", "peak_memory_bytes", "resumed", "metrics")
+    return {"name": stage.name, "folder": str(stage.folder)} | {key: stage.manifest[key] for key in keys}
+
+
+def read_curves(logs: Path) -> list[dict[str, float]]:
+    """Rows of every attempt; what a resumed attempt did again replaces the rows of the one that was killed."""
+    rows: list[dict[str, float]] = []
+    for file in sorted(logs.glob("attempt-*/metrics.csv"), key=lambda f: int(f.parent.name.split("-")[1])):
+        with file.open() as lines:
+            fresh = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(lines)]
+        if fresh:
+            first = min(row["step"] for row in fresh)
+            rows = [row for row in rows if row["step"] < first] + fresh
+    return rows
+
+
+def publish(run: Run, report: Artefact, export: Artefact) -> dict[str, Path]:
+    """Puts the newest result where a person looks for it: the page, the numbers and the student, ready to deploy."""
+    for name in (REPORT, PAGE):
+        partial = run.output / f".{name}.partial"
+        shutil.copyfile(report.folder / name, partial)
+        partial.replace(run.output / name)
+    student = run.output / "student"
+    with replacing(student) as fresh:
+        link_tree(export.folder / HUGGINGFACE, fresh)
+        link_tree(export.folder / ONNX, fresh / ONNX)
+        shutil.copyfile(report.folder / CARD, fresh / CARD)
+    return {"report": run.output / PAGE, "numbers": run.output / REPORT, "student": student, "onnx": student / ONNX}
+
+
+def link_tree(source: Path, target: Path) -> None:
+    """Hard links cost no space; where the file system has none, copies."""
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        try:
+            os.link(file, target / file.name)
+        except OSError:
+            shutil.copyfile(file, target / file.name)
+
+
+def show(console: Console, report: dict[str, Any], places: Mapping[str, Path]) -> None:
+    """The table at the end, and where the files are."""
+    header, rows = summary_rows(report)
+    console.table("Result", header, rows)
+    for name, path in places.items():
+        console.say(f"{name:>8}: {path}")
+
+
+EXAMPLES = """\
+  python -m pipelines.report --run runs/demo
+  python -m pipelines.report --model STUDENT --teacher TEACHER --data DATA --output runs/compared"""
+
+
+def main(argv: Sequence[str]) -> None:
+    config = cli.parse(
+        ReportConfig,
+        argv,
+        prog="pipelines.report",
+        about="Draw the report of a finished run again, or measure any checkpoint and report on it.",
+        examples=EXAMPLES,
+        short={"data": "data.path"},
+    )
+    console = Console()
+    if config.run is not None:
+        redraw(Path(config.run), console)
+    else:
+        measured(config, console)
+
+
+def redraw(output: Path, console: Console) -> None:
+    """Draws the page of a finished run from its numbers."""
+    from distill.errors import InputError
+
+    found = sorted((output / "report").glob(f"*/{REPORT}"), key=lambda file: file.stat().st_mtime)
+    if not found:
+        raise InputError(
+            f"run {str(output)!r}: no finished report there; run pipelines.distill with this --output first"
+        )
+    report = json.loads(found[-1].read_text())
+    curves = json.loads((found[-1].parent / "curves.json").read_text())
+    partial = output / f".{PAGE}.partial"
+    partial.write_text(render_html(report, curves))
+    partial.replace(output / PAGE)
+    show(console, report, {"report": output / PAGE})
+
+
+def measured(config: ReportConfig, console: Console) -> None:
+    """Evaluates a checkpoint and reports on it."""
+    from pipelines.data import read_data
+    from pipelines.evaluate import standalone
+
+    settings = EvaluateConfig(config.model, config.output, config.teacher, config.data, config.measure, config.seed)
+    run, candidates, data, evaluation = standalone(settings, console)
+    report = report_stage(run, asdict(settings), read_data(data), evaluation)
+    places = publish(run, report, candidates[-1].export)
+    show(console, json.loads((report.folder / REPORT).read_text()), places)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,238 @@
+"""A stage: (inputs, config, seed) to a folder with a manifest; skipped when there, resumed after a kill."""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from distill.errors import InputError
+from pipelines.console import Console
+
+MANIFEST = "manifest.json"
+SCRATCH = "scratch"  # inside a stage under way: checkpoints and the like, removed when it is complete
+LOGS = "logs"  # kept, but no part of the result: they hold times
+MARKER = "stillroom.json"
+PACKAGES = ("torch", "transformers", "lightning", "datasets", "onnx", "onnxruntime", "numpy")
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A complete stage, or (`digest` None) one that a dry run would have to make."""
+
+    name: str
+    folder: Path
+    digest: str | None
+    manifest: Mapping[str, Any]
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        return self.manifest.get("metrics", {})
+
+
+class Run:
+    """The stages of one output folder.
+
+    Args:
+        output: Folder of the run; made when missing.
+        seed: Part of every stage's key.
+        console: Where progress is shown.
+        dry: Only look: no folder is made, nothing runs.
+
+    Raises:
+        InputError: The folder holds something else, or another process is writing in it.
+    """
+
+    def __init__(self, output: Path, seed: int, console: Console, *, dry: bool = False):
+        self.output, self.seed, self.console, self.dry = output, seed, console, dry
+        self.done: list[Artefact] = []
+        self.plan: list[tuple[str, str, str]] = []  # (stage, what would happen, folder)
+        check_output(output)
+        self.lock: Any = None
+        if not dry:
+            output.mkdir(parents=True, exist_ok=True)
+            self.lock = take_lock(output)
+            write_json(output / MARKER, {"stillroom": version("stillroom")})
+
+    def stage(
+        self,
+        name: str,
+        config: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        work: Callable[[Path], dict[str, Any]],
+    ) -> Artefact:
+        """Returns the stage's folder, complete: found, or made by `work(folder)`, which returns the metrics.
+
+        `inputs` are artefacts of earlier stages, or content hashes.
+
+        `work` writes into the folder it is given, may keep checkpoints in its `scratch`, and is called again with the
+        same folder after a kill.
+        """
+        digests = {k: v.digest if isinstance(v, Artefact) else v for k, v in inputs.items()}
+        if None in digests.values():
+            return self._planned(name, self.output / name, "will run")
+        wanted = {"stage": name, "config": dict(config), "seed": self.seed, "inputs": digests}
+        folder = self.output / name / key_of(wanted)
+        manifest = complete_manifest(folder, wanted)
+        if manifest is None and self.dry:
+            return self._planned(name, folder, "will go on" if partial_of(folder).exists() else "will run")
+        if manifest is None:
+            manifest = self._make(folder, wanted, work)
+        else:
+            self.console.say(f"{name}: done before, skipped ({folder})")
+            self.plan.append((name, "done, will be skipped", str(folder)))
+        artefact = Artefact(name, folder, manifest["digest"], manifest)
+        self.done.append(artefact)
+        return artefact
+
+    def _planned(self, name: str, folder: Path, what: str) -> Artefact:
+        self.plan.append((name, what, str(folder)))
+        return Artefact(name, folder, None, {})
+
+    def _make(self, folder: Path, wanted: dict[str, Any], work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+        partial = partial_of(folder)
+        resumed = partial.exists()
+        self.console.say(f"{wanted['stage']}: {'going on' if resumed else 'started'} ({folder})")
+        (partial / SCRATCH).mkdir(parents=True, exist_ok=True)
+        reset_peak_memory()
+        start = time.perf_counter()
+        metrics = work(partial)
+        seconds = time.perf_counter() - start
+        shutil.rmtree(partial / SCRATCH)
+        outputs = file_hashes(partial)
+        manifest = {
+            **wanted,
+            "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+            "outputs": outputs,
+            "digest": digest_of({k: v["sha256"] for k, v in outputs.items() if not k.startswith(f"{LOGS}/")}),
+            "metrics": metrics,
+            "wall_seconds": round(seconds, 3),
+            "resumed": resumed,
+            "peak_memory_bytes": peak_memory(),
+        }
+        write_json(partial / MANIFEST, manifest)
+        partial.rename(folder)
+        return manifest
+
+
+def partial_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.partial")
+
+
+def check_output(output: Path) -> None:
+    if output.exists() and not output.is_dir():
+        raise InputError(f"output {str(output)!r}: expected a folder, found a file; nothing was overwritten")
+    if output.is_dir() and any(output.iterdir()) and not (output / MARKER).is_file():
+        names = ", ".join(sorted(p.name for p in output.iterdir())[:5])
+        raise InputError(
+            f"output {str(output)!r}: the folder holds something else ({names}); nothing was overwritten: "
+            "name a new or an empty folder, or one of an earlier run"
+        )
+
+
+def take_lock(output: Path) -> Any:
+    """Holds the folder until the process ends, however it ends."""
+    handle = (output / ".lock").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"output {str(output)!r}: another process is writing there; wait for it or stop it") from None
+    return handle
+
+
+def key_of(wanted: Mapping[str, Any]) -> str:
+    return digest_of(wanted)[:12]
+
+
+def digest_of(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def complete_manifest(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest of a complete stage whose files are all there and unchanged; None when it has to be made.
+
+    Raises:
+        InputError: The stage is there, but a file of it is missing or was changed.
+    """
+    file = folder / MANIFEST
+    if not file.is_file():
+        return None
+    manifest = json.loads(file.read_text())
+    if any(manifest.get(key) != value for key, value in json.loads(json.dumps(wanted, default=str)).items()):
+        raise InputError(f"stage {str(folder)!r}: its manifest is of another stage; remove the folder to make it again")
+    for name, stated in manifest["outputs"].items():
+        path = folder / name
+        if not path.is_file() or sha256(path) != stated["sha256"]:
+            what = "was changed" if path.is_file() else "is missing"
+            raise InputError(
+                f"stage {str(folder)!r}: {name} {what} since the stage ended: what follows would be built on something "
+                "unknown; restore it, or remove the folder to make the stage again"
+            )
+    return manifest
+
+
+def file_hashes(folder: Path) -> dict[str, dict[str, Any]]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): {"sha256": sha256(p), "bytes": p.stat().st_size} for p in files}
+
+
+def content_hash(path: Path) -> str:
+    """Hash of a file, or of every file of a folder with its name; symbolic links are followed."""
+    if path.is_file():
+        return sha256(path)
+    return digest_of({name: entry["sha256"] for name, entry in file_hashes(path).items()})
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes beside the place and renames, so that a reader never sees half a file."""
+    partial = path.with_name(f"{path.name}.partial")
+    with partial.open("w") as file:
+        json.dump(content, file, indent=1, default=str)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def reset_peak_memory() -> None:
+    """Linux only: starts a new peak; elsewhere the peak is the process's."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_memory() -> int:
+    """Peak resident bytes since `reset_peak_memory`."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of `folder` when the block ends well."""
+    fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+    for leftover in (fresh, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    yield fresh
+    if folder.exists():
+        folder.rename(old)
+    fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)

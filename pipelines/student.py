@@ -1,0 +1,122 @@
+"""The distil stage: a student built or loaded, and trained on the teacher's signals."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.export.huggingface import export_huggingface
+from distill.data.module import TextDataModule
+from distill.module import DistillationModule
+from distill.student.build import build_student
+from distill.student.spec import is_relative
+from distill.tasks.text_classification import TextClassification, check_task
+from distill.teacher.cache import CacheReader
+from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
+from distill.teacher.online import OnlineTeacher
+from pipelines.cache import CACHE, identity, load_teacher
+from pipelines.config import DistillConfig
+from pipelines.data import read_data
+from pipelines.stage import Artefact, Run, content_hash
+from pipelines.teacher import MODEL, training_settings
+from pipelines.trainer import fit
+
+
+def student_stage(
+    run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, cache: Artefact | None, precision: str
+) -> Artefact:
+    """Writes `model/`: the trained student. Without a cache the teacher answers batch by batch."""
+    settings = {
+        "student": config.student.spec,
+        "loss": vars(config.loss),
+        "train": training_settings(config, "train"),
+        "precision": precision,
+        "max_length": config.data.max_length,
+    }
+    inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
+    if cache is not None:
+        inputs["cache"] = cache
+    if not is_relative(config.student.spec):
+        inputs["student"] = content_hash(checkpoint_folder(config.student.spec, "student"))
+
+    def work(folder: Path) -> dict[str, Any]:
+        model, tokenizer = load_teacher(teacher.folder / MODEL), load_tokenizer(teacher.folder / MODEL)
+        splits = read_data(data)
+        task = TextClassification(splits.labels)
+        student = make_student(config.student.spec, model, tokenizer, task, run.seed)
+        run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
+        module = make_module(config, student, model, tokenizer, task, cache, run.seed)
+        del model  # with cached signals nothing else holds the teacher while the student trains
+        training = TextDataModule(
+            splits,
+            tokenizer,
+            batch_size=config.train.batch_size,
+            max_length=config.data.max_length,
+            seed=run.seed,
+            unlabelled=config.loss.needs_teacher,
+        )
+        metrics = fit(
+            module,
+            training,
+            folder,
+            label="student: distilling",
+            train=config.train,
+            machine=config.machine,
+            precision=precision,
+            seed=run.seed,
+            console=run.console,
+            wandb_folder=run.output / "wandb",
+        )
+        export_huggingface(student, tokenizer, folder / MODEL)
+        return metrics | {"params": student.num_parameters()}
+
+    return run.stage("distill", settings, inputs, work)
+
+
+def make_student(
+    spec: str, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: TextClassification, seed: int
+) -> PreTrainedModel:
+    """The student a spec asks for: a part of the teacher, or a checkpoint that reads the same tokens."""
+    if is_relative(spec):
+        return build_student(teacher, spec)
+    folder = checkpoint_folder(spec, "student")
+    check_same_tokenizer(tokenizer, load_tokenizer(folder, "student"), spec)
+    own = AutoConfig.from_pretrained(folder)
+    check_task(own, spec)
+    rows = task.head_rows(own)
+    return task.load(str(folder), seed) if rows is None else task.load_headed(str(folder), rows)
+
+
+def make_module(
+    config: DistillConfig,
+    student: PreTrainedModel,
+    teacher: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: TextClassification,
+    cache: Artefact | None,
+    seed: int,
+) -> DistillationModule:
+    lightning.seed_everything(seed, verbose=False)
+    signals: Any = None
+    if cache is not None:
+        signals = CacheReader(cache.folder / CACHE, identity(teacher, tokenizer))
+    elif config.loss.needs_teacher:
+        signals = OnlineTeacher(teacher, hidden=config.loss.hidden > 0)
+    own = teacher.config
+    return DistillationModule(
+        student,
+        loss=config.loss,
+        train=config.train,
+        signals=signals,
+        metric=task.metric(),
+        teacher_sizes=(own.num_hidden_layers, own.hidden_size),
+    )
+
+
+def sizes(model: PreTrainedModel) -> str:
+    own = model.config
+    return (
+        f"{own.num_hidden_layers} layers x {own.hidden_size}, {own.num_attention_heads} heads, "
+        f"{model.num_parameters() / 1e6:.1f}M parameters"
+    )

@@ -1,0 +1,208 @@
+"""The Lightning Trainer of a stage: progress, logs, checkpoints that a killed run goes on from to the bit."""
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger, Logger
+from safetensors.torch import load_file, save_file
+
+from distill.data.module import TextDataModule
+from distill.errors import InputError
+from distill.module import DistillationModule
+from distill.training import TrainConfig
+from pipelines.config import MachineConfig
+from pipelines.console import Console
+from pipelines.stage import LOGS, SCRATCH
+
+
+def fit(
+    module: DistillationModule,
+    data: TextDataModule,
+    folder: Path,
+    *,
+    label: str,
+    train: TrainConfig,
+    machine: MachineConfig,
+    precision: str,
+    seed: int,
+    console: Console,
+    wandb_folder: Path,
+) -> dict[str, Any]:
+    """Trains `module` to its end, from the last checkpoint in `folder` if there is one; returns the last metrics.
+
+    Raises:
+        InputError: Lightning can't make the devices, strategy and precision asked for.
+    """
+    hush()
+    if machine.threads:
+        torch.set_num_threads(machine.threads)
+    checkpoints = Checkpoints(folder / SCRATCH / "checkpoints", train.checkpoint_every)
+    stopper = EarlyStop(folder / SCRATCH / "best.safetensors", train.patience)
+    progress = FitProgress(console, label, train)
+    try:
+        trainer = lightning.Trainer(
+            accelerator=machine.accelerator,
+            devices=machine.devices,
+            strategy=machine.strategy,
+            precision=precision,  # type: ignore[arg-type]
+            max_epochs=train.epochs,
+            accumulate_grad_batches=train.accumulate,
+            gradient_clip_val=train.max_grad_norm or None,
+            log_every_n_steps=min(machine.log_every, max(1, len(data.train_dataloader()) // 4)),
+            callbacks=[StepSeed(seed), checkpoints, stopper, progress],
+            logger=loggers(folder, machine, label, wandb_folder),
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,
+        )
+    except (ValueError, RuntimeError, lightning.fabric.utilities.exceptions.MisconfigurationException) as error:
+        raise InputError(f"machine: {error}") from error
+    with progress:
+        trainer.fit(module, datamodule=data, ckpt_path=checkpoints.latest(), weights_only=True)
+    if trainer.interrupted:
+        raise KeyboardInterrupt
+    stopper.restore(module)
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+
+
+def loggers(folder: Path, machine: MachineConfig, label: str, wandb_folder: Path) -> list[Logger]:
+    """CSV always: a file for each attempt, so that a resumed run keeps the rows before the kill."""
+    attempts = len(list((folder / LOGS).glob("attempt-*")))
+    chosen: list[Logger] = [CSVLogger(folder / LOGS, name="", version=f"attempt-{attempts}")]
+    if machine.wandb != "off":
+        from lightning.pytorch.loggers import WandbLogger
+
+        os.environ.setdefault("WANDB_SILENT", "true")
+        wandb_folder.mkdir(parents=True, exist_ok=True)
+        chosen.append(
+            WandbLogger(name=label, project="stillroom", save_dir=wandb_folder, offline=machine.wandb == "offline")
+        )
+    return chosen
+
+
+def hush() -> None:
+    """Lightning's hints are about its defaults, which this module sets on purpose."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+
+
+class StepSeed(Callback):
+    """Seeds dropout anew for each batch, so that the numbers drawn depend on the batch's number and not on history."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        number = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
+        torch.manual_seed((self.seed << 32) + number * trainer.world_size + trainer.global_rank)
+
+
+class Checkpoints(Callback):
+    """Saves every `every` optimizer steps and at the end of each epoch; keeps the last one only.
+
+    Written beside its place and renamed; the one before is removed after that, so a kill leaves at least one whole.
+    """
+
+    def __init__(self, folder: Path, every: int):
+        self.folder, self.every, self.saved = folder, every, -1
+
+    def latest(self) -> str | None:
+        found = sorted(self.folder.glob("*.ckpt"))
+        return str(found[-1]) if found else None
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step = trainer.global_step
+        # The epoch's last batch is saved below, after the validation that follows it.
+        last = batch_idx + 1 >= trainer.num_training_batches
+        if step != self.saved and step % self.every == 0 and not last:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch + 1 < trainer.max_epochs:
+            self._save(trainer)
+
+    def _save(self, trainer: Any) -> None:
+        self.saved = trainer.global_step
+        path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
+        partial = path.with_suffix(".partial")
+        trainer.save_checkpoint(partial)
+        if trainer.is_global_zero:
+            partial.replace(path)
+            for old in self.folder.glob("*.ckpt"):
+                if old != path:
+                    old.unlink()
+
+
+class EarlyStop(Callback):
+    """Keeps the weights of the best validation score and stops after `patience` epochs without a better one."""
+
+    def __init__(self, file: Path, patience: int):
+        self.file, self.patience = file, patience
+        self.best, self.waited = float("-inf"), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = state["best"], state["waited"]
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not self.patience:
+            return
+        score = float(trainer.callback_metrics["val/score"])
+        if score > self.best:
+            self.best, self.waited = score, 0
+            if trainer.is_global_zero:
+                partial = self.file.with_suffix(".partial")
+                save_file({k: v.detach().cpu().clone() for k, v in pl_module.student.state_dict().items()}, partial)
+                partial.replace(self.file)
+        else:
+            self.waited += 1
+            trainer.should_stop = trainer.should_stop or self.waited >= self.patience
+
+    def restore(self, module: DistillationModule) -> None:
+        if self.patience and self.file.exists():
+            module.student.load_state_dict(load_file(self.file))
+
+
+class FitProgress(Callback):
+    """Shows examples a second, time left and the last loss and score."""
+
+    def __init__(self, console: Console, label: str, train: TrainConfig):
+        self.console, self.label, self.train = console, label, train
+        self.shown: Any = None
+        self.note = ""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *failure: Any) -> None:
+        if self.shown is not None:
+            self.shown.__exit__(*failure)
+            self.shown = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        rows = len(trainer.datamodule.train)
+        self.shown = self.console.track(self.label, rows * self.train.epochs)
+        self.advance = self.shown.__enter__()
+        epochs, batches = trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.completed
+        before = epochs * rows + (batches * self.train.batch_size if epochs < self.train.epochs else 0)
+        if before:
+            self.advance(min(before, rows * self.train.epochs), resumed=True)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.advance(len(batch["labels"]) * trainer.world_size, f"loss {outputs['loss'].item():.3f} {self.note}")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if "val/score" in trainer.callback_metrics:
+            self.note = f"validation {trainer.callback_metrics['val/score'].item():.4f}"
+            self.console.say(f"  {self.label}: epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, {self.note}")
