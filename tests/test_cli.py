@@ -1,0 +1,80 @@
+"""Flags, YAML and help."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from commands import command, refused
+from distill.errors import InputError
+from pipelines import cli, distill
+from pipelines.config import SHORT, DistillConfig
+
+NEEDED = ("--teacher", "T", "--data", "D", "--output", "O")
+
+
+def parse(*words: str) -> DistillConfig:
+    return cli.parse(DistillConfig, words, prog="pipelines.distill", about="", examples="", short=SHORT)
+
+
+@pytest.mark.parametrize("module", ["distill", "evaluate", "export", "report"])
+def test_help_answers_with_examples_and_without_torch(module: str):
+    start = time.perf_counter()
+    done = subprocess.run(command(module, "--help"), capture_output=True, text=True, check=True)
+    assert f"python -m pipelines.{module} --" in done.stdout
+    # generous: the promise is 2 s on an idle machine; importing torch alone takes longer than this on a busy one
+    assert time.perf_counter() - start < 10
+    code = "import sys; sys.argv = ['x', '--help']\n"
+    code += f"from pipelines import cli, {module}\n"
+    code += f"try: cli.run({module}.main)\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    subprocess.run([command(module)[0], "-c", code], capture_output=True, check=True)
+
+
+def test_short_names_dashes_and_switches_reach_the_nested_settings():
+    config = parse(*NEEDED, "--batch-size", "7", "--learning-rate=0.5", "--dry-run", "--loss.ce", "0.25")
+    assert (config.train.batch_size, config.train.learning_rate, config.dry_run, config.loss.ce) == (7, 0.5, True, 0.25)
+    assert (config.teacher.model, config.data.path, config.output) == ("T", "D", "O")
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):
+    file = tmp_path / "a.yaml"
+    file.write_text("teacher: T\ndata: {path: D, max_length: 64}\noutput: O\ntrain: {epochs: 9}\ntemperature: 3\n")
+    config = parse("--config", str(file), "--epochs", "2")
+    assert (config.train.epochs, config.data.max_length, config.loss.temperature) == (2, 64, 3)
+
+
+def test_the_teacher_keeps_its_own_defaults_when_the_student_is_changed():
+    config = parse(*NEEDED, "--epochs", "11")
+    assert config.teacher_train.epochs == 3
+
+
+def test_an_unknown_yaml_key_names_the_nearest(tmp_path: Path):
+    file = tmp_path / "a.yaml"
+    file.write_text("train: {learnig_rate: 1}\n")
+    with pytest.raises(InputError, match=r"unknown key 'train.learnig_rate'; the nearest is 'train.learning_rate'"):
+        parse("--config", str(file))
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "a: [", "just words"])
+def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path, content: str):
+    file = tmp_path / "a.yaml"
+    file.write_text(content)
+    with pytest.raises(InputError, match="a.yaml"):
+        parse("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((*NEEDED, "--epochz", "3"), "the nearest is --train.epochs"),
+        ((*NEEDED, "--epochs", "many"), "epochs"),
+        ((*NEEDED, "--epochs", "0"), "train.epochs: expected at least 1, found 0"),
+        ((*NEEDED, "--loss.kl", "0"), "nothing would be learnt"),
+        ((*NEEDED, "--precision", "64"), "precision"),
+        (("--data", "D", "--output", "O"), "--teacher: missing"),
+        (("--config", "/nowhere.yaml"), "can't be read"),
+    ],
+)
+def test_bad_settings_end_with_one_line(words, told, monkeypatch, capsys):
+    assert told in refused(distill, words, monkeypatch, capsys)
