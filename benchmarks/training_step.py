@@ -3,8 +3,8 @@
     python -m benchmarks.training_step
 
 Each way trains the same student on the same batches. The steps take turns, so a drift of the machine hits all alike;
-the ratio is the median over rounds of the round's ratio. The floor is the floating-point work of the step's matrix products
-at the rate that one large product of this machine reaches.
+the ratio is the median over rounds of the round's ratio. The floor is the floating-point work of the step's matrix
+products at the rate that one large product of this machine reaches.
 """
 
 import argparse

@@ -106,7 +106,7 @@ class DistillationModule(lightning.LightningModule):
     def _log_terms(self, total: Tensor, terms: dict[str, Tensor]) -> None:
         if not total.isfinite():
             raise InputError(
-                f"train: the loss is {total.item()} at step {self.trainer.global_step}: the weights are lost from here on; "
+                f"train: the loss is {total.item()} in step {self.trainer.global_step}: nothing is learnt from here; "
                 "lower the learning rate or look for extreme values in the teacher's signals"
             )
         values: dict[str, Any] = {"train/loss": total.detach(), "lr": self.trainer.optimizers[0].param_groups[0]["lr"]}

@@ -35,7 +35,7 @@ class MachineConfig:
     Args:
         accelerator: Lightning's name: auto, cpu, gpu, mps.
         devices: Number of processes or GPUs.
-        strategy: Lightning's strategy, such as auto or ddp_spawn.
+        strategy: `ddp` trains on several devices, gradients averaged after each step; auto takes one device.
         precision: 32, bf16-mixed or 16-mixed; auto measures a few steps and takes the faster.
         threads: CPU threads for training; 0 leaves it to PyTorch.
         wandb: Also log to Weights & Biases.
@@ -44,11 +44,20 @@ class MachineConfig:
 
     accelerator: str = "auto"
     devices: int = 1
-    strategy: str = "auto"
+    strategy: Literal["auto", "ddp"] = "auto"
     precision: Literal["auto", "32", "bf16-mixed", "16-mixed"] = "auto"
     threads: int = 0
     wandb: Literal["off", "offline", "online"] = "off"
     log_every: int = 25
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.threads < 0 or self.log_every < 1:
+            raise InputError(
+                f"machine: expected devices and log_every of at least 1 and threads of at least 0, found {self.devices}, "
+                f"{self.log_every} and {self.threads}"
+            )
+        if self.devices > 1 and self.strategy == "auto":
+            raise InputError(f"machine.devices: {self.devices} devices need --strategy ddp; one alone would do the work")
 
 
 @dataclass(frozen=True)

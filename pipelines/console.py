@@ -19,7 +19,15 @@ class Console:
 
     def __init__(self, *, quiet: bool | None = None):
         rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
-        self.rich = RichConsole(quiet=rank > 0 if quiet is None else quiet, highlight=False, soft_wrap=True)
+        # A log has no width of its own; at rich's 80 columns a table would be cut.
+        width = None if sys.stdout.isatty() else 160
+        self.rich = RichConsole(
+            quiet=rank > 0 if quiet is None else quiet, highlight=False, soft_wrap=True, width=width
+        )
+
+    def __reduce__(self) -> tuple:
+        """In a spawned process a new one is made: a terminal's locks can't travel."""
+        return Console, ()
 
     def say(self, text: str) -> None:
         self.rich.print(text, markup=False)
@@ -28,9 +36,7 @@ class Console:
         table = Table(*header, title=title, title_justify="left")
         for row in rows:
             table.add_row(*row)
-        # A table wider than a log's assumed 80 columns would be cut to nothing.
-        width = None if self.rich.is_terminal else 160
-        self.rich.print(table, width=width)
+        self.rich.print(table)
 
     @contextmanager
     def track(self, label: str, total: int, unit: str = "examples") -> Iterator[Advance]:

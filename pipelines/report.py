@@ -23,7 +23,7 @@ from pipelines.stage import LOGS, Artefact, Run, replacing, write_json
 if TYPE_CHECKING:
     from distill.data.splits import Splits
 
-REPORT, PAGE, CARD = "report.json", "report.html", "README.md"
+REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def report_stage(run: Run, config: Mapping[str, Any], splits: "Splits", evaluati
         write_json(folder / REPORT, report)
         (folder / "curves.json").write_text(json.dumps({k: v for k, v in curves.items() if v}))
         (folder / PAGE).write_text(render_html(report, {k: v for k, v in curves.items() if v}))
-        (folder / CARD).write_text(render_card(report))
+        (folder / CARD).write_text(render_card(report | {"models": published(run, report["models"])}))
         return {}
 
     return run.stage("report", {"config": config}, {stage.name: stage for stage in stages}, work)
@@ -74,6 +74,7 @@ def build_report(
         "task": "text-classification",
         "metric": "accuracy",
         "seed": run.seed,
+        "license": None,
         "data": {"path": config.get("data", {}).get("path"), "classes": len(splits.labels)} | dict(data.metrics),
         "models": json.loads((evaluation.folder / "evaluation.json").read_text()),
         "stages": [stage_row(stage) for stage in stages],
@@ -85,9 +86,17 @@ def build_report(
     }
 
 
+def published(run: Run, models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Entries with the student's path where `publish` puts it: the card travels with that folder."""
+    student = run.output / STUDENT
+    places = {"pytorch": student, "onnxruntime": student / ONNX}
+    return [dict(m) | ({} if m["name"] == "teacher" else {"path": str(places[m["runtime"]])}) for m in models]
+
+
 def stage_row(stage: Artefact) -> dict[str, Any]:
     keys = ("wall_seconds", "peak_memory_bytes", "resumed", "metrics")
-    return {"name": stage.name, "folder": str(stage.folder)} | {key: stage.manifest[key] for key in keys}
+    said = {"name": stage.name, "folder": str(stage.folder), "skipped": stage.skipped}
+    return said | {key: stage.manifest[key] for key in keys}
 
 
 def read_curves(logs: Path) -> list[dict[str, float]]:
@@ -108,7 +117,7 @@ def publish(run: Run, report: Artefact, export: Artefact) -> dict[str, Path]:
         partial = run.output / f".{name}.partial"
         shutil.copyfile(report.folder / name, partial)
         partial.replace(run.output / name)
-    student = run.output / "student"
+    student = run.output / STUDENT
     with replacing(student) as fresh:
         link_tree(export.folder / HUGGINGFACE, fresh)
         link_tree(export.folder / ONNX, fresh / ONNX)

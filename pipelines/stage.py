@@ -33,6 +33,7 @@ class Artefact:
     folder: Path
     digest: str | None
     manifest: Mapping[str, Any]
+    skipped: bool = False
 
     @property
     def metrics(self) -> Mapping[str, Any]:
@@ -83,6 +84,7 @@ class Run:
         wanted = {"stage": name, "config": dict(config), "seed": self.seed, "inputs": digests}
         folder = self.output / name / key_of(wanted)
         manifest = complete_manifest(folder, wanted)
+        skipped = manifest is not None
         if manifest is None and self.dry:
             return self._planned(name, folder, "will go on" if partial_of(folder).exists() else "will run")
         if manifest is None:
@@ -90,7 +92,7 @@ class Run:
         else:
             self.console.say(f"{name}: done before, skipped ({folder})")
             self.plan.append((name, "done, will be skipped", str(folder)))
-        artefact = Artefact(name, folder, manifest["digest"], manifest)
+        artefact = Artefact(name, folder, manifest["digest"], manifest, skipped)
         self.done.append(artefact)
         return artefact
 

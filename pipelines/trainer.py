@@ -21,6 +21,10 @@ from pipelines.console import Console
 from pipelines.stage import LOGS, SCRATCH
 
 
+# Lightning's `ddp` would start this command again on each rank; spawned processes run the training alone.
+STRATEGIES = {"auto": "auto", "ddp": "ddp_spawn"}
+
+
 def fit(
     module: DistillationModule,
     data: TextDataModule,
@@ -49,7 +53,7 @@ def fit(
         trainer = lightning.Trainer(
             accelerator=machine.accelerator,
             devices=machine.devices,
-            strategy=machine.strategy,
+            strategy=STRATEGIES[machine.strategy],
             precision=precision,  # type: ignore[arg-type]
             max_epochs=train.epochs,
             accumulate_grad_batches=train.accumulate,
@@ -118,6 +122,10 @@ class Checkpoints(Callback):
     def latest(self) -> str | None:
         found = sorted(self.folder.glob("*.ckpt"))
         return str(found[-1]) if found else None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        # Within an accumulation the step stays where it was; a checkpoint there would lose the gradients so far.
+        self.saved = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
@@ -191,6 +199,8 @@ class FitProgress(Callback):
             self.shown = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.is_global_zero:
+            return
         rows = len(trainer.datamodule.train)
         self.shown = self.console.track(self.label, rows * self.train.epochs)
         self.advance = self.shown.__enter__()
@@ -200,9 +210,11 @@ class FitProgress(Callback):
             self.advance(min(before, rows * self.train.epochs), resumed=True)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.shown is None:
+            return
         self.advance(len(batch["labels"]) * trainer.world_size, f"loss {outputs['loss'].item():.3f} {self.note}")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        if "val/score" in trainer.callback_metrics:
+        if "val/score" in trainer.callback_metrics and trainer.is_global_zero:
             self.note = f"validation {trainer.callback_metrics['val/score'].item():.4f}"
             self.console.say(f"  {self.label}: epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, {self.note}")

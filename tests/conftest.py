@@ -48,6 +48,7 @@ VOCABULARY = [*SPECIAL, *PIECES, *WORDS]
 MODELS = {
     "bert": ("Bert", {}),
     "roberta": ("Roberta", {"max_position_embeddings": MAX_LENGTH + 2}),
+    "xlm-roberta": ("XLMRoberta", {"max_position_embeddings": MAX_LENGTH + 2}),
     "electra": ("Electra", {"embedding_size": SIZES["hidden"]}),
     "electra-projected": ("Electra", {"embedding_size": 24}),  # as ELECTRA-small: embeddings narrower than the layers
     "distilbert": ("DistilBert", {}),
@@ -87,8 +88,8 @@ def scatter(model: nn.Module) -> None:
 def tiny_model() -> Callable[..., PreTrainedModel]:
     """`tiny_model(family, head="ForSequenceClassification", **config_changes)` -> a new float32 model in eval mode.
 
-    `family` is one of bert, roberta, distilbert, electra, electra-projected (narrow embeddings); `head="Model"` gives
-    the plain body. The same arguments give the same weights. Its 5 labels are conftest.LABELS.
+    `family` is one of bert, roberta, xlm-roberta, distilbert, electra, electra-projected (narrow embeddings);
+    `head="Model"` gives the plain body. The same arguments give the same weights. Its 5 labels are conftest.LABELS.
     """
     return build_model
 

@@ -1,4 +1,4 @@
-"""The cache of teacher signals: served by content, refused to others, never damaged, the same after any interruption."""
+"""The cache of teacher signals: served by content, refused to others, never damaged, the same after a stop."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import LABELS, VOCABULARY
 from transformers import BertTokenizerFast
 
+from conftest import LABELS, VOCABULARY
 from distill.data.encode import encode
 from distill.data.splits import Examples
 from distill.errors import InputError
@@ -316,9 +316,10 @@ def test_a_full_disk_leaves_half_a_shard(cache, tmp_path, monkeypatch):
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+    with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
-        write(tmp_path / "full")
+        with pytest.raises(OSError, match="No space"):
+            write(tmp_path / "full")
     assert SHARDS[0] in refusal(lambda: CacheReader(tmp_path / "full", IDENTITY))
     write(tmp_path / "full")
     assert contents(tmp_path / "full") == contents(cache)

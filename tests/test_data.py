@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import LABELS, VOCABULARY
 from transformers import BertTokenizerFast
 
+from conftest import LABELS, VOCABULARY
 from distill.data.batches import EvalBatches, TrainBatches, epoch_order, length_order
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode, joined

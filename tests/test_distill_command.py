@@ -23,7 +23,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     """(output, what it said, words) of a run that went through undisturbed, wandb offline."""
     place = tmp_path_factory.mktemp("finished")
     teacher, data = make_inputs(place)
-    words = small_run(teacher, data, place / "run", "--epochs", "2", "--teacher_train.epochs", "3", "--wandb", "offline")
+    words = small_run(
+        teacher, data, place / "run", "--epochs", "2", "--teacher_train.epochs", "3", "--wandb", "offline"
+    )
     return place / "run", finish("distill", words), words
 
 

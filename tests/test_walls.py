@@ -59,7 +59,11 @@ def test_only_pipelines_talk_to_terminals_and_services(name: str):
 
 @pytest.mark.parametrize(
     ("library", "homes"),
-    [("onnxruntime", ["compress/export/onnx.py"]), ("onnx", ["compress/export/"]), ("torchao", ["compress/quantize.py"])],
+    [
+        ("onnxruntime", ["compress/export/onnx.py"]),
+        ("onnx", ["compress/export/"]),
+        ("torchao", ["compress/quantize.py", "compress/precision.py"]),
+    ],
 )
 def test_export_libraries_stay_in_their_own_file(library: str, homes: list[str]):
     assert not offenders([f for f in FILES if not inside(f, *homes)], library)

@@ -1,5 +1,7 @@
 """The LightningDataModule of a run."""
 
+from typing import Any
+
 import lightning
 from transformers import PreTrainedTokenizerBase
 
@@ -32,6 +34,8 @@ class TextDataModule(lightning.LightningDataModule):
     ):
         super().__init__()
         self.splits, self.batch_size, self.seed = splits, batch_size, seed
+        self.batches: TrainBatches | None = None
+        self.position = 0
         self.pad_id = int(tokenizer.pad_token_id or 0)
         self.train = encode(tokenizer, splits.train, max_length)
         if unlabelled:
@@ -41,7 +45,20 @@ class TextDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> TrainBatches:
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        return TrainBatches(self.train, self.batch_size, self.pad_id, seed=self.seed, rank=rank, ranks=ranks)
+        self.batches = TrainBatches(self.train, self.batch_size, self.pad_id, seed=self.seed, rank=rank, ranks=ranks)
+        self.batches.position = self.position
+        return self.batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training batches stand. A module that asks for the number of steps while it builds its schedule
+        makes Lightning set the loader up before the checkpoint is read, and the loader's own state is then passed over.
+        """
+        return {"position": self.batches.position if self.batches else self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+        if self.batches is not None:
+            self.batches.position = self.position
 
     def val_dataloader(self) -> EvalBatches:
         return EvalBatches(self.validation, 2 * self.batch_size, self.pad_id)

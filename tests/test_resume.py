@@ -1,0 +1,145 @@
+"""A training that was stopped anywhere ends with the same bits as one that never was."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+
+from conftest import make_rows
+from distill.data.module import TextDataModule
+from distill.data.splits import Examples, Splits
+from distill.losses.config import LossConfig
+from distill.module import DistillationModule
+from distill.student.build import build_student
+from distill.tasks.text_classification import TextClassification
+from distill.teacher.online import OnlineTeacher
+from distill.training import TrainConfig
+from pipelines import trainer as trainers
+from pipelines.config import MachineConfig
+from pipelines.console import Console
+from pipelines.stage import SCRATCH
+
+BASE = TrainConfig(epochs=3, learning_rate=1e-3, batch_size=8, dropout=0.1, checkpoint_every=2)
+MACHINE = MachineConfig(accelerator="cpu", precision="32", threads=1)
+LABELS = ("billing", "delivery", "login", "refund", "weather")
+
+
+class Killed(Exception):  # noqa: N818
+    """Stands for the moment of a kill."""
+
+
+def examples(count: int, seed: int) -> Examples:
+    rows = make_rows(count, seed)
+    return Examples([text for text, _ in rows], None, [LABELS.index(label) for _, label in rows])
+
+
+SPLITS = Splits(LABELS, examples(52, 1), examples(20, 2), examples(20, 3), Examples([], None), {})
+
+
+def train_once(tiny_model, tokenizer, folder: Path, config: TrainConfig, loss: LossConfig) -> dict[str, torch.Tensor]:
+    lightning.seed_everything(7, verbose=False)
+    teacher = tiny_model("bert")
+    module = DistillationModule(
+        build_student(teacher, "layers=2,hidden=16"),
+        loss=loss,
+        train=config,
+        signals=OnlineTeacher(teacher, hidden=loss.hidden > 0),
+        metric=TextClassification(LABELS).metric(),
+        teacher_sizes=(4, 32),
+    )
+    data = TextDataModule(SPLITS, tokenizer, batch_size=config.batch_size, max_length=32, seed=7)
+    trainers.fit(
+        module,
+        data,
+        folder,
+        label="test",
+        train=config,
+        machine=MACHINE,
+        precision="32",
+        seed=7,
+        console=Console(quiet=True),
+        wandb_folder=folder,
+    )
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def killed_at(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stops the next training after `batch` batches, as the machine sees them: checkpoints are kept, memory isn't."""
+    seen = 0
+    real = trainers.FitProgress.on_train_batch_end
+
+    def counted(self, *args) -> None:
+        nonlocal seen
+        real(self, *args)
+        seen += 1
+        if seen == batch:
+            raise Killed
+
+    monkeypatch.setattr(trainers.FitProgress, "on_train_batch_end", counted)
+
+
+SETTINGS = {
+    "plain": (BASE, LossConfig(kl=1)),
+    "accumulated": (replace(BASE, accumulate=2, epochs=2, checkpoint_every=1), LossConfig(kl=1)),
+    "hidden states projected": (replace(BASE, epochs=2), LossConfig(kl=1, ce=0.5, hidden=1)),
+    "early stopping": (replace(BASE, patience=1, epochs=4), LossConfig(kl=1)),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_run_stopped_at_any_batch_ends_with_the_same_bits(setting, tiny_model, tokenizer, tmp_path, monkeypatch):
+    config, loss = SETTINGS[setting]
+    expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, loss)
+    for batch in (1, 2, 3, 6, 7, 8, 11, 14):
+        folder = tmp_path / f"at-{batch}"
+        with monkeypatch.context() as patch:
+            killed_at(batch, patch)
+            try:
+                train_once(tiny_model, tokenizer, folder, config, loss)
+            except Killed:
+                assert batch <= config.checkpoint_every * config.accumulate or list(
+                    (folder / SCRATCH / "checkpoints").glob("*.ckpt")
+                )
+        found = train_once(tiny_model, tokenizer, folder, config, loss)
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), f"{name} differs after a stop at batch {batch}"
+
+
+def test_two_stops_in_one_epoch_change_nothing(tiny_model, tokenizer, tmp_path, monkeypatch):
+    expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", BASE, LossConfig(kl=1))
+    for batch in (3, 2, 4):  # counted from each resumption
+        with monkeypatch.context() as patch:
+            killed_at(batch, patch)
+            with pytest.raises(Killed):
+                train_once(tiny_model, tokenizer, tmp_path / "stopped", BASE, LossConfig(kl=1))
+    found = train_once(tiny_model, tokenizer, tmp_path / "stopped", BASE, LossConfig(kl=1))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
+    config = replace(BASE, patience=2, epochs=8, learning_rate=0.3)  # a rate that soon spoils the weights
+    folder = tmp_path / "run"
+    last = train_once(tiny_model, tokenizer, folder, config, LossConfig(kl=1))
+    from safetensors.torch import load_file
+
+    best = load_file(folder / SCRATCH / "best.safetensors")
+    assert all(torch.equal(last[f"student.{name}"], value) for name, value in best.items())
+
+
+def test_curves_of_a_resumed_run_hold_each_step_once(tiny_model, tokenizer, tmp_path, monkeypatch):
+    from pipelines.report import read_curves
+
+    config = replace(BASE, checkpoint_every=3)
+    train_once(tiny_model, tokenizer, tmp_path / "whole", config, LossConfig(kl=1))
+    with monkeypatch.context() as patch:
+        killed_at(11, patch)
+        with pytest.raises(Killed):
+            train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+
+    def steps(folder: str) -> list[tuple[float, float]]:
+        return [(row["step"], row["train/kl"]) for row in read_curves(tmp_path / folder / "logs") if "train/kl" in row]
+
+    assert steps("stopped") == steps("whole")
