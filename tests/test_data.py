@@ -64,6 +64,11 @@ def test_a_format_changes_the_text(tmp_path, ending):
     assert [(row["text"], row["label"]) for row in table.to_pylist()] == AWKWARD
 
 
+def test_a_line_break_at_the_edge_of_a_block_splits_a_row(tmp_path):
+    rows = [(f"{i}\n" * 8, "ab"[i % 2]) for i in range(40_000)]  # more than one of the reader's blocks
+    assert read_table(write_rows(tmp_path / "train.csv", rows))["text"].to_pylist() == [text for text, _ in rows]
+
+
 def test_json_values_are_read_as_something_else(tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_text('{"text": "a", "label": 1}\n{"text": null, "other": true, "label": "ü"}\n', encoding="utf-8")
@@ -277,6 +282,7 @@ def test_second_texts_are_lost_or_misplaced(tmp_path):
     splits = load_splits(config(tmp_path))
     assert splits.train.pairs == [text.replace("a", "b") for text in splits.train.texts]
     assert splits.notes["dropped_empty"] == 1
+    assert load_splits(config(tmp_path, text="sentence2")).train.pairs is None, "a text is no pair with itself"
     seen = sum(text in splits.train.texts for text in ("a1", "a2"))
     assert splits.notes["test_texts_also_in_train"] == seen, "both texts count, without case and punctuation"
 
@@ -307,6 +313,8 @@ def test_unlabelled_text_gets_a_label(tmp_path, data_folder, tokenizer):
     both = joined(encode(tokenizer, splits.train, 64), encode(tokenizer, splits.unlabelled, 64))
     assert both.labels.tolist() == [*splits.train.labels, IGNORED, IGNORED]
     assert tokenizer.decode(both.input_ids[-1]) == "[CLS] meka [SEP]"
+    cut = encode(tokenizer, splits.train, 4), encode(tokenizer, splits.unlabelled, 4)
+    assert joined(*cut).truncated == len(splits.train)
     assert len(both.token_type_ids) == len(both) == len(splits.train) + 2
 
 
@@ -422,6 +430,8 @@ def test_a_run_that_goes_on_sees_other_batches(ranks, rank):
 
     total = 3 * len(reader())
     undisturbed = take(reader(), total)
+    epochs = [undisturbed[i : i + total // 3] for i in range(0, total, total // 3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0], "the epochs have one order"
     for stop in range(total + 1):
         first = reader()
         seen = take(first, stop)

