@@ -53,11 +53,11 @@ class MachineConfig:
     def __post_init__(self) -> None:
         if self.devices < 1 or self.threads < 0 or self.log_every < 1:
             raise InputError(
-                f"machine: expected devices and log_every of at least 1 and threads of at least 0, found {self.devices}, "
-                f"{self.log_every} and {self.threads}"
+                "machine: expected devices and log_every of at least 1 and threads of at least 0, "
+                f"found {self.devices}, {self.log_every} and {self.threads}"
             )
         if self.devices > 1 and self.strategy == "auto":
-            raise InputError(f"machine.devices: {self.devices} devices need --strategy ddp; one alone would do the work")
+            raise InputError(f"machine.devices: {self.devices} devices need --strategy ddp: one would do all the work")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from pipelines.config import MachineConfig
 from pipelines.console import Console
 from pipelines.stage import LOGS, SCRATCH
 
-
 # Lightning's `ddp` would start this command again on each rank; spawned processes run the training alone.
 STRATEGIES = {"auto": "auto", "ddp": "ddp_spawn"}
 
