@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
+from compress.errors import ArtefactError
 from distill.errors import InputError
 from pipelines.console import fail
 
@@ -164,14 +165,14 @@ def explain(error: BaseException) -> str | None:
     """The message for an error that a person can mend; None for one that is ours."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, InputError) or type(seen).__name__ == "ArtefactError":
+        if isinstance(seen, InputError | ArtefactError):
             return str(seen)
         where = getattr(seen, "filename", None) or "output"
         if number(seen) in (errno.ENOSPC, errno.EDQUOT):
             return f"{where}: the disk is full; what was complete is kept: make room and run the same command again"
         if number(seen) in (errno.EACCES, errno.EPERM, errno.EROFS):
             return f"{where}: no permission to write there; nothing was changed"
-        seen = seen.__cause__ or seen.__context__
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return None
 
 

@@ -1,6 +1,6 @@
 """The export stage, and `python -m pipelines.export` for any checkpoint: files to deploy, proven in a fresh process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -72,10 +72,9 @@ def export_stage(
 
     def work(folder: Path) -> dict[str, Any]:
         texts, pairs = sample(examples, parity, run.seed)
-        proofs = [
-            asdict(proof) | {"bytes": artefact_bytes(folder / proof.target)}
-            for proof in export_all(checkpoint, folder, targets, texts, pairs, max_length)
-        ]
+        with run.console.track(f"{name}: writing and reloading", len(targets), "files") as advance:
+            found = export_all(checkpoint, folder, targets, texts, pairs, max_length, lambda target: advance(1, target))
+        proofs = [asdict(proof) | {"bytes": artefact_bytes(folder / proof.target)} for proof in found]
         for proof in proofs:
             run.console.say(
                 f"  {proof['target']}: reloaded in a fresh process, largest difference {proof['max_difference']:.1e} "
@@ -93,8 +92,12 @@ def export_all(
     texts: Sequence[str],
     pairs: Sequence[str] | None,
     max_length: int,
+    on_target: Callable[[str], None] = lambda target: None,
 ) -> list[Any]:
-    """Writes each target below `folder` and returns its parity with the checkpoint's own logits."""
+    """Writes each target below `folder` and returns its parity with the checkpoint's own logits.
+
+    `on_target` is told each target before it is written.
+    """
     from transformers import AutoModelForSequenceClassification
 
     from compress.export.huggingface import export_huggingface
@@ -107,6 +110,7 @@ def export_all(
     expected = reference_logits(model, tokenizer, texts, pairs, max_length)
     proofs = []
     for target in targets:
+        on_target(target)
         if target == HUGGINGFACE:
             export_huggingface(model, tokenizer, folder / target)
         else:

@@ -102,6 +102,8 @@ class Run:
 
     def _make(self, folder: Path, wanted: dict[str, Any], work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
         partial = partial_of(folder)
+        if (partial / MANIFEST).exists():  # killed after the last line of the manifest and before the renaming
+            return settle(partial, folder)
         resumed = partial.exists()
         self.console.say(f"{wanted['stage']}: {'going on' if resumed else 'started'} ({folder})")
         (partial / SCRATCH).mkdir(parents=True, exist_ok=True)
@@ -109,8 +111,7 @@ class Run:
         start = time.perf_counter()
         metrics = work(partial)
         seconds = time.perf_counter() - start
-        shutil.rmtree(partial / SCRATCH)
-        outputs = file_hashes(partial)
+        outputs = {k: v for k, v in file_hashes(partial).items() if not k.startswith(f"{SCRATCH}/")}
         manifest = {
             **wanted,
             "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
@@ -122,8 +123,14 @@ class Run:
             "peak_memory_bytes": peak_memory(),
         }
         write_json(partial / MANIFEST, manifest)
-        partial.rename(folder)
-        return manifest
+        return settle(partial, folder)
+
+
+def settle(partial: Path, folder: Path) -> dict[str, Any]:
+    """Gives a finished stage its name; the checkpoints go last, so a kill here never costs the training again."""
+    partial.rename(folder)
+    shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+    return json.loads((folder / MANIFEST).read_text())
 
 
 def partial_of(folder: Path) -> Path:

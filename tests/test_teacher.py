@@ -133,5 +133,5 @@ def test_damaged_weights_are_named(damage, headed_folder):
     file = headed_folder / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"not a checkpoint at all")
-    with pytest.raises(InputError, match=r"model\.safetensors is no whole safetensors file"):
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged or no safetensors file"):
         checkpoint_folder(str(headed_folder))

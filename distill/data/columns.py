@@ -29,6 +29,9 @@ def find_columns(table: pa.Table, config: DataConfig, where: str, *, labelled: b
     Raises:
         InputError: A named column is missing, or none is found by name.
     """
+    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
+    if twice:
+        raise InputError(f"{where}: column {twice[0]!r} stands there twice: it can't be told which one is meant")
     text = named(table, config.text, "text", where) or first_of(table, TEXT)
     pair = named(table, config.text_pair, "text_pair", where) or first_of(table, PAIR)
     label = (named(table, config.label, "label", where) or first_of(table, LABEL)) if labelled else None

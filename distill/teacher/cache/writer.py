@@ -92,7 +92,10 @@ def compute(
     out = np.empty((len(part), width), np.float32)
     for start in range(0, len(part), BATCH_ROWS):
         batch = part[start : start + BATCH_ROWS]
-        out[start : start + len(batch)] = signals(batch)
+        found = signals(batch)
+        if found.shape != (len(batch), width):  # numpy would stretch one column over all classes
+            raise InputError(f"teacher: expected signals {(len(batch), width)}, found {found.shape}: not one a class")
+        out[start : start + len(batch)] = found
         on_progress(len(batch))
     bad = np.flatnonzero(~np.isfinite(out).all(axis=1))
     if len(bad):
