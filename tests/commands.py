@@ -30,7 +30,7 @@ def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
 
 
 def start(module: str, words: Sequence[str]) -> subprocess.Popen:
-    env = os.environ | {"HF_HUB_OFFLINE": "1"}
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command(module, *words), cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

@@ -161,13 +161,14 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(finished, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_two_runs_at_once_in_one_folder_are_refused(finished):
-    _, _, words = finished
-    first = start("distill", [*words, "--seed", "77"])
+def test_two_runs_at_once_in_one_folder_are_refused(finished, tmp_path):
+    output, _, words = finished
+    words = [str(tmp_path / "shared") if word == str(output) else word for word in words]
+    first = start("distill", words)
     for line in first.stdout:
         if "started" in line:
             break
-    second = start("distill", [*words, "--seed", "77"])
+    second = start("distill", words)
     said, _ = second.communicate(timeout=120)
     first.kill()
     first.wait()
