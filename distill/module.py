@@ -70,7 +70,7 @@ class DistillationModule(lightning.LightningModule):
     def forward(self, batch: Batch, **kwargs: Any) -> Any:
         return self.student(**{name: batch[name] for name in INPUTS if name in batch}, **kwargs)
 
-    def on_train_start(self) -> None:
+    def on_fit_start(self) -> None:
         self.student.train()  # transformers hands models over in eval mode, and Lightning leaves them so
         if self.train_config.dropout is not None:
             set_dropout(self.student, self.train_config.dropout)
@@ -79,6 +79,10 @@ class DistillationModule(lightning.LightningModule):
         """Values of the terms on a batch, unweighted."""
         out = self(batch, output_hidden_states=bool(self.pairs))
         signals = self.signals(batch) if self.signals is not None else {}
+        if self.pairs and "hidden" not in signals:
+            raise InputError(
+                "loss.hidden: the teacher's signals hold no hidden states; use OnlineTeacher(model, hidden=True)"
+            )
         logits = signals.get("logits")
         mapped = zip(self.projections, self.pairs, strict=True)
         hidden = [(project(out.hidden_states[s]), signals["hidden"][t]) for project, (s, t) in mapped]

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,12 @@ from typing import Any
 
 def describe() -> dict[str, Any]:
     """Processor, cores and platform."""
-    return {"processor": processor(), "cores": len(os.sched_getaffinity(0)), "platform": platform.platform()}
+    return {"processor": processor(), "cores": cores(), "platform": platform.platform()}
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
@@ -25,7 +31,9 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, where it is one."""
+    """The commit of this checkout, where it is one and git is installed."""
+    if shutil.which("git") is None:
+        return None
     root = Path(__file__).parent.parent
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True, check=False

@@ -233,7 +233,7 @@ def test_a_dropout_rate_is_not_in_force(teacher, batch, rate, same):
     module = DistillationModule(teacher, loss=CE, train=replace(TRAIN, dropout=rate))
     if teacher.config.model_type == "distilbert":
         del batch["token_type_ids"]
-    module.on_train_start()
+    module.on_fit_start()
     with torch.no_grad():
         assert torch.equal(module(batch).logits, module(batch).logits) is same
 
@@ -321,3 +321,26 @@ def test_nothing_is_learnt_in_thirty_steps(data):
     with torch.no_grad():
         right = (student.eval()(batch["input_ids"], batch["attention_mask"]).logits.argmax(-1) == batch["labels"]).sum()
     assert trainer.callback_metrics["val/score"] == pytest.approx(right.item() / 10)
+
+
+def test_hidden_states_that_the_signals_lack_are_told(tiny_model, token_batch):
+    teacher = tiny_model("bert")
+    module = DistillationModule(
+        tiny_model("bert"),
+        loss=LossConfig(kl=0, hidden=1),
+        train=TrainConfig(),
+        signals=OnlineTeacher(teacher),
+        teacher_sizes=(4, 32),
+    )
+    with pytest.raises(InputError, match="hold no hidden states"):
+        module.terms(token_batch | {"labels": torch.zeros(6, dtype=torch.long)})
+
+
+def test_a_second_fit_with_the_same_data_begins_at_the_first_batch(tokenizer):
+    data = TextDataModule(
+        Splits(LABELS, *[Examples(["badi"] * 20, None, [0] * 20)] * 3, Examples([], None), {}), tokenizer
+    )
+    data.load_state_dict({"position": 1})
+    assert data.train_dataloader().position == 1
+    data.teardown("fit")
+    assert data.train_dataloader().position == 0

@@ -55,6 +55,10 @@ class TextDataModule(lightning.LightningDataModule):
         """
         return {"position": self.batches.position if self.batches else self.position}
 
+    def teardown(self, stage: str) -> None:
+        """Another fit with the same data begins at the first batch."""
+        self.position, self.batches = 0, None
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.position = state["position"]
         if self.batches is not None:
