@@ -5,15 +5,16 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 .PHONY: demo test test-all check bench clean
 
-# torch comes first and pinned: asked for by a range, pip would take the registry's CUDA build.
+# torch comes first and pinned: asked for by a range, pip would take the registry's CUDA build. Byte code is compiled on
+# first import instead of for every file that is installed.
 .venv/ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[demo]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[demo]'
 	touch $@
 
 .venv/ready-dev: .venv/ready
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
 	touch $@
 
 demo: .venv/ready
