@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distill.data.encode import Encoded
     from distill.data.splits import Splits
 
+RUNTIMES = ("pytorch", "onnxruntime")
 Runner = Callable[[dict[str, Any]], Any]
 
 
@@ -86,7 +87,7 @@ def evaluate(
     test, pad_id = encode(tokenizer, splits.test, max_length), int(tokenizer.pad_token_id or 0)
     entries, predicted = [], {}
     for candidate in candidates:
-        for runtime in ("pytorch", "onnxruntime"):
+        for runtime in RUNTIMES:
             entry, classes = score(run, candidate, runtime, splits, test, pad_id)
             predicted[candidate.name, runtime] = classes
             entries.append(entry)
@@ -172,9 +173,7 @@ def time_all(
     from compress.latency import measure as measure_latency
 
     runners = {
-        f"{c.name}/{runtime}": open_runner(c, runtime, measure.threads)
-        for c in candidates
-        for runtime in ("pytorch", "onnxruntime")
+        f"{c.name}/{runtime}": open_runner(c, runtime, measure.threads) for c in candidates for runtime in RUNTIMES
     }
     rows = np.random.default_rng(run.seed).permutation(len(test))
     singles = [arrays(test.collate([row], pad_id)) for row in rows[: measure.texts]]

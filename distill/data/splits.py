@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -167,8 +168,6 @@ def overlap(test: Examples, train: Examples) -> int:
 def load_unlabelled(config: DataConfig) -> Examples:
     if config.unlabelled is None:
         return Examples([], None)
-    from pathlib import Path
-
     table = read_table(Path(config.unlabelled).expanduser())
     columns = find_columns(table, config, f"unlabelled text {config.unlabelled!r}", labelled=False)
     texts = strings(table, columns.text)
