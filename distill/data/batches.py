@@ -1,11 +1,14 @@
 """Batches of texts of like length, in an order that depends on the seed and the epoch alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
-from distill.data.encode import Batch, Encoded
+from distill.data.ahead import Ahead, Waiting
+from distill.data.encode import Batch
 
+Signals = Callable[[Batch], Mapping[str, Any]]
 POOL = 50  # batches that are sorted by length together: wide enough to waste little, narrow enough to stay random
 
 
@@ -27,15 +30,46 @@ def length_order(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
 
+class Rows(Protocol):
+    """Samples ready to be padded: `Encoded`, `LanguageBlocks`, `MaskedBlocks`."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def collate(self, rows: Any, pad_id: int, epoch: int = 0) -> Batch: ...
+
+
 class TrainBatches:
     """An endless reader of epochs whose whole state is one number, so that a killed run goes on at the next batch.
 
     Lightning saves and restores it through `state_dict`. Under data parallelism rank r of n takes every n-th batch.
+
+    Args:
+        data: The samples.
+        batch_size: Rows a batch.
+        pad_id: Id of the padding.
+        seed, rank, ranks: What decides the order and this process's share of it.
+        signals: Adds the teacher's signals of each batch under `signals`, before the step asks for it.
+        threads: Threads that make batches ahead; 0 makes each when it is asked for.
     """
 
-    def __init__(self, data: Encoded, batch_size: int, pad_id: int, *, seed: int, rank: int = 0, ranks: int = 1):
+    def __init__(
+        self,
+        data: Rows,
+        batch_size: int,
+        pad_id: int,
+        *,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+        signals: Signals | None = None,
+        threads: int = 0,
+    ):
         self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
         self.seed, self.rank, self.ranks = seed, rank, ranks
+        self.signals, self.threads, self.waiting = signals, threads, Waiting()
         self.position = 0  # batches given out since the first epoch began
 
     def __len__(self) -> int:
@@ -44,9 +78,18 @@ class TrainBatches:
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = divmod(self.position, len(self))
         order = epoch_order(self.data.lengths, self.batch_size, self.seed, epoch)
-        for index in range(start, len(self)):
+        share = (order[(index * self.ranks + self.rank) % len(order)] for index in range(start, len(self)))
+        wanted = ((rows, epoch) for rows in share)
+        for batch in Ahead(self.make, wanted, threads=self.threads, waiting=self.waiting):
             self.position += 1
-            yield self.data.collate(order[(index * self.ranks + self.rank) % len(order)], self.pad_id)
+            yield batch
+
+    def make(self, wanted: tuple[np.ndarray, int]) -> Batch:
+        rows, epoch = wanted
+        batch: dict[str, Any] = self.data.collate(rows, self.pad_id, epoch)
+        if self.signals is not None:
+            batch["signals"] = self.signals(batch)
+        return batch
 
     def state_dict(self) -> dict[str, int]:
         return {"position": self.position}
@@ -58,7 +101,7 @@ class TrainBatches:
 class EvalBatches:
     """Every row once, sorted by length."""
 
-    def __init__(self, data: Encoded, batch_size: int, pad_id: int):
+    def __init__(self, data: Rows, batch_size: int, pad_id: int):
         self.data, self.pad_id = data, pad_id
         self.order = length_order(data.lengths, batch_size)
 

@@ -34,8 +34,8 @@ class Encoded:
     def lengths(self) -> np.ndarray:
         return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
 
-    def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int) -> Batch:
-        """Pads the rows to the longest of them: [batch, length] int64 each, labels [batch]."""
+    def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
+        """Pads the rows to the longest of them: [batch, length] int64 each, labels [batch]; alike in every epoch."""
         batch = {"input_ids": padded([self.input_ids[i] for i in rows], pad_id)}
         batch["attention_mask"] = padded([np.ones(len(self.input_ids[i]), np.int64) for i in rows], 0)
         if self.token_type_ids is not None:

@@ -5,7 +5,7 @@ from typing import Any
 import lightning
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches import EvalBatches, TrainBatches
+from distill.data.batches import EvalBatches, Signals, TrainBatches
 from distill.data.encode import encode, joined
 from distill.data.splits import Splits
 
@@ -20,6 +20,8 @@ class TextDataModule(lightning.LightningDataModule):
         max_length: Longest text in tokens.
         seed: Seed of the order of training batches.
         unlabelled: Also train on the unlabelled texts (their labels are ignored by losses).
+        signals: A `CacheReader`: training batches carry the teacher's signals, read ahead of the step.
+        threads: Threads that read ahead.
     """
 
     def __init__(
@@ -31,9 +33,12 @@ class TextDataModule(lightning.LightningDataModule):
         max_length: int = 256,
         seed: int = 0,
         unlabelled: bool = True,
+        signals: Signals | None = None,
+        threads: int = 1,
     ):
         super().__init__()
         self.splits, self.batch_size, self.seed = splits, batch_size, seed
+        self.signals, self.threads = signals, threads if signals is not None else 0
         self.batches: TrainBatches | None = None
         self.position = 0
         self.pad_id = int(tokenizer.pad_token_id or 0)
@@ -45,9 +50,22 @@ class TextDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> TrainBatches:
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        self.batches = TrainBatches(self.train, self.batch_size, self.pad_id, seed=self.seed, rank=rank, ranks=ranks)
+        self.batches = TrainBatches(
+            self.train,
+            self.batch_size,
+            self.pad_id,
+            seed=self.seed,
+            rank=rank,
+            ranks=ranks,
+            signals=self.signals,
+            threads=self.threads,
+        )
         self.batches.position = self.position
         return self.batches
+
+    def wait_share(self) -> float:
+        """Share of the time since the last call in which training stood still for its data."""
+        return self.batches.waiting.share() if self.batches else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Where the training batches stand. A module that asks for the number of steps while it builds its schedule

@@ -1,0 +1,191 @@
+"""Plain text for language models: documents in, blocks of token ids out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.columns import find_columns, first_of, missing
+from distill.data.config import DataConfig
+from distill.data.encode import IGNORED, Batch, padded
+from distill.data.source import READERS, SPLITS, read_splits
+from distill.errors import InputError
+
+TEXTS_AT_ONCE = 256  # tokenized together: a whole corpus as Python lists takes ten times the memory of its ids
+
+
+def read_texts(path: str, column: str | None = None, *, split: str = "train", subset: str | None = None) -> list[str]:
+    """Reads the documents of one split, in the order of the source; documents without text are left out.
+
+    Args:
+        path: A txt file (one document, train), a folder of txt files and no table (one document each, sorted, with
+            those of its subfolders), or what `read_splits` reads: a table file, a folder with a train table, a hub data
+            set. A folder of txt files and subfolders that are all named like splits is read split by split; any other
+            is all train.
+        column: Column of a table that holds the text; `text` when left out.
+        split: train, validation or test.
+        subset: Name of the hub data set's configuration.
+
+    Raises:
+        InputError: Nothing at `path`, a broken or empty file (named), no such split or column, a column that holds no
+            text, a column asked of txt files, or a folder where it can't be told what is train.
+    """
+    if not path:
+        raise InputError("data: no path given: there would be nothing to read; name a file, a folder or a hub data set")
+    files = text_files(path)
+    found = files or read_splits(path, subset)
+    if split not in found:
+        raise InputError(f"data {path!r}: expected a split {split!r}, found {', '.join(found)}: nothing would be read")
+    where = f"data {path!r}, {split}"
+    if not files:
+        texts = column_texts(found[split], column, where)
+    elif column is None:
+        texts = [read_document(file) for file in files[split]]
+    else:
+        raise InputError(f"{where}: expected a table with a column {column!r}, found txt files, which have no columns")
+    kept = [text for text in texts if text.strip()]
+    if not kept:
+        raise InputError(f"{where}: expected text, found none in {len(texts)} documents: no token would be left")
+    return kept
+
+
+def text_files(path: str) -> dict[str, list[Path]]:
+    """The txt files of each split; empty where `path` is to be read as a table or from the hub."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return folder_files(place)
+    if place.suffix.lower() == ".txt":
+        if not place.is_file():
+            raise InputError(f"data {path!r}: expected a txt file, found no such file: nothing would be read")
+        return {"train": [place]}
+    if place.is_file() and place.suffix.lower() not in READERS:
+        endings = ", ".join((".txt", *READERS))
+        raise InputError(
+            f"data {path!r}: expected an ending among {endings}, found {place.suffix!r}: "
+            "it can't be told how to read the file"
+        )
+    return {}
+
+
+def folder_files(folder: Path) -> dict[str, list[Path]]:
+    """Groups a folder's txt files by split, from the name of the file or subfolder that stands in the folder itself."""
+    if any(file.suffix in READERS for file in folder.iterdir()):
+        return {}  # beside a table a txt file is more likely its readme than the text
+    files = [file for file in folder.rglob("*") if file.suffix.lower() == ".txt" and file.is_file()]
+    files.sort(key=lambda file: file.relative_to(folder).as_posix())
+    if not files:
+        names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+        raise InputError(
+            f"data {str(folder)!r}: expected txt files or a train file ({', '.join('train' + s for s in READERS)}), "
+            f"found {names}: there would be nothing to train on"
+        )
+    splits: dict[str, list[Path]] = {}
+    others: list[Path] = []
+    for file in files:
+        split = SPLITS.get(Path(file.relative_to(folder).parts[0]).stem.lower())
+        (splits.setdefault(split, []) if split else others).append(file)
+    if not others:
+        return splits
+    if "train" in splits:
+        raise InputError(
+            f"data {str(folder)!r}: expected names of splits only, or none, found {str(splits['train'][0])!r} beside "
+            f"{str(others[0])!r}: text held out for the test would be trained on, or text for training left out"
+        )
+    return {"train": files}
+
+
+def read_document(file: Path) -> str:
+    """The text of one file, without a byte order mark; line ends stay as they are."""
+    content = file.read_bytes()
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"data {str(file)!r}: expected text in UTF-8, found 0x{content[error.start]:02x} at byte {error.start}: "
+            "other characters than the author's would be learned"
+        ) from error
+
+
+def column_texts(table: pa.Table, column: str | None, where: str) -> list[str]:
+    # `text` and no other name: of a table of questions and answers, half would be left out unseen.
+    name = column or first_of(table, ("text",))
+    if name is None:
+        raise missing("text", ("text",), table, where)
+    values = table[find_columns(table, DataConfig(text=name), where, labelled=False).text]
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
+        raise InputError(
+            f"{where}: column {name!r}: expected text, found {kind}: "
+            "the model would learn how such values are written down"
+        )
+    return [value or "" for value in values.to_pylist()]
+
+
+def token_blocks(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], length: int) -> list[np.ndarray]:
+    """Joins all texts to one stream of tokens and cuts it into blocks of `length`, int64 [length] each.
+
+    An end token (eos, or sep where there is none) follows every text. For a tokenizer with cls and sep each block is
+    cls + `length` - 2 tokens of the stream + sep. The last block may be shorter; a single left-over token is dropped.
+
+    Raises:
+        InputError: `length` leaves less than two tokens of text a block, or the tokenizer has no end token.
+    """
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if end is None:
+        raise InputError(
+            "tokenizer: expected an eos or a sep token, found neither: the end of one text and the start of the next "
+            "would be learned as one sentence"
+        )
+    framed = tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
+    frame = 2 if framed else 0
+    if length < frame + 2:
+        raise InputError(
+            f"length: expected at least {frame + 2} tokens a block, found {length}: "
+            "a block would hold no token with another beside it"
+        )
+    stream, step = token_stream(tokenizer, texts, int(end)), length - frame
+    blocks = [stream[start : start + step] for start in range(0, max(len(stream) - 1, 0), step)]
+    if not framed:
+        return blocks
+    first, last = np.array([tokenizer.cls_token_id], np.int64), np.array([tokenizer.sep_token_id], np.int64)
+    return [np.concatenate([first, block, last]) for block in blocks]
+
+
+def token_stream(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], end: int) -> np.ndarray:
+    """The ids of all texts, each followed by `end`: int64 [tokens]."""
+    parts = [np.zeros(0, np.int64)]
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        chunk = list(texts[start : start + TEXTS_AT_ONCE])
+        rows = tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]  # quiet: long texts are meant
+        parts += [np.array([*row, end], np.int64) for row in rows]
+    return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class LanguageBlocks:
+    """Blocks of token ids, int64 [length] each, in the place of an `Encoded` where batches are made."""
+
+    input_ids: list[np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
+
+    def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
+        """Pads the rows to the longest of them: input_ids, attention_mask, labels, int64 [batch, length] each.
+
+        The label of a position is the token after it, so logits and labels are compared without a shift; the last
+        position of a row and the padding are IGNORED.
+        """
+        ids = [self.input_ids[i] for i in rows]
+        return {
+            "input_ids": padded(ids, pad_id),
+            "attention_mask": padded([np.ones(len(row), np.int64) for row in ids], 0),
+            "labels": padded([np.append(row[1:], IGNORED) for row in ids], IGNORED),
+        }
