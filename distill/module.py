@@ -1,6 +1,6 @@
 """The one LightningModule: a student, the objectives, and a source of teacher signals."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning
@@ -8,15 +8,31 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PreTrainedModel
 
+from distill.data.encode import IGNORED
 from distill.errors import InputError
 from distill.losses.compose import gradient_shares, loss_terms, weighted_sum
 from distill.losses.config import LossConfig, layer_pairs
+from distill.losses.logits import cross_entropy
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.teacher.online import INPUTS
 from distill.training import TrainConfig
 
 Batch = dict[str, Tensor]
-Signals = Callable[[Batch], dict[str, Any]]
+Signals = Callable[[Batch], Mapping[str, Any]]
+
+
+def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
+    """`values` of `dims` dimensions, a row a sample, as they are; of one more, a row a position in the caches' order.
+
+    Positions are the batch's `positions` without the padding, or all its tokens. Labels belong to the position they
+    stand at: for a language model the data moves them, not the loss.
+    """
+    if values.dim() == dims:
+        return values
+    mask = batch["attention_mask"].bool()
+    if "positions" in batch:
+        mask = mask & batch["positions"].bool()
+    return values.flatten(0, 1) if mask.all() else values[mask]
 
 
 class DistillationModule(lightning.LightningModule):
@@ -29,12 +45,15 @@ class DistillationModule(lightning.LightningModule):
         student: A stock transformers model with logits.
         loss: Weights of the terms.
         train: Optimizer and schedule.
-        signals: Maps a padded batch to the teacher's signals: a `CacheReader` or an `OnlineTeacher`.
-        metric: Updated with (predicted classes [rows], labels [rows]) on the validation split.
+        signals: Maps a padded batch to the teacher's signals: an `OnlineTeacher`, or a `CacheReader` read in the step.
+            None where the batches carry them (`TextDataModule(signals=reader)` reads ahead).
+        metric: Updated with (predicted classes [rows], labels [rows]) on the validation split; a row is a sample, or
+            a position where the student has logits for every token.
         teacher_sizes: (layers, width) of the teacher's hidden states, for the `hidden` term.
 
     Raises:
-        InputError: A term that needs a teacher, and none is given.
+        InputError: A term that needs sizes of the teacher, and none are given; in the first step, a term whose
+            signals neither `signals` nor the batch has.
     """
 
     def __init__(
@@ -48,8 +67,6 @@ class DistillationModule(lightning.LightningModule):
         teacher_sizes: tuple[int, int] | None = None,
     ):
         super().__init__()
-        if loss.needs_teacher and signals is None:
-            raise InputError("loss: the kl and hidden terms need a teacher, and no signals were given")
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.pairs: list[tuple[int, int]] = []
         self.projections = nn.ModuleList()
@@ -78,22 +95,34 @@ class DistillationModule(lightning.LightningModule):
     def terms(self, batch: Batch) -> dict[str, Tensor]:
         """Values of the terms on a batch, unweighted."""
         out = self(batch, output_hidden_states=bool(self.pairs))
-        signals = self.signals(batch) if self.signals is not None else {}
-        if self.pairs and "hidden" not in signals:
-            raise InputError(
-                "loss.hidden: the teacher's signals hold no hidden states; use OnlineTeacher(model, hidden=True)"
-            )
-        logits = signals.get("logits")
+        signals = self.signals_of(batch)
         mapped = zip(self.projections, self.pairs, strict=True)
         hidden = [(project(out.hidden_states[s]), signals["hidden"][t]) for project, (s, t) in mapped]
+        given = {name: value.to(out.logits.device) for name, value in signals.items() if isinstance(value, Tensor)}
         return loss_terms(
             self.loss,
-            out.logits,
-            batch["labels"],
+            rows_of(batch, out.logits, 2),
+            rows_of(batch, batch["labels"], 1),
             batch["attention_mask"],
-            None if logits is None else logits.to(out.logits.device),
+            {name: rows_of(batch, value, 2) for name, value in given.items()},
             hidden,
         )
+
+    def signals_of(self, batch: Batch) -> Mapping[str, Any]:
+        """The teacher's signals of a batch, from the batch or by asking."""
+        if not self.loss.needs_teacher:
+            return {}
+        if "signals" not in batch and self.signals is None:
+            raise InputError("loss: the kl and hidden terms need a teacher, and no signals were given")
+        signals: Mapping[str, Any] = batch["signals"] if "signals" in batch else self.signals(batch)  # type: ignore
+        for _, layer in self.pairs:
+            held = signals.get("hidden", {})
+            if layer not in (held if isinstance(held, Mapping) else range(len(held))):
+                raise InputError(
+                    f"loss.hidden: the teacher's signals hold no hidden states of layer {layer}; use "
+                    'OnlineTeacher(model, ("logits", "hidden")), or a cache with that layer'
+                )
+        return signals
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         terms = self.terms(batch)
@@ -119,15 +148,17 @@ class DistillationModule(lightning.LightningModule):
             values[f"train/{name}"] = value.detach()
             values[f"train/{name}_weight"] = getattr(self.loss, name)
             values[f"train/{name}_gradient_share"] = shares[name]
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if hasattr(data, "wait_share"):
+            values["train/wait_share"] = data.wait_share()
         self.log_dict(values)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        logits = self(batch).logits
-        rows = len(batch["labels"])
-        loss = nn.functional.cross_entropy(logits.float(), batch["labels"])
-        self.log("val/loss", loss, on_epoch=True, batch_size=rows, sync_dist=True)
+        logits, labels = rows_of(batch, self(batch).logits, 2), rows_of(batch, batch["labels"], 1)
+        rows = int((labels != IGNORED).sum())
+        self.log("val/loss", cross_entropy(logits, labels), on_epoch=True, batch_size=rows, sync_dist=True)
         if self.metric is not None:
-            self.metric.update(logits.argmax(-1), batch["labels"])
+            self.metric.update(logits.argmax(-1), labels)
             self.log("val/score", self.metric, on_epoch=True, batch_size=rows)
 
     def configure_optimizers(self) -> Any:

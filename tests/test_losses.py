@@ -211,7 +211,7 @@ def three_terms(config: LossConfig) -> tuple[dict[str, Tensor], list[Tensor]]:
     hidden = draw(3, 7, 6, seed=3) @ inner
     labels = torch.tensor([0, IGNORED, 4])
     pairs = [(hidden, draw(3, 7, 4, seed=4)), (2 * hidden, draw(3, 7, 4, seed=5))]
-    terms = loss_terms(config, hidden.mean(1) @ outer, labels, draw_mask(3, 7), draw(3, 5, seed=6), pairs)
+    terms = loss_terms(config, hidden.mean(1) @ outer, labels, draw_mask(3, 7), {"logits": draw(3, 5, seed=6)}, pairs)
     return terms, [inner, outer]
 
 

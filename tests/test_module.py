@@ -27,7 +27,7 @@ from distill.losses.logits import forward_kl
 from distill.module import DistillationModule
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
-from distill.teacher.cache import CacheReader, Identity, sample_keys, write_cache
+from distill.teacher.cache import CacheReader, Dense, Identity, Samples, sample_keys, write_cache
 from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
 
@@ -60,7 +60,7 @@ def distilled(loss: LossConfig, train: TrainConfig = TRAIN, spec: str = "layers=
     """A narrow student of the tiny BERT with that teacher beside it in memory."""
     teacher = build_model("bert")
     student = build_student(teacher, spec)
-    signals = OnlineTeacher(teacher, hidden=loss.hidden > 0)
+    signals = OnlineTeacher(teacher, loss.teacher_answers)
     return DistillationModule(student, loss=loss, train=train, signals=signals, teacher_sizes=BERT_SIZES)
 
 
@@ -154,10 +154,16 @@ def tensors(saved: Any) -> list[Tensor]:
 def test_cached_and_online_signals_teach_otherwise(batch, tmp_path):
     online = distilled(replace(KL, ce=0.5))
     answers = online.signals(batch)["logits"]
-    identity = Identity("teacher", "tokenizer", "logits", len(LABELS))
-    ids = [row[mask.bool()].numpy() for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
-    types = [ids_of * 0 for ids_of in ids]
-    write_cache(tmp_path / "cache", identity, ids, types, lambda rows: answers[rows].numpy())
+    identity = Identity("teacher", "tokenizer", (Dense(width=len(LABELS)),))
+    lengths = batch["attention_mask"].sum(1).numpy()
+    samples = Samples(sample_keys(batch), lengths, lambda rows: {k: v[list(rows)] for k, v in batch.items()})
+    row_of = {key: i for i, key in enumerate(sample_keys(batch))}
+    write_cache(
+        tmp_path / "cache",
+        identity,
+        samples,
+        lambda part: {"logits": answers[[row_of[key] for key in sample_keys(part)]]},
+    )
     reader = CacheReader(tmp_path / "cache", identity)
     assert len(reader) == len(set(sample_keys(batch))) == 8
     cached = DistillationModule(online.student, loss=online.loss, train=TRAIN, signals=reader)
@@ -190,13 +196,14 @@ def test_unlabelled_rows_count_for_the_labels_term_or_not_for_the_teachers(batch
 
 
 @pytest.mark.parametrize("loss", [KL, LossConfig(kl=0, ce=1, hidden=1)])
-def test_a_teacher_term_without_a_teacher_is_accepted(loss):
+def test_a_teacher_term_without_a_teacher_is_accepted(loss, batch):
+    module = DistillationModule(build_model("bert"), loss=loss, train=TRAIN, teacher_sizes=BERT_SIZES)
     with pytest.raises(InputError, match="need a teacher"):
-        DistillationModule(build_model("bert"), loss=loss, train=TRAIN, teacher_sizes=BERT_SIZES)
+        module.terms(batch)
 
 
 def test_hidden_states_that_cannot_be_paired_are_accepted():
-    signals = OnlineTeacher(build_model("bert"), hidden=True)
+    signals = OnlineTeacher(build_model("bert"), ("hidden",))
     with pytest.raises(InputError, match=r"sizes of the teacher's hidden states"):
         DistillationModule(build_model("bert"), loss=ALL, train=TRAIN, signals=signals)
     wrong = replace(ALL, layer_map="0:0,2:9")

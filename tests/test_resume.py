@@ -45,7 +45,7 @@ def train_once(tiny_model, tokenizer, folder: Path, config: TrainConfig, loss: L
         build_student(teacher, "layers=2,hidden=16"),
         loss=loss,
         train=config,
-        signals=OnlineTeacher(teacher, hidden=loss.hidden > 0),
+        signals=OnlineTeacher(teacher, loss.teacher_answers),
         metric=TextClassification(LABELS).metric(),
         teacher_sizes=(4, 32),
     )

@@ -6,9 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.features import hidden_cosine, hidden_mse
 from distill.losses.logits import cross_entropy, forward_kl
+from distill.losses.sparse import sampled_cross_entropy, topk_kl
 
 Hidden = Sequence[Float[Tensor, "batch length _"]]
 
@@ -18,23 +20,51 @@ def loss_terms(
     student_logits: Float[Tensor, "rows classes"],
     labels: Int[Tensor, "rows"],
     mask: Int[Tensor, "batch length"],
-    teacher_logits: Float[Tensor, "rows classes"] | None = None,
+    teacher: Mapping[str, Tensor],
     hidden_pairs: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> dict[str, Tensor]:
     """Value of every term whose weight isn't 0, unweighted.
 
-    `hidden_pairs` are (student, teacher) hidden states [batch, length, width], the student's already projected.
+    `teacher` is read by the kl term alone, see `distribution_loss`. `hidden_pairs` are (student, teacher) hidden
+    states [batch, length, width], the student's already projected.
     """
     terms: dict[str, Tensor] = {}
     if config.kl:
-        assert teacher_logits is not None, "the kl term needs teacher logits"
-        terms["kl"] = forward_kl(student_logits, teacher_logits, temperature=config.temperature)
+        terms["kl"] = distribution_loss(student_logits, teacher, config.temperature)
     if config.ce:
         terms["ce"] = cross_entropy(student_logits, labels)
     if config.hidden:
         distance = {"mse": hidden_mse, "cosine": hidden_cosine}[config.hidden_kind]
         terms["hidden"] = torch.stack([distance(s, t, mask) for s, t in hidden_pairs]).mean()
     return terms
+
+
+def distribution_loss(
+    student_logits: Float[Tensor, "rows classes"], teacher: Mapping[str, Tensor], temperature: float
+) -> Float[Tensor, ""]:
+    """The kl term by what is known of the teacher's distribution, in nats.
+
+    `teacher` holds `logits`: `forward_kl`; or `ids` and `weights`: `sampled_cross_entropy`, larger than the KL by the
+    teacher's entropy; or `ids`, `log_probs` and `tail`: `topk_kl`.
+
+    Raises:
+        InputError: None of these, or a sample or top-k with a temperature other than 1.
+    """
+    if "logits" in teacher:
+        return forward_kl(student_logits, teacher["logits"], temperature=temperature)
+    if not teacher.keys() >= {"ids", "weights"} and not teacher.keys() >= {"ids", "log_probs", "tail"}:
+        raise InputError(
+            "loss.kl: expected the teacher's logits, ids and weights, or ids, log_probs and tail, found "
+            f"{', '.join(sorted(teacher)) or 'nothing'}: there is no distribution to learn from"
+        )
+    if temperature != 1:
+        raise InputError(
+            f"loss.temperature: expected 1.0, found {temperature}: a cached sample or top-k belongs to the temperature "
+            "it was written at, and only the student would be softened"
+        )
+    if "weights" in teacher:
+        return sampled_cross_entropy(student_logits, teacher["ids"], teacher["weights"])
+    return topk_kl(student_logits, teacher["ids"], teacher["log_probs"], teacher["tail"])
 
 
 def weighted_sum(config: LossConfig, terms: Mapping[str, Tensor]) -> Tensor:

@@ -16,7 +16,7 @@ class LossConfig:
     Args:
         kl: Weight of the KL divergence from the teacher's softened distribution.
         ce: Weight of the cross-entropy with the labels.
-        hidden: Weight of the distance between hidden states; needs the teacher in memory.
+        hidden: Weight of the distance between hidden states.
         temperature: Softens both distributions of `kl`; the term is scaled by its square.
         hidden_kind: `mse` or `cosine`.
         layer_map: `uniform`, `last`, or pairs student:teacher such as `0:0,2:6`; 0 is the embeddings.
@@ -46,6 +46,11 @@ class LossConfig:
     def needs_teacher(self) -> bool:
         """Whether any term reads a teacher at all."""
         return self.kl > 0 or self.hidden > 0
+
+    @property
+    def teacher_answers(self) -> tuple[str, ...]:
+        """What the terms read of the teacher."""
+        return ("logits",) * (self.kl > 0) + ("hidden",) * (self.hidden > 0)
 
 
 def layer_pairs(layer_map: str, student_layers: int, teacher_layers: int) -> list[tuple[int, int]]:

@@ -1,0 +1,115 @@
+"""Objectives on teacher distributions of which a few ids a position are kept; no dense target is ever built."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def sampled_cross_entropy(
+    student: Float[Tensor, "positions vocabulary"],
+    ids: Int[Tensor, "positions k"],
+    weights: Float[Tensor, "positions k"],
+) -> Float[Tensor, ""]:
+    """Soft cross-entropy with ids drawn from the teacher: mean over positions of Σᵢ wᵢ (log Σ exp z - z[idᵢ]), in nats.
+
+    Ids of weight 0 are padding. Unbiased weights make the gradient that of the dense soft cross-entropy on average,
+    which is also KL's; KL itself is lower by the teacher's entropy, which a sample does not tell. 0 without positions.
+
+    Args:
+        student: Logits z.
+        ids: Columns of `student`; an id may be there twice.
+        weights: Share of the draws; rows need not sum to exactly 1. No gradient flows into them.
+
+    Raises:
+        RuntimeError: An id outside the vocabulary.
+
+    Source: Anshumann et al. 2025, sparse logit sampling (arXiv 2503.16870); drawn at temperature 1.
+    """
+    # float32: in bf16 the tail of log-softmax is lost
+    logits = student if student.dtype == torch.float64 else student.float()
+    return _SampledCrossEntropy.apply(logits, ids.long(), weights.to(logits.dtype))
+
+
+class _SampledCrossEntropy(torch.autograd.Function):
+    """Log-softmax forward, one exp backward; autograd would make a dense tensor of zeros for the gather besides."""
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        log_q = F.log_softmax(student, dim=-1)
+        ctx.save_for_backward(log_q, ids, weights)
+        # A student may forbid an id with -inf, and padding points at id 0: 0 · inf would be NaN.
+        chosen = log_q.gather(1, ids).masked_fill_(weights == 0, 0)
+        return -(weights * chosen).sum() / max(1, len(student))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        log_q, ids, weights = ctx.saved_tensors  # not written to: gradient_shares comes here before the step does
+        scaled = weights * (upstream / max(1, len(weights)))
+        grad = log_q.exp().mul_(scaled.sum(1, keepdim=True))
+        return grad.scatter_add_(1, ids, -scaled), None, None
+
+
+def topk_kl(
+    student: Float[Tensor, "positions vocabulary"],
+    ids: Int[Tensor, "positions k"],
+    log_probs: Float[Tensor, "positions k"],
+    tail: Float[Tensor, "positions"],
+) -> Float[Tensor, ""]:
+    """Mean over positions of KL(p ‖ q) in nats, where all ids but the k kept ones are one bucket.
+
+    Σᵢ pᵢ (log pᵢ - log qᵢ) + tail (log tail - log q_tail), with p = exp(log_probs) and q = softmax(student). It is at
+    most the dense KL, and equal to it when k is the whole vocabulary; how the student spreads the tail is not judged.
+    0 without positions.
+
+    log q_tail is taken over the other ids themselves, with the kept ones masked out, not as log(1 - Σᵢ qᵢ): a sure
+    student leaves less than float32 can tell from 1. A tail of 0 contributes nothing; so it does where every id is
+    kept, for then it is what rounding left over.
+
+    Args:
+        student: Logits.
+        ids: Columns of `student`, no id twice in a row; entries of log-probability -inf are padding.
+        log_probs: The teacher's log-probabilities of `ids`, in nats.
+        tail: The teacher's mass on all other ids.
+
+    Raises:
+        RuntimeError: An id outside the vocabulary.
+
+    Source: Hinton et al. 2015 (arXiv 1503.02531), section 2, on k + 1 buckets; at temperature 1.
+    """
+    logits = student if student.dtype == torch.float64 else student.float()
+    kept = log_probs > -torch.inf
+    left = tail.masked_fill(kept.sum(-1) == student.shape[1], 0)
+    p = torch.cat([log_probs.exp(), left[:, None]], -1).to(logits.dtype)
+    log_q = F.log_softmax(_Buckets.apply(logits, ids.long(), kept), dim=-1).masked_fill(p == 0, 0)
+    return F.kl_div(log_q, p, reduction="sum") / max(1, len(student))
+
+
+class _Buckets(torch.autograd.Function):
+    """Logits [positions, k + 1] of the kept ids and, last, of all others together.
+
+    Plain operations take four times as long over 32,768 ids, most of it in dense gradients that are mostly 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
+        lowest = torch.finfo(logits.dtype).min  # not -inf: where no id is left, log-softmax would be NaN
+        # Padding names id 0, which is not taken out by that: the lesser of its logit and +inf is its logit.
+        sources = torch.full_like(ids, torch.inf, dtype=logits.dtype).masked_fill_(kept, lowest)
+        others = logits.scatter_reduce(1, ids, sources, "amin")
+        log_r = F.log_softmax(others, dim=-1)
+        ctx.save_for_backward(log_r, ids, kept)
+        # log Σ exp z = z - log softmax(z), whichever z: the largest loses least
+        total = others.amax(-1, keepdim=True) - log_r.amax(-1, keepdim=True)
+        return torch.cat([logits.gather(1, ids).masked_fill_(~kept, lowest), total], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        log_r, ids, kept = ctx.saved_tensors
+        grad = log_r.exp().mul_(upstream[:, -1:])
+        return grad.scatter_add_(1, ids, upstream[:, :-1].masked_fill(~kept, 0)), None, None
