@@ -1,28 +1,180 @@
 """A teacher in memory, asked batch by batch."""
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from hashlib import blake2b
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from distill.errors import InputError
 from distill.teacher.load import frozen
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
+# What families call the three maps of their attention.
+PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"))
+Vectors = tuple[Tensor, Tensor, Tensor]
 
 
 class OnlineTeacher:
-    """Answers with logits and, where asked, hidden states.
+    """Answers with the tensors asked for, of: logits, hidden, relations, embedding, generated.
 
     It is no submodule of anything: optimizers, checkpoints and gradient synchronisation must not see it.
+
+    Args:
+        model: The teacher; frozen here.
+        answers: Names of the tensors.
+        new_tokens: Most tokens of a generated sequence.
+        temperature: Of generation; 0 takes the likeliest token.
+        seed: Of generation; each prompt has its own stream, whatever it is in a batch with.
     """
 
-    def __init__(self, model: PreTrainedModel, *, hidden: bool = False):
-        self.model, self.hidden = frozen(model), hidden
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        answers: Sequence[str] = ("logits",),
+        *,
+        new_tokens: int = 64,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ):
+        unknown = [name for name in answers if name not in ANSWERS]
+        if unknown:
+            raise InputError(f"teacher: expected answers among {', '.join(ANSWERS)}, found {', '.join(unknown)}")
+        self.model, self.answers = frozen(model), tuple(answers)
+        self.new_tokens, self.temperature, self.seed = new_tokens, temperature, seed
+        self.attention = attention_maps(model) if "relations" in answers else []
 
     @torch.no_grad()
-    def __call__(self, batch: dict[str, Tensor]) -> dict[str, Tensor | tuple[Tensor, ...]]:
-        """Signals of a padded batch: logits [batch, classes], hidden (layers + 1) x [batch, length, width]."""
+    def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Answers about a padded batch.
+
+        Returns:
+            logits [batch, classes] or [batch, length, vocabulary]; hidden (layers + 1) x [batch, length, width];
+            relations layers x (query, key, value), each [batch, length, width]; embedding [batch, width], the mean of
+            the last layer over the tokens; generated (ids, log-probabilities), a [tokens] tensor a sample each.
+        """
+        device = batch["input_ids"].device
+        if self.model.device != device:
+            self.model.to(device)  # type: ignore[arg-type]
+        out: dict[str, Any] = {}
+        if set(self.answers) - {"generated"}:
+            out = self.forward(batch)
+        if "generated" in self.answers:
+            out["generated"] = self.generate(batch)
+        return out
+
+    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         inputs = {name: batch[name] for name in INPUTS if name in batch}
-        if self.model.device != batch["input_ids"].device:
-            self.model.to(batch["input_ids"].device)  # type: ignore[arg-type]
-        out = self.model(**inputs, output_hidden_states=self.hidden)
-        return {"logits": out.logits} | ({"hidden": out.hidden_states} if self.hidden else {})
+        caught: dict[int, dict[int, Tensor]] = {}
+        deep = "hidden" in self.answers or "embedding" in self.answers
+        with ExitStack() as hooks:
+            for layer, maps in enumerate(self.attention):
+                caught[layer] = {}
+                for i, linear in enumerate(maps):
+                    hook = linear.register_forward_hook(keeper(caught[layer], i))
+                    hooks.callback(hook.remove)
+            found = self.model(**inputs, output_hidden_states=deep)
+        out: dict[str, Any] = {"logits": found.logits} if "logits" in found else {}
+        if "hidden" in self.answers:
+            out["hidden"] = found.hidden_states
+        if "embedding" in self.answers:
+            mask = batch["attention_mask"][..., None].to(found.hidden_states[-1].dtype)
+            out["embedding"] = (found.hidden_states[-1] * mask).sum(1) / mask.sum(1)
+        if "relations" in self.answers:
+            out["relations"] = [tuple(caught[layer][i] for i in range(3)) for layer in range(len(self.attention))]
+        return out
+
+    def generate(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Goes on after each prompt until the end token, which is kept, or `new_tokens`.
+
+        Prompts of one length are generated together, so that no padding stands inside a sequence.
+        """
+        tokens = batch["attention_mask"].bool()
+        lengths = tokens.sum(1)
+        ids: list[Tensor] = [torch.empty(0)] * len(lengths)
+        log_probs = list(ids)
+        for length in lengths.unique().tolist():
+            rows = (lengths == length).nonzero()[:, 0]
+            found = self.generate_equal(batch["input_ids"][rows][tokens[rows]].view(-1, length))
+            for row, sequence, scores in zip(rows.tolist(), *found, strict=True):
+                ids[row], log_probs[row] = sequence, scores
+        return ids, log_probs
+
+    def generate_equal(self, prompts: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        own = self.model.generation_config
+        ends = own.eos_token_id
+        # A checkpoint's habits (a penalty for repetitions, the likeliest ids only) are not the teacher's distribution.
+        self.model.generation_config = GenerationConfig(eos_token_id=ends)
+        try:
+            out = self.model.generate(  # type: ignore[operator]
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                max_new_tokens=self.new_tokens,
+                do_sample=False,
+                logits_processor=LogitsProcessorList([Streams(prompts, self.temperature, self.seed)]),
+                output_logits=True,
+                return_dict_in_generate=True,
+                pad_token_id=self.model.config.pad_token_id or 0,
+            )
+        finally:
+            self.model.generation_config = own
+        new = out.sequences[:, prompts.shape[1] :]
+        scores = torch.stack(out.logits, 1).float() / (self.temperature or 1)
+        scores = scores.log_softmax(-1).gather(-1, new[..., None])[..., 0]
+        stops = torch.isin(
+            new, torch.tensor(ends if isinstance(ends, list) else [ends if ends is not None else -1]).to(new)
+        )
+        counts = torch.where(stops.any(1), stops.int().argmax(1) + 1, new.shape[1]).tolist()
+        return [row[:n] for row, n in zip(new, counts, strict=True)], [
+            s[:n] for s, n in zip(scores, counts, strict=True)
+        ]
+
+
+class Streams(LogitsProcessor):
+    """Adds Gumbel noise, so that the likeliest token is a draw from the softmax; none at temperature 0.
+
+    Drawing from a batch at once would give a prompt other tokens in another batch, and a rebuilt cache other signals.
+    """
+
+    def __init__(self, prompts: Tensor, temperature: float, seed: int):
+        self.temperature = temperature
+        names = [prompt.cpu().numpy().astype("<i8").tobytes() + b"%d" % seed for prompt in prompts]
+        seeds = [int.from_bytes(blake2b(name, digest_size=8).digest(), "little") for name in names]
+        self.generators = [torch.Generator().manual_seed(each) for each in seeds]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        if not self.temperature:
+            return scores
+        waits = [torch.empty(scores.shape[1]).exponential_(generator=each) for each in self.generators]
+        return scores.float() / self.temperature - torch.stack(waits).log().to(scores.device)
+
+
+def keeper(place: dict[int, Tensor], name: int) -> Any:
+    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        place[name] = output
+
+    return keep
+
+
+def attention_maps(model: PreTrainedModel) -> list[tuple[nn.Module, nn.Module, nn.Module]]:
+    """Query, key and value maps of every layer, first layer first.
+
+    Raises:
+        InputError: A family whose attention keeps them elsewhere.
+    """
+    found = []
+    for module in model.modules():
+        for names in PROJECTIONS:
+            maps = [getattr(module, name, None) for name in names]
+            if all(isinstance(each, nn.Linear) for each in maps):
+                found.append(tuple(maps))
+    if len(found) != model.config.num_hidden_layers:
+        raise InputError(
+            f"{type(model).__name__}: expected query, key and value maps in {model.config.num_hidden_layers} layers, "
+            f"found {len(found)}: relations of this family can't be read"
+        )
+    return found  # type: ignore[return-value]

@@ -1,20 +1,39 @@
-"""The cache of teacher signals.
+"""The cache of teacher signals: written once, read by content, any number of times, with no teacher in memory.
 
-A cache is a folder:
+A cache is a folder; `docs/cache.md` describes every byte. In short:
 
-    cache.json              what it holds: the identity (below) and the number of rows of each shard
-    shard-00000.safetensors "keys" uint8 [rows, 16], "logits" float32 [rows, classes]; metadata: sha256
+    cache.json               the identity: teacher, tokenizer, preprocessing, signals; rows of each shard; hashes
+    index-NNNNNN.safetensors where each sample is: 16 bytes a sample, sorted, mapped into memory
+    codebook.safetensors     frequencies that ids are coded with
+    shard-NNNNNN.safetensors keys, records, the end and the checksum of each record
 
-A row's key is a hash of the sample's content (token ids and token types, see `key.py`), so that order, batch size,
-epoch, worker and rank may all change between writing and reading. The identity names the teacher's weights, the
-tokenizer, the preprocessing and the signal; a reader that expects another is refused with the fields that differ.
-Shards are written beside their place and renamed, so a kill loses the shard under way and nothing else; which rows a
-shard holds follows from the samples alone, so a shard written again is the same to the bit.
+The container is safetensors: a length, a JSON header and plain arrays, so that records are reached by mapping the
+file, the same content always gives the same bytes, and readers exist in many languages. Arrow IPC maps as well, but
+compresses whole columns of a batch, which a single record can't be taken from, and spreads a file's meaning over
+flatbuffers; parquet decodes whole pages. Both were left aside for that.
+
+A row's key is a hash of the sample's content (`key.py`), so that order, batch size, epoch, worker and rank may all
+change between writing and reading. Records are coded close to the entropy bound (`rans.py`).
 """
 
 from distill.teacher.cache.identity import Identity
-from distill.teacher.cache.key import sample_keys
+from distill.teacher.cache.key import sample_key, sample_keys
+from distill.teacher.cache.plan import Samples
 from distill.teacher.cache.reader import CacheReader
+from distill.teacher.cache.signals import Dense, Generated, Hidden, Relations, Sampled, TopK
 from distill.teacher.cache.writer import write_cache
 
-__all__ = ["CacheReader", "Identity", "sample_keys", "write_cache"]
+__all__ = [
+    "CacheReader",
+    "Dense",
+    "Generated",
+    "Hidden",
+    "Identity",
+    "Relations",
+    "Sampled",
+    "Samples",
+    "TopK",
+    "sample_key",
+    "sample_keys",
+    "write_cache",
+]

@@ -1,12 +1,15 @@
 """What a cache was made from."""
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
 
 from distill.errors import InputError
+from distill.teacher.cache.signals import Signal
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -16,30 +19,48 @@ class Identity:
     Args:
         teacher: Hash of the teacher's weights and label order.
         tokenizer: Hash of the tokenizer's rules.
-        signal: Kind of signal, such as `logits`.
-        width: Numbers a row, such as the number of classes.
+        signals: What is kept of the teacher's answer.
         preprocessing: Anything else the teacher saw or was told.
+        compression: `none` or `zstd`, of each record.
     """
 
     teacher: str
     tokenizer: str
-    signal: str
-    width: int
+    signals: tuple[Signal, ...]
     preprocessing: str = ""
-    format: int = FORMAT
+    compression: Literal["none", "zstd"] = "none"
+
+    def __post_init__(self) -> None:
+        names = [signal.name for signal in self.signals]
+        if not names or len(set(names)) < len(names):
+            raise InputError(f"cache: expected signals of different kinds, at least one, found {names}")
+        if self.compression not in ("none", "zstd"):
+            raise InputError(f"cache.compression: expected none or zstd, found {self.compression!r}")
+
+    def settings(self) -> dict[str, Any]:
+        """As it stands in cache.json."""
+        return {
+            "format": FORMAT,
+            "teacher": self.teacher,
+            "tokenizer": self.tokenizer,
+            "preprocessing": self.preprocessing,
+            "compression": self.compression,
+            "signals": {signal.name: json.loads(json.dumps(signal.settings())) for signal in self.signals},
+        }
+
+    @cached_property
+    def digest(self) -> bytes:
+        """16 bytes that every record's checksum begins with: a record of another cache never passes for ours."""
+        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).digest()[:16]
 
 
-def check_identity(folder: Path, expected: Identity) -> None:
-    """Raises InputError naming each field in which the cache differs from `expected`."""
-    file = folder / "cache.json"
-    try:
-        index = json.loads(file.read_text())
-        found, _ = index["identity"], index["shard_rows"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cache {str(folder)!r}: cache.json is missing or damaged ({error}): not a cache") from error
-    wanted = asdict(expected)
-    differing = [f"{k}: expected {wanted[k]!r}, found {found.get(k)!r}" for k in wanted if found.get(k) != wanted[k]]
-    if differing:
-        raise InputError(
-            f"cache {str(folder)!r}: made from something else: {'; '.join(differing)}: its signals would be wrong here"
-        )
+def differences(expected: dict[str, Any], found: dict[str, Any], at: str = "") -> list[str]:
+    """One line for each field that differs, such as `signals.sampled.draws: expected 16, found 24`."""
+    lines = []
+    for name in sorted(expected.keys() | found.keys()):
+        ours, theirs = expected.get(name), found.get(name)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            lines += differences(ours, theirs, f"{at}{name}.")
+        elif ours != theirs:
+            lines.append(f"{at}{name}: expected {ours!r}, found {theirs!r}")
+    return lines

@@ -1,5 +1,6 @@
 """The name of a sample: a hash of what the teacher sees of it."""
 
+from collections.abc import Mapping
 from hashlib import blake2b
 
 import numpy as np
@@ -8,16 +9,26 @@ from torch import Tensor
 KEY_BYTES = 16
 
 
-def sample_key(input_ids: np.ndarray, token_type_ids: np.ndarray | None = None) -> bytes:
-    """128-bit hash of the unpadded ids and, where the model has them, token types; both [length] integers."""
+def sample_key(
+    input_ids: np.ndarray, token_type_ids: np.ndarray | None = None, positions: np.ndarray | None = None
+) -> bytes:
+    """128-bit BLAKE2b of the unpadded ids and, where there are any, token types and chosen positions.
+
+    Args:
+        input_ids: [length] integers, hashed as little-endian int32.
+        token_type_ids: [length] integers, hashed after the ids in the same way.
+        positions: [length] booleans, the places whose distributions are kept; hashed as the byte `p` and one byte each.
+    """
     total = blake2b(input_ids.astype("<i4").tobytes(), digest_size=KEY_BYTES)
     if token_type_ids is not None:
         total.update(token_type_ids.astype("<i4").tobytes())
+    if positions is not None:
+        total.update(b"p" + positions.astype(np.uint8).tobytes())
     return total.digest()
 
 
-def sample_keys(batch: dict[str, Tensor]) -> list[bytes]:
+def sample_keys(batch: Mapping[str, Tensor]) -> list[bytes]:
     """Keys of a padded batch; how it was padded makes no difference. Ids, mask and types are [batch, length]."""
+    fields = [batch[name].cpu().numpy() if name in batch else None for name in ("token_type_ids", "positions")]
     ids, mask = batch["input_ids"].cpu().numpy(), batch["attention_mask"].cpu().numpy().astype(bool)
-    types = batch["token_type_ids"].cpu().numpy() if "token_type_ids" in batch else None
-    return [sample_key(ids[i][m], types[i][m] if types is not None else None) for i, m in enumerate(mask)]
+    return [sample_key(ids[i][m], *(f[i][m] if f is not None else None for f in fields)) for i, m in enumerate(mask)]

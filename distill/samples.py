@@ -1,0 +1,61 @@
+"""Text that is ready for a model, as the cache of teacher signals wants it."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from distill.data.encode import Encoded, padded
+from distill.data.language import LanguageBlocks
+from distill.data.masking import MaskedBlocks, masked
+from distill.teacher.cache.key import sample_key
+from distill.teacher.cache.plan import Samples
+
+
+def samples_of(data: Encoded | LanguageBlocks | MaskedBlocks, pad_id: int) -> Samples:
+    """What signals are wanted for; of masked text every pass's masks, each a sample of its own."""
+    if isinstance(data, MaskedBlocks):
+        seen, positions = every_pass(data)
+        return from_rows(seen, None, positions, pad_id)
+    types = data.token_type_ids if isinstance(data, Encoded) else None
+    return from_rows(data.input_ids, types, None, pad_id)
+
+
+def from_rows(
+    input_ids: Sequence[np.ndarray],
+    token_type_ids: Sequence[np.ndarray] | None,
+    positions: Sequence[np.ndarray] | None,
+    pad_id: int,
+) -> Samples:
+    """Samples of unpadded rows: ids and types [length] integers, positions [length] booleans."""
+
+    def batch(rows: Sequence[int]) -> Mapping[str, Tensor]:
+        made = {
+            "input_ids": padded([input_ids[i] for i in rows], pad_id),
+            "attention_mask": padded([np.ones(len(input_ids[i]), np.int64) for i in rows], 0),
+        }
+        if token_type_ids is not None:
+            made["token_type_ids"] = padded([token_type_ids[i] for i in rows], 0)
+        if positions is not None:
+            made["positions"] = padded([positions[i] for i in rows], 0).bool()
+        return made
+
+    keys = [
+        sample_key(
+            ids,
+            token_type_ids[i] if token_type_ids is not None else None,
+            positions[i] if positions is not None else None,
+        )
+        for i, ids in enumerate(input_ids)
+    ]
+    return Samples(keys, np.fromiter(map(len, input_ids), np.int64, len(input_ids)), batch)
+
+
+def every_pass(data: MaskedBlocks) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    facts = {"mask_id": data.mask_id, "vocabulary": data.vocabulary, "special_ids": data.special_ids}
+    made = [
+        masked(ids, epoch, data.config, **facts)  # type: ignore[arg-type]
+        for epoch in range(data.config.passes)
+        for ids in data.blocks.input_ids
+    ]
+    return [seen for seen, _ in made], [positions for _, positions in made]

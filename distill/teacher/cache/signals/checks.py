@@ -1,0 +1,28 @@
+"""What a teacher's answer has to be before it is kept."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from distill.errors import InputError
+
+
+def check_width(name: str, values: Tensor, width: int) -> None:
+    if values.shape[-1] != width:  # numpy would stretch one column over all classes
+        raise InputError(f"teacher: expected {name} of width {width}, found {values.shape[-1]}: not one a class")
+
+
+def check_finite(name: str, values: Tensor, keys: Sequence[bytes]) -> None:
+    """Raises InputError unless every number is finite; `values` are one row a sample, or one a position."""
+    good = values.isfinite().flatten(1).all(1).cpu().numpy()
+    if not good.all():
+        raise unusable(name, np.flatnonzero(~good), len(good), keys)
+
+
+def unusable(name: str, bad: np.ndarray, rows: int, keys: Sequence[bytes]) -> InputError:
+    first = f"sample {keys[bad[0]].hex()}" if rows == len(keys) else f"position {bad[0]} of a batch of {rows}"
+    return InputError(
+        f"teacher: {name} that are not finite at {len(bad)} places, the first is {first}: "
+        "a student would learn nothing but NaN"
+    )
