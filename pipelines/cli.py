@@ -19,7 +19,7 @@ from distill.errors import InputError
 from pipelines.console import fail
 
 Config = TypeVar("Config")
-SWITCHES = ("dry_run",)
+SWITCHES = ("dry_run", "force")
 
 
 def parse(

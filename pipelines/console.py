@@ -100,8 +100,8 @@ class Meter:
         return (self.done - self.before) / max(self.seconds, 1e-9)
 
     def line(self, unit: str) -> str:
-        left = (self.total - self.done) / max(self.rate, 1e-9)
-        return f"{self.done}/{self.total} {unit}, {self.rate:.0f} {unit}/s, {left:.0f} s left"
+        left = f", {(self.total - self.done) / self.rate:.0f} s left" if self.rate > 0 else ""
+        return f"{self.done}/{self.total} {unit}, {self.rate:.0f} {unit}/s{left}"
 
 
 def fail(message: str) -> None:

@@ -47,8 +47,7 @@ def check_inputs(config: DistillConfig) -> Path:
     from transformers import AutoConfig
 
     from distill.losses.config import layer_pairs
-    from distill.student.family import family_of
-    from distill.student.spec import is_relative, resolve
+    from distill.student.spec import is_relative
     from distill.tasks.text_classification import check_task
     from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
 
@@ -56,22 +55,33 @@ def check_inputs(config: DistillConfig) -> Path:
     teacher = AutoConfig.from_pretrained(source)
     check_task(teacher, config.teacher.model)
     tokenizer = load_tokenizer(source)
-    if is_relative(config.student.spec):
-        layers = len(resolve(config.student.spec, family_of(teacher).sizes(teacher)).layers)
-    else:
+    if not is_relative(config.student.spec):
         folder = checkpoint_folder(config.student.spec, "student")
         check_same_tokenizer(tokenizer, load_tokenizer(folder, "student"), config.student.spec)
-        student = AutoConfig.from_pretrained(folder)
-        check_task(student, config.student.spec)
-        layers = student.num_hidden_layers
+        check_task(AutoConfig.from_pretrained(folder), config.student.spec)
+    layers = student_layers(config, source)
     if config.loss.hidden:
         layer_pairs(config.loss.layer_map, layers, teacher.num_hidden_layers)
     return source
 
 
+def student_layers(config: DistillConfig, source: Path) -> int:
+    """How many layers the student will have."""
+    from transformers import AutoConfig
+
+    from distill.student.family import family_of
+    from distill.student.spec import is_relative, resolve
+    from distill.teacher.load import checkpoint_folder
+
+    if is_relative(config.student.spec):
+        teacher = AutoConfig.from_pretrained(source)
+        return len(resolve(config.student.spec, family_of(teacher).sizes(teacher)).layers)
+    return AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student")).num_hidden_layers
+
+
 def road(run: "Run", config: DistillConfig, source: Path) -> dict[str, "Artefact"]:
     """Every stage up to the evaluation, in order."""
-    from pipelines.cache import cache_stage
+    from pipelines.cache_stage import cache_stage
     from pipelines.data import data_stage
     from pipelines.precision import chosen_precision
     from pipelines.stage import content_hash
@@ -83,11 +93,8 @@ def road(run: "Run", config: DistillConfig, source: Path) -> dict[str, "Artefact
     made["data"] = data_stage(run, config.data)
     precision = chosen_precision(run, config.machine, digest, lambda: load_source(source))
     made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision)
-    cached = config.loss.kl > 0 and not config.loss.hidden
-    if cached:
-        made["cache"] = cache_stage(run, config, made["data"], made["teacher"])
-    elif config.loss.hidden:
-        run.console.say("cache: not used: hidden states are asked of the teacher batch by batch")
+    if config.loss.needs_teacher:
+        made["cache"] = cache_stage(run, config, made["data"], made["teacher"], student_layers(config, source))
     made["distill"] = student_stage(run, config, made["data"], made["teacher"], made.get("cache"), precision)
     return made | export_and_evaluate(run, config, made)
 

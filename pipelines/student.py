@@ -14,8 +14,8 @@ from distill.student.spec import is_relative
 from distill.tasks.text_classification import TextClassification, check_task
 from distill.teacher.cache import CacheReader
 from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
-from distill.teacher.online import OnlineTeacher
-from pipelines.cache import CACHE, identity, load_teacher
+from pipelines.cache_stage import CACHE, stage_identity
+from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
 from pipelines.stage import Artefact, Run, content_hash
@@ -26,7 +26,7 @@ from pipelines.trainer import fit
 def student_stage(
     run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, cache: Artefact | None, precision: str
 ) -> Artefact:
-    """Writes `model/`: the trained student. Without a cache the teacher answers batch by batch."""
+    """Writes `model/`: the trained student. It reads the teacher's signals from the cache, ahead of each step."""
     settings = {
         "student": config.student.spec,
         "loss": vars(config.loss),
@@ -46,8 +46,19 @@ def student_stage(
         task = TextClassification(splits.labels)
         student = make_student(config.student.spec, model, tokenizer, task, run.seed)
         run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
-        module = make_module(config, student, model, tokenizer, task, cache, run.seed)
-        del model  # with cached signals nothing else holds the teacher while the student trains
+        lightning.seed_everything(run.seed, verbose=False)
+        module = DistillationModule(
+            student,
+            loss=config.loss,
+            train=config.train,
+            metric=task.metric(),
+            teacher_sizes=(model.config.num_hidden_layers, model.config.hidden_size),
+        )
+        reader = None
+        if cache is not None:
+            layers = student.config.num_hidden_layers
+            reader = CacheReader(cache.folder / CACHE, stage_identity(config.loss, model, tokenizer, layers))
+        del model  # nothing else holds the teacher while the student trains
         training = TextDataModule(
             splits,
             tokenizer,
@@ -55,6 +66,7 @@ def student_stage(
             max_length=config.data.max_length,
             seed=run.seed,
             unlabelled=config.loss.needs_teacher,
+            signals=reader,
         )
         metrics = fit(
             module,
@@ -86,32 +98,6 @@ def make_student(
     check_task(own, spec)
     rows = task.head_rows(own)
     return task.load(str(folder), seed) if rows is None else task.load_headed(str(folder), rows)
-
-
-def make_module(
-    config: DistillConfig,
-    student: PreTrainedModel,
-    teacher: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: TextClassification,
-    cache: Artefact | None,
-    seed: int,
-) -> DistillationModule:
-    lightning.seed_everything(seed, verbose=False)
-    signals: Any = None
-    if cache is not None:
-        signals = CacheReader(cache.folder / CACHE, identity(teacher, tokenizer))
-    elif config.loss.needs_teacher:
-        signals = OnlineTeacher(teacher, hidden=config.loss.hidden > 0)
-    own = teacher.config
-    return DistillationModule(
-        student,
-        loss=config.loss,
-        train=config.train,
-        signals=signals,
-        metric=task.metric(),
-        teacher_sizes=(own.num_hidden_layers, own.hidden_size),
-    )
 
 
 def sizes(model: PreTrainedModel) -> str:

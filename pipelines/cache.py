@@ -1,0 +1,236 @@
+"""`python -m pipelines.cache`: writes a teacher's signals, says what a cache holds, checks it, mends it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distill.errors import InputError
+from pipelines import cli
+from pipelines.cache_config import SHORT, InspectConfig, RebuildConfig, VerifyConfig, WriteConfig
+from pipelines.console import Console
+
+if TYPE_CHECKING:
+    from distill.teacher.cache import CacheReader
+    from pipelines.cache_task import Job
+
+EXAMPLES = {
+    "write": """\
+  python -m pipelines.cache write --teacher runs/lm --data books/ --cache caches/lm --data.max_length 512
+  python -m pipelines.cache write --teacher T --data books/ --cache C --signals sampled,hidden --draws 48 --layers 6,12
+  python -m pipelines.cache write --teacher T --data books/ --cache C --dry-run
+  # two at once, on one machine or on a shared disk:
+  python -m pipelines.cache write … --rank 0 --ranks 2 & python -m pipelines.cache write … --rank 1 --ranks 2""",
+    "inspect": """\
+  python -m pipelines.cache inspect --cache caches/lm
+  python -m pipelines.cache inspect --cache caches/lm --data more_books/
+  python -m pipelines.cache inspect --cache caches/lm --fidelity 8 --student runs/small""",
+    "verify": "  python -m pipelines.cache verify --cache caches/lm",
+    "rebuild": "  python -m pipelines.cache rebuild --cache caches/lm",
+}
+ABOUT = {
+    "write": "Ask a teacher about a text and keep its signals; run it again to go on after a kill, or to add text.",
+    "inspect": "Say what a cache holds: signals, teacher, tokens, bytes a token, coverage, fidelity.",
+    "verify": "Read every byte of a cache and name the samples of each that changed; exit code 1 if there are any.",
+    "rebuild": "Compute again what is damaged or missing, and nothing else.",
+}
+SHOWN = 20  # faults named one by one
+
+
+def main(argv: Sequence[str]) -> None:
+    commands: dict[str, Callable[[Sequence[str]], None]] = {
+        "write": write,
+        "inspect": inspect,
+        "verify": verify,
+        "rebuild": rebuild,
+    }
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = "\n".join(f"  {name:8} {ABOUT[name]}" for name in commands)
+        print(f"usage: python -m pipelines.cache COMMAND [options]\n\n{lines}\n\nCOMMAND --help tells its options")
+        return
+    if argv[0] not in commands:
+        raise InputError(f"expected a command among {', '.join(commands)}, found {argv[0]!r}")
+    commands[argv[0]](argv[1:])
+
+
+def parsed(command: str, config: type, argv: Sequence[str]) -> Any:
+    short = SHORT if command == "write" else {}
+    return cli.parse(
+        config, argv, prog=f"pipelines.cache {command}", about=ABOUT[command], examples=EXAMPLES[command], short=short
+    )
+
+
+def write(argv: Sequence[str]) -> None:
+    config = parsed("write", WriteConfig, argv)
+    from pipelines.cache_task import prepare, record
+
+    set_threads(config.threads)
+    console, job = Console(), prepare(config)
+    console.say(f"task: {job.task}; {len(job.samples):,} samples, {int(job.samples.lengths.sum()):,} tokens")
+    if config.dry_run:
+        dry_run(console, config, job)
+        return
+    fill(console, config, job, record(config))
+
+
+def fill(console: Console, config: WriteConfig, job: "Job", made_from: dict[str, Any]) -> None:
+    from pipelines.caching import write_with_progress
+
+    written = write_with_progress(
+        console,
+        Path(config.cache),
+        job.identity,
+        job.samples,
+        job.teacher,
+        batch_tokens=config.batch_tokens,
+        force=config.force,
+        made_from=made_from,
+        rank=config.rank,
+        ranks=config.ranks,
+    )
+    if written.computed == 0:
+        console.say("  cache: nothing was missing")
+    show(console, Path(config.cache))
+
+
+def dry_run(console: Console, config: WriteConfig, job: "Job") -> None:
+    from distill.teacher.cache.plan import new_rows
+    from distill.teacher.cache.preflight import forecast, measure
+    from pipelines.caching import forecast_line
+
+    rows = new_rows(job.samples, None)
+    measured, _ = measure(job.teacher, job.samples, rows, job.identity, config.batch_tokens)
+    lengths = job.samples.lengths[rows]
+    expected = forecast(Path(config.cache), measured, lengths, len(job.identity.signals), int(lengths.sum()))
+    console.say(forecast_line(expected))
+    console.say("dry run: nothing was written")
+
+
+def inspect(argv: Sequence[str]) -> None:
+    config = parsed("inspect", InspectConfig, argv)
+    from distill.teacher.cache import CacheReader
+    from distill.teacher.cache.store import open_store
+    from pipelines.cache_task import prepare, recorded
+
+    set_threads(config.threads)
+    console, folder = Console(), Path(config.cache)
+    show(console, folder)
+    store = open_store(folder)
+    if not store.about.get("made_from") and not config.fidelity:
+        return
+    reader = CacheReader(folder)
+    job = prepare(recorded(folder, store.about, teacher=config.teacher, data=config.data))
+    held = reader.holds(job.samples.keys)
+    console.say(f"coverage: {int(held.sum()):,} of {len(held):,} samples of the data ({held.mean():.1%})")
+    if config.fidelity:
+        show_fidelity(console, config, reader, job)
+
+
+def show(console: Console, folder: Path) -> None:
+    """The table of what a cache is and where."""
+    from distill.teacher.cache.shard import shard_path
+    from distill.teacher.cache.store import open_store
+
+    store = open_store(folder)
+    there = [n for n in range(len(store.shard_rows)) if shard_path(folder, n).is_file()]
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    rows = [
+        ("signals", "; ".join(described(signal.settings()) for signal in store.identity.signals)),
+        ("teacher", f"weights {store.identity.teacher[:16]}, {store.about.get('made_from', {}).get('teacher', '')}"),
+        ("tokenizer", store.identity.tokenizer[:16]),
+        ("preprocessing", store.identity.preprocessing or "none"),
+        ("samples", f"{len(store.index):,}"),
+        ("tokens", f"{store.about['tokens']:,}"),
+        ("shards", f"{len(there)} of {len(store.shard_rows)} written"),
+        ("bytes", f"{size:,}"),
+        ("bytes a token", f"{size / max(1, store.about['tokens']):.2f}, everything in the folder counted"),
+        ("folder", str(folder)),
+    ]
+    console.table("Cache", ("what", "found"), rows)
+
+
+def described(settings: dict[str, Any]) -> str:
+    rest = ", ".join(f"{name} {value}" for name, value in settings.items() if name not in ("kind", "of"))
+    return f"{settings.get('of', settings['kind'])} ({rest})"
+
+
+def show_fidelity(console: Console, config: InspectConfig, reader: "CacheReader", job: "Job") -> None:
+    import numpy as np
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+    from distill.losses.compose import distribution_loss
+    from distill.teacher.cache.fidelity import fidelity, halved
+    from distill.teacher.cache.preflight import spread_batches
+    from distill.teacher.load import checkpoint_folder
+    from distill.teacher.online import OnlineTeacher
+
+    classes = {"causal-lm": AutoModelForCausalLM, "masked-lm": AutoModelForMaskedLM}
+    model = job.teacher.model
+    if config.student:
+        loader = classes.get(job.task, AutoModelForSequenceClassification)
+        student = loader.from_pretrained(checkpoint_folder(config.student, "student"), use_safetensors=True)
+    else:
+        student = halved(model)
+    rows = np.flatnonzero(reader.holds(job.samples.keys))
+    if not len(rows):
+        raise InputError(f"cache {config.cache!r}: holds no sample of the data: there is nothing to compare")
+    lengths = [int(job.samples.lengths[i]) for i in rows]
+    batches = spread_batches(lengths, reader.store.batch_tokens, config.fidelity)
+    found = fidelity(
+        reader,
+        OnlineTeacher(model),
+        student,
+        job.samples,
+        [[int(rows[i]) for i in batch] for batch in batches],
+        lambda logits, targets: distribution_loss(logits, targets, 1.0),
+    )
+    kl = "KL(cached, dense), one draw" if found.sampled else "KL(dense, cached)"
+    lines = [
+        (kl, f"{found.kl:.5f} nats"),
+        ("angle of the student's gradients", f"{found.angle:.2f} degrees, mean of {found.batches} batches"),
+        ("expected calibration error", f"{found.calibration:.4f} against the dense teacher"),
+        ("measured on", f"{found.positions:,} positions"),
+    ]
+    console.table("Fidelity", ("what", "found"), lines)
+
+
+def verify(argv: Sequence[str]) -> None:
+    config = parsed("verify", VerifyConfig, argv)
+    from distill.teacher.cache.verify import verify as faults_of
+
+    console = Console()
+    faults = faults_of(Path(config.cache))
+    for fault in faults[:SHOWN]:
+        named = ", ".join(fault.samples[:3]) + (f" and {len(fault.samples) - 3} more" if len(fault.samples) > 3 else "")
+        samples = f": {len(fault.samples)} samples ({named})" if fault.samples else ""
+        console.say(f"{fault.file} bytes {fault.start:,} to {fault.end:,}: {fault.reason}{samples}")
+    if len(faults) > SHOWN:
+        console.say(f"and {len(faults) - SHOWN} more")
+    if faults:
+        console.say(f"{len(faults)} faults; `python -m pipelines.cache rebuild --cache {config.cache}` mends them")
+        raise SystemExit(1)
+    console.say(f"cache {config.cache}: every byte is what was written")
+
+
+def rebuild(argv: Sequence[str]) -> None:
+    config = parsed("rebuild", RebuildConfig, argv)
+    from distill.teacher.cache.store import mend, open_store
+    from pipelines.cache_task import prepare, recorded
+
+    set_threads(config.threads)
+    console, folder = Console(), Path(config.cache)
+    for name in mend(folder):
+        console.say(f"  cache: {name} taken from its other copy")
+    about = open_store(folder).about
+    settings = recorded(folder, about, teacher=config.teacher, data=config.data)
+    fill(console, settings, prepare(settings), dict(about["made_from"]))
+
+
+def set_threads(threads: int) -> None:
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,217 @@
+"""What a task wants kept: which model class, which samples, which signals."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.data.columns import find_columns
+from distill.data.config import DataConfig
+from distill.data.encode import Encoded, encode, joined
+from distill.data.language import LanguageBlocks, read_texts, token_blocks
+from distill.data.mask_config import MaskConfig
+from distill.data.masking import MaskedBlocks
+from distill.data.source import read_splits
+from distill.data.splits import Examples, load_unlabelled, strings
+from distill.errors import InputError
+from distill.samples import samples_of
+from distill.teacher.cache import Dense, Generated, Hidden, Identity, Relations, Sampled, Samples, TopK
+from distill.teacher.cache.signals import Signal
+from distill.teacher.load import checkpoint_folder, frozen, load_tokenizer
+from distill.teacher.online import OnlineTeacher
+from pipelines.cache_config import KeepConfig, WriteConfig
+from pipelines.caching import answers_of, identity_of
+
+MODELS = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "masked-lm": "AutoModelForMaskedLM",
+    "causal-lm": "AutoModelForCausalLM",
+    "sentence-embedding": "AutoModel",
+}
+HEADS = {
+    "ForSequenceClassification": "text-classification",
+    "ForMaskedLM": "masked-lm",
+    "ForPreTraining": "masked-lm",
+    "ForCausalLM": "causal-lm",
+    "LMHeadModel": "causal-lm",
+    "Model": "sentence-embedding",
+}
+DEFAULTS = {"text-classification": "logits", "masked-lm": "sampled", "causal-lm": "sampled"}
+DEFAULTS |= {"sentence-embedding": "embedding"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a cache is written with."""
+
+    task: str
+    teacher: OnlineTeacher
+    tokenizer: PreTrainedTokenizerBase
+    samples: Samples
+    identity: Identity
+
+
+def prepare(config: WriteConfig) -> Job:
+    """Loads the teacher and the data of a configuration.
+
+    Raises:
+        InputError: A teacher of another task, data that can't be read, signals that the task doesn't have.
+    """
+    folder = checkpoint_folder(config.teacher)
+    own = AutoConfig.from_pretrained(folder)
+    task = task_of(own, config.teacher) if config.task == "auto" else config.task
+    tokenizer = load_tokenizer(folder)
+    names = (DEFAULTS[task] if config.keep.signals == "auto" else config.keep.signals).split(",")
+    samples = limited(samples_for(task, config.data, config.masking, tokenizer, names), config.limit)
+    model: PreTrainedModel = frozen(getattr(transformers, MODELS[task]).from_pretrained(folder, use_safetensors=True))
+    signals = tuple(make_signal(name, task, config.keep, model.config, config.seed) for name in names)
+    teacher = OnlineTeacher(
+        model.to(device_of(config.device)),  # type: ignore[arg-type]
+        answers_of(signals),
+        new_tokens=config.keep.new_tokens,
+        temperature=config.keep.temperature or 0.0,
+        seed=config.seed,
+    )
+    return Job(task, teacher, tokenizer, samples, identity_for(config, task, model, tokenizer, signals))
+
+
+def identity_for(
+    config: WriteConfig,
+    task: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    signals: tuple[Signal, ...],
+) -> Identity:
+    """Preprocessing is named by the task alone: the ids themselves, which the keys hash, tell the rest."""
+    return identity_of(model, tokenizer, signals, task, config.keep.compression)
+
+
+def task_of(own: PretrainedConfig, name: str) -> str:
+    for architecture in own.architectures or []:
+        for head, task in HEADS.items():
+            if architecture.endswith(head):
+                return task
+    found = ", ".join(own.architectures or ["no architecture"])
+    raise InputError(f"teacher {name!r}: expected a head among {', '.join(HEADS)}, found {found}; name it with --task")
+
+
+def device_of(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {name!r}: {str(error).splitlines()[0]}") from error
+
+
+def samples_for(
+    task: str, data: DataConfig, masking: MaskConfig, tokenizer: PreTrainedTokenizerBase, names: list[str]
+) -> Samples:
+    pad_id = int(tokenizer.pad_token_id or 0)
+    if task in ("text-classification", "sentence-embedding"):
+        return samples_of(encoded_rows(data, tokenizer), pad_id)
+    texts = read_texts(data.path, data.text, subset=data.subset)
+    if "generated" in names:
+        if len(names) > 1:
+            raise InputError("keep.signals: generated goes alone: its samples are prompts, the others' are blocks")
+        return samples_of(encode(tokenizer, Examples(texts, None), data.max_length), pad_id)
+    blocks = LanguageBlocks(token_blocks(tokenizer, texts, data.max_length))
+    return samples_of(MaskedBlocks.of(blocks, masking, tokenizer) if task == "masked-lm" else blocks, pad_id)
+
+
+def encoded_rows(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    """Every training row, held out later or not, and the unlabelled ones."""
+    table = read_splits(data.path, data.subset)["train"]
+    columns = find_columns(table, data, f"data {data.path!r}, train", labelled=False)
+    texts = strings(table, columns.text)
+    pairs = strings(table, columns.text_pair) if columns.text_pair else None
+    kept = [i for i, text in enumerate(texts) if text and (pairs is None or pairs[i])]
+    if not kept:
+        raise InputError(f"data {data.path!r}: column {columns.text!r} holds no text in any of {len(texts)} rows")
+    rows = Examples([texts[i] for i in kept], [pairs[i] for i in kept] if pairs else None)
+    return joined(encode(tokenizer, rows, data.max_length), encode(tokenizer, load_unlabelled(data), data.max_length))
+
+
+def limited(samples: Samples, limit: int) -> Samples:
+    if not limit:
+        return samples
+    return replace(samples, keys=samples.keys[:limit], lengths=samples.lengths[:limit])
+
+
+def make_signal(name: str, task: str, keep: KeepConfig, own: PretrainedConfig, seed: int) -> Signal:
+    """Raises InputError where the task has no such signal."""
+    words = task in ("masked-lm", "causal-lm")
+    vocabulary = int((own.vocab_size if words else own.num_labels) or 0)
+    temperature = keep.temperature if keep.temperature is not None else 1.0
+    if name in ("topk", "sampled", "generated") and not words or name == "generated" and task != "causal-lm":
+        raise InputError(f"keep.signals: {name} isn't a signal of {task}: expected logits, hidden or relations")
+    if name == "logits" and task == "sentence-embedding":
+        raise InputError("keep.signals: a sentence encoder has no logits: expected embedding, hidden or relations")
+    made: dict[str, Any] = {
+        "logits": lambda: Dense(vocabulary, each="position" if words else "sample", dtype=keep.dtype),
+        "embedding": lambda: Dense(own.hidden_size, of="embedding", dtype=keep.dtype),
+        "topk": lambda: TopK(vocabulary, k=keep.k, step=keep.step, temperature=temperature),
+        "sampled": lambda: Sampled(vocabulary, draws=keep.draws, temperature=temperature, seed=seed),
+        "hidden": lambda: Hidden(own.hidden_size, layers=layers_of(keep.layers, own.num_hidden_layers)),
+        "relations": lambda: Relations(own.hidden_size, layers=layers_of(keep.layers, own.num_hidden_layers - 1)),
+        "generated": lambda: Generated(
+            vocabulary, new_tokens=keep.new_tokens, temperature=keep.temperature or 0.0, seed=seed
+        ),
+    }
+    return made[name]()
+
+
+def layers_of(layers: str, last: int) -> tuple[int, ...]:
+    if layers == "last":
+        return (last,)
+    try:
+        numbers = tuple(int(number) for number in layers.split(","))
+    except ValueError:
+        raise InputError(f"keep.layers: expected numbers joined by commas, or last, found {layers!r}") from None
+    if max(numbers) > last:
+        raise InputError(f"keep.layers: expected numbers up to {last}, found {max(numbers)}: the teacher ends there")
+    return numbers
+
+
+def record(config: WriteConfig) -> dict[str, Any]:
+    """The configuration as cache.json keeps it, so that `rebuild` and `inspect` find teacher and data again."""
+    kept = asdict(config)
+    for name in ("cache", "force", "dry_run", "rank", "ranks", "device", "threads"):
+        kept.pop(name)
+    kept["teacher"] = absolute(kept["teacher"])
+    for name in ("path", "unlabelled"):
+        kept["data"][name] = absolute(kept["data"][name])
+    return kept
+
+
+def absolute(path: str | None) -> str | None:
+    return str(Path(path).expanduser().resolve()) if path and Path(path).expanduser().exists() else path
+
+
+def recorded(cache: Path, about: Mapping[str, Any], **changes: Any) -> WriteConfig:
+    """The configuration that a cache was written with; `changes` that are empty are passed over.
+
+    Raises:
+        InputError: The cache was written by other code, which left none.
+    """
+    kept = dict(about.get("made_from") or {})
+    if "data" not in kept:
+        raise InputError(f"cache {str(cache)!r}: says nothing of its data and teacher; write it again by what wrote it")
+    data = dict(kept.pop("data"))
+    data["path"] = changes.pop("data", "") or near(cache, data["path"])
+    data["unlabelled"] = near(cache, data["unlabelled"])
+    kept["teacher"] = near(cache, kept["teacher"])
+    kept |= {name: value for name, value in changes.items() if value}
+    keep, masking = KeepConfig(**kept.pop("keep")), MaskConfig(**kept.pop("masking"))
+    return WriteConfig(cache=str(cache), data=DataConfig(**data), keep=keep, masking=masking, **kept)
+
+
+def near(cache: Path, path: str | None) -> str | None:
+    """A path that is told from the cache's folder, as stages tell theirs."""
+    if path and path.startswith("..") and (cache / path).exists():
+        return str((cache / path).resolve())
+    return path
