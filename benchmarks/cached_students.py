@@ -1,0 +1,193 @@
+"""Students of a small language model, taught by the dense teacher, by sampled cached signals, or by labels alone.
+
+    python -m benchmarks.small_lm --config configs/small-lm.yaml --output runs/small-lm
+    python -m benchmarks.cached_students --lm runs/small-lm --output runs/cached-students
+
+Every way trains the same student on the same batches in the same order; only the target differs. A run that is
+already in the output's results.jsonl is not made again, so ways and seeds can be given in several calls.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.small_lm import mean_nats
+from distill.data.batches import TrainBatches
+from distill.data.language import LanguageBlocks
+from distill.losses.compose import distribution_loss
+from distill.losses.config import LossConfig
+from distill.module import DistillationModule
+from distill.samples import samples_of
+from distill.teacher.cache import CacheReader, Identity, Sampled, TopK, write_cache
+from distill.teacher.load import weights_fingerprint
+from distill.teacher.online import OnlineTeacher
+from distill.training import TrainConfig
+from pipelines.console import Console
+
+WAYS = ("dense", "sampled", "topk", "labels")
+BATCH = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lm", default="runs/small-lm")
+    parser.add_argument("--output", default="runs/cached-students")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["dense", "sampled", "labels"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--draws", type=int, default=13)
+    parser.add_argument("--k", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    console, output = Console(), Path(given.output)
+    output.mkdir(parents=True, exist_ok=True)
+    teacher = LlamaForCausalLM.from_pretrained(Path(given.lm) / "model").eval()
+    blocks = {name: np.load(Path(given.lm) / f"{name}.npy") for name in ("train", "dev")}
+    data = LanguageBlocks([row.astype(np.int64) for row in blocks["train"][: given.steps * BATCH]])
+    for way in given.ways:
+        for seed in given.seeds:
+            if (way, seed, given.steps) not in done(output):
+                result = student_of(given, way, seed, teacher, data, blocks["dev"][:400], output, console)
+                with (output / "results.jsonl").open("a") as file:
+                    file.write(json.dumps(result) + "\n")
+    show(console, output, given.steps)
+
+
+def done(output: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
+    file = output / "results.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return {(line["way"], line["seed"], line["steps"]): line for line in lines}
+
+
+def student_of(
+    given: argparse.Namespace,
+    way: str,
+    seed: int,
+    teacher: LlamaForCausalLM,
+    data: LanguageBlocks,
+    dev: np.ndarray,
+    output: Path,
+    console: Console,
+) -> dict[str, Any]:
+    """Trains one student and measures it on unseen text."""
+    torch.manual_seed(seed)
+    own = teacher.config.to_dict() | {
+        "hidden_size": given.hidden,
+        "intermediate_size": given.hidden * 11 // 4,
+        "num_hidden_layers": given.layers,
+        "head_dim": given.hidden // 4,
+    }
+    student = LlamaForCausalLM(LlamaConfig(**own))
+    signals: Any = None
+    if way == "dense":
+        signals = exact(OnlineTeacher(teacher))
+    elif way in ("sampled", "topk"):
+        signals = cached(given, way, teacher, data, output, console)
+    loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1, temperature=1)
+    module = DistillationModule(student, loss=loss, train=TrainConfig(), signals=signals)
+    seconds = train(module, TrainBatches(data, BATCH, 0, seed=seed), given.steps, f"{way} {seed}", console)
+    return {
+        "way": way,
+        "seed": seed,
+        "steps": given.steps,
+        "dev_nats": mean_nats(student, dev),
+        "dev_kl": mean_kl(student, teacher, dev),
+        "seconds": seconds,
+        "student": f"{given.layers} layers x {given.hidden}, {student.num_parameters() / 1e6:.1f}M",
+    }
+
+
+def exact(teacher: OnlineTeacher) -> Any:
+    """The teacher in float32, as the cache's was, though the student trains in bfloat16."""
+
+    def ask(batch: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return teacher(batch)
+
+    return ask
+
+
+def cached(
+    given: argparse.Namespace,
+    way: str,
+    teacher: LlamaForCausalLM,
+    data: LanguageBlocks,
+    output: Path,
+    console: Console,
+) -> CacheReader:
+    width = teacher.config.vocab_size
+    signal = Sampled(width, draws=given.draws) if way == "sampled" else TopK(width, k=given.k)
+    identity = Identity(weights_fingerprint(teacher), "small-lm", (signal,))
+    folder, samples = output / f"cache-{way}", samples_of(data, 0)
+    with console.track("cache: asking the teacher", len(samples)) as advance:
+        write_cache(folder, identity, samples, OnlineTeacher(teacher), on_progress=advance)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    console.say(f"cache of {signal}: {size / samples.lengths.sum():.2f} bytes a token, all files counted")
+    return CacheReader(folder, identity)
+
+
+def train(module: DistillationModule, batches: TrainBatches, steps: int, label: str, console: Console) -> float:
+    """AdamW, warm-up and cosine, products in bfloat16; returns the seconds it took."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    rate = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda i: min((i + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * i / steps))
+    )
+    module.student.train()
+    start, done_steps = time.perf_counter(), 0
+    with console.track(label, steps, "steps") as advance:
+        while done_steps < steps:
+            for batch in batches:
+                with torch.autocast("cpu", torch.bfloat16):
+                    terms = module.terms(batch)
+                value = sum(terms.values())
+                value.backward()  # type: ignore[union-attr]
+                torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                rate.step()
+                advance(1, f"loss {float(value):.3f}")
+                done_steps += 1
+                if done_steps == steps:
+                    break
+    return time.perf_counter() - start
+
+
+@torch.inference_mode()
+def mean_kl(student: LlamaForCausalLM, teacher: LlamaForCausalLM, blocks: np.ndarray) -> float:
+    """Mean KL(teacher, student) in nats."""
+    student.eval()
+    values = []
+    for start in range(0, len(blocks), 4):
+        ids = torch.from_numpy(blocks[start : start + 4]).long()
+        dense = {"logits": teacher(ids).logits.flatten(0, 1)}
+        values.append(distribution_loss(student(ids).logits.flatten(0, 1), dense, 1.0))
+    return torch.stack(values).mean().item()
+
+
+def show(console: Console, output: Path, steps: int) -> None:
+    rows = []
+    for way in WAYS:
+        found = [line for (w, _, s), line in done(output).items() if w == way and s == steps]
+        if found:
+            columns = [[line[name] for line in found] for name in ("dev_nats", "dev_kl", "seconds")]
+            rows.append((way, str(len(found)), *(f"{statistics.mean(c):.4f} ± {spread(c):.4f}" for c in columns)))
+    console.table(f"Students after {steps} steps", ("taught by", "seeds", "dev nats", "dev KL", "seconds"), rows)
+
+
+def spread(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+if __name__ == "__main__":
+    main()
