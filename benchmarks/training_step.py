@@ -118,7 +118,8 @@ class Setup:
         return run
 
     def signals(self, way: str) -> Any:
-        from distill.teacher.cache import CacheReader, Identity, write_cache
+        from distill.samples import samples_of
+        from distill.teacher.cache import CacheReader, Dense, Identity, write_cache
         from distill.teacher.online import OnlineTeacher
 
         if way == "labels":
@@ -126,17 +127,14 @@ class Setup:
         online = OnlineTeacher(self.teacher)
         if way == "online":
             return online
-        identity = Identity("benchmark", "benchmark", "logits", self.teacher.config.num_labels or 0)
+        identity = Identity("benchmark", "benchmark", (Dense(self.teacher.config.num_labels or 0),))
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / "cache"
-            write_cache(
-                folder,
-                identity,
-                self.train.input_ids,
-                self.train.token_type_ids,
-                lambda rows: online(self.train.collate(rows, self.pad_id))["logits"].numpy(),  # type: ignore[union-attr]
-            )
-            return CacheReader(folder, identity)
+            write_cache(folder, identity, samples_of(self.train, self.pad_id), online)
+            reader = CacheReader(folder, identity)
+            for batch in self.batches:  # maps every shard before the folder goes
+                reader(batch)
+            return reader
 
     def flops(self, way: str) -> float:
         """Of the matrix products: 6 a weight and token to train the student's layers, 2 to ask the teacher's."""

@@ -3,16 +3,26 @@
 from importlib import import_module
 
 EXPORTS = {
+    "CacheReader": "distill.teacher.cache",
     "DataConfig": "distill.data.config",
+    "Dense": "distill.teacher.cache",
     "DistillationModule": "distill.module",
+    "Generated": "distill.teacher.cache",
+    "Hidden": "distill.teacher.cache",
+    "Identity": "distill.teacher.cache",
     "InputError": "distill.errors",
     "LossConfig": "distill.losses.config",
     "OnlineTeacher": "distill.teacher.online",
+    "Relations": "distill.teacher.cache",
+    "Sampled": "distill.teacher.cache",
     "TextClassification": "distill.tasks.text_classification",
     "TextDataModule": "distill.data.module",
+    "TopK": "distill.teacher.cache",
     "TrainConfig": "distill.training",
     "build_student": "distill.student.build",
     "load_splits": "distill.data.splits",
+    "samples_of": "distill.samples",
+    "write_cache": "distill.teacher.cache",
 }
 __all__ = list(EXPORTS)
 

@@ -93,15 +93,23 @@ def fill(console: Console, config: WriteConfig, job: "Job", made_from: dict[str,
 
 
 def dry_run(console: Console, config: WriteConfig, job: "Job") -> None:
-    from distill.teacher.cache.plan import new_rows
-    from distill.teacher.cache.preflight import forecast, measure
+    from distill.teacher.cache.plan import cut_shards, new_rows
+    from distill.teacher.cache.preflight import forecast, measure, table_bytes
+    from distill.teacher.cache.store import ABOUT, open_store
+    from distill.teacher.cache.writer import known_to
     from pipelines.caching import forecast_line
 
-    rows = new_rows(job.samples, None)
-    measured, _ = measure(job.teacher, job.samples, rows, job.identity, config.batch_tokens)
-    lengths = job.samples.lengths[rows]
-    expected = forecast(Path(config.cache), measured, lengths, len(job.identity.signals), int(lengths.sum()))
-    console.say(forecast_line(expected))
+    folder, signals = Path(config.cache), job.identity.signals
+    known = known_to(open_store(folder, job.identity)) if (folder / ABOUT).exists() else None
+    rows = new_rows(job.samples, known)
+    if rows:
+        measured, books = measure(job.teacher, job.samples, rows, job.identity, config.batch_tokens)
+        lengths = job.samples.lengths[rows]
+        a_shard = int(lengths.sum()) // len(cut_shards(lengths, signals))
+        tables = 0 if known else table_bytes(books)
+        console.say(forecast_line(forecast(folder, measured, lengths, len(signals), a_shard, tables)))
+    else:
+        console.say("  cache: it has a place for every sample already")
     console.say("dry run: nothing was written")
 
 
@@ -213,12 +221,16 @@ def verify(argv: Sequence[str]) -> None:
 
 def rebuild(argv: Sequence[str]) -> None:
     config = parsed("rebuild", RebuildConfig, argv)
-    from distill.teacher.cache.store import mend, open_store
+    from distill.teacher.cache.store import locked, mend, open_store
     from pipelines.cache_task import prepare, recorded
 
     set_threads(config.threads)
     console, folder = Console(), Path(config.cache)
-    for name in mend(folder):
+    if not folder.is_dir():
+        raise InputError(f"cache {str(folder)!r}: no such folder: not a cache")
+    with locked(folder):
+        mended = mend(folder)
+    for name in mended:
         console.say(f"  cache: {name} taken from its other copy")
     about = open_store(folder).about
     settings = recorded(folder, about, teacher=config.teacher, data=config.data)

@@ -40,6 +40,7 @@ HEADS = {
     "LMHeadModel": "causal-lm",
     "Model": "sentence-embedding",
 }
+WORDS = ("masked-lm", "causal-lm")
 DEFAULTS = {"text-classification": "logits", "masked-lm": "sampled", "causal-lm": "sampled"}
 DEFAULTS |= {"sentence-embedding": "embedding"}
 
@@ -66,8 +67,10 @@ def prepare(config: WriteConfig) -> Job:
     task = task_of(own, config.teacher) if config.task == "auto" else config.task
     tokenizer = load_tokenizer(folder)
     names = (DEFAULTS[task] if config.keep.signals == "auto" else config.keep.signals).split(",")
+    for name in names:
+        check_name(name, task)
     samples = limited(samples_for(task, config.data, config.masking, tokenizer, names), config.limit)
-    model: PreTrainedModel = frozen(getattr(transformers, MODELS[task]).from_pretrained(folder, use_safetensors=True))
+    model = load_model(folder, task, config.teacher)
     signals = tuple(make_signal(name, task, config.keep, model.config, config.seed) for name in names)
     teacher = OnlineTeacher(
         model.to(device_of(config.device)),  # type: ignore[arg-type]
@@ -77,6 +80,15 @@ def prepare(config: WriteConfig) -> Job:
         seed=config.seed,
     )
     return Job(task, teacher, tokenizer, samples, identity_for(config, task, model, tokenizer, signals))
+
+
+def load_model(folder: Path, task: str, name: str) -> PreTrainedModel:
+    try:
+        return frozen(getattr(transformers, MODELS[task]).from_pretrained(folder, use_safetensors=True))
+    except ValueError as error:
+        raise InputError(
+            f"teacher {name!r}: can't be loaded for {task} ({str(error).splitlines()[0]}); name another --task"
+        ) from error
 
 
 def identity_for(
@@ -142,15 +154,19 @@ def limited(samples: Samples, limit: int) -> Samples:
     return replace(samples, keys=samples.keys[:limit], lengths=samples.lengths[:limit])
 
 
-def make_signal(name: str, task: str, keep: KeepConfig, own: PretrainedConfig, seed: int) -> Signal:
+def check_name(name: str, task: str) -> None:
     """Raises InputError where the task has no such signal."""
-    words = task in ("masked-lm", "causal-lm")
+    having = {"topk": WORDS, "sampled": WORDS, "generated": ("causal-lm",), "logits": (*WORDS, "text-classification")}
+    tasks = having.get(name, tuple(MODELS))
+    if task not in tasks:
+        raise InputError(f"keep.signals: {name} isn't a signal of {task}, but of {', '.join(tasks)}")
+
+
+def make_signal(name: str, task: str, keep: KeepConfig, own: PretrainedConfig, seed: int) -> Signal:
+    """A signal of the teacher's sizes."""
+    words = task in WORDS
     vocabulary = int((own.vocab_size if words else own.num_labels) or 0)
     temperature = keep.temperature if keep.temperature is not None else 1.0
-    if name in ("topk", "sampled", "generated") and not words or name == "generated" and task != "causal-lm":
-        raise InputError(f"keep.signals: {name} isn't a signal of {task}: expected logits, hidden or relations")
-    if name == "logits" and task == "sentence-embedding":
-        raise InputError("keep.signals: a sentence encoder has no logits: expected embedding, hidden or relations")
     made: dict[str, Any] = {
         "logits": lambda: Dense(vocabulary, each="position" if words else "sample", dtype=keep.dtype),
         "embedding": lambda: Dense(own.hidden_size, of="embedding", dtype=keep.dtype),

@@ -92,6 +92,10 @@ def measure(
     return Measured(sum(tokens), size / sum(tokens), pace, largest), books
 
 
+def table_bytes(books: Mapping[str, Codebook]) -> int:
+    return sum(table.starts.nbytes for book in books.values() for table in book.values())
+
+
 def size_of(values: Any) -> int:
     """Bytes of every tensor in nested containers."""
     if isinstance(values, Tensor):
@@ -102,7 +106,7 @@ def size_of(values: Any) -> int:
 
 
 def forecast(
-    folder: Path, measured: Measured, lengths: np.ndarray, signals: int, shard_tokens: int, table_bytes: int
+    folder: Path, measured: Measured, lengths: np.ndarray, signals: int, shard_tokens: int, table_bytes: int = 0
 ) -> Forecast:
     """What samples of these lengths will take, and codebooks of `table_bytes`, which are kept twice."""
     tokens = int(lengths.sum())

@@ -168,6 +168,10 @@ def open_store(folder: Path, expected: Identity | None = None) -> Store:
         )
     except (KeyError, TypeError, StopIteration) as error:
         raise InputError(f"cache {str(folder)!r}: cache.json is damaged ({error!r})") from error
+    except InputError:
+        if read_about(folder)["files"] == about["files"]:
+            raise
+        return open_store(folder, expected)  # it grew between two of our reads
 
 
 def read_about(folder: Path) -> dict[str, Any]:

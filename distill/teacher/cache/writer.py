@@ -13,7 +13,15 @@ from distill.errors import InputError
 from distill.teacher.cache.identity import Identity
 from distill.teacher.cache.index import key_array
 from distill.teacher.cache.plan import BATCH_TOKENS, Samples, cut_batches, cut_shards, index_of, new_rows
-from distill.teacher.cache.preflight import Forecast, Teacher, ask, check_room, forecast, measure
+from distill.teacher.cache.preflight import (
+    Forecast,
+    Teacher,
+    ask,
+    check_room,
+    forecast,
+    measure,
+    table_bytes,
+)
 from distill.teacher.cache.shard import DamagedError, Shard, claimed, publish, shard_bytes, shard_path
 from distill.teacher.cache.signals.signal import Row
 from distill.teacher.cache.store import ABOUT, SPARE, Store, locked, lost, mend, open_store, sweep
@@ -120,7 +128,7 @@ def planned(
         index = index_of(samples, rows, added, len(store.shard_rows) if store else 0)
         measured, books = measure(teacher, samples, rows, identity, store.batch_tokens if store else batch_tokens)
         tokens = int(lengths.sum())
-        tables = 0 if store else sum(table.starts.nbytes for book in books.values() for table in book.values())
+        tables = 0 if store else table_bytes(books)
         approve(forecast(folder, measured, lengths, len(identity.signals), tokens // len(added), tables))
         if store is None:
             # No times in it: the same samples and teacher make the same files, this one too.
