@@ -252,7 +252,7 @@ class Coded:
             sampled.decode(state, stack, top, 16, *ids, *small, *out[:2])
         else:
             small = [array for name in ("floors", "tails", "above") for array in self.book[name].popping[:2]]
-            topk.decode(state, stack, top, *ids, topk.classes_of(ids[0]), *small, *out)
+            topk.decode(state, stack, top, *ids, topk.classes_of(rans.Table(ids[0])), *small, *out)
 
     def survives(self, record: bytes) -> bool:
         """Whether the record was refused; True as well where it gives other values within the tables."""

@@ -1,5 +1,6 @@
 """The README's commands are real: they parse, and the quick ones run."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import finish, small_run
-from pipelines import distill, evaluate, export, report
+from pipelines import cache, cache_config, distill, evaluate, export, report
 from pipelines.cli import parse
 from pipelines.config import SHORT, DistillConfig
 
@@ -19,6 +20,12 @@ COMMANDS = [
     for line in block.splitlines()
     if line.strip()
 ]
+CACHE = {
+    "write": cache_config.WriteConfig,
+    "inspect": cache_config.InspectConfig,
+    "verify": cache_config.VerifyConfig,
+    "rebuild": cache_config.RebuildConfig,
+}
 CONFIGS = {
     "pipelines.distill": (DistillConfig, SHORT),
     "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
@@ -41,18 +48,33 @@ def test_the_readme_names_the_two_commands_first():
 @pytest.mark.parametrize("line", module_commands())
 def test_every_command_of_the_readme_is_understood(line: str, monkeypatch):
     monkeypatch.chdir(ROOT)
+    understood(line)
+
+
+def understood(line: str) -> None:
     _, _, module, *words = shlex.split(line)
-    config_class, short = CONFIGS[module]
+    if module == "pipelines.cache":
+        command = words.pop(0)
+        config_class, short = CACHE[command], cache_config.SHORT if command == "write" else {}
+    else:
+        config_class, short = CONFIGS[module]
     assert parse(config_class, words, prog=module, about="", examples="", short=short)
+
+
+@pytest.mark.parametrize("command", list(CACHE))
+def test_every_example_of_the_caches_help_is_understood(command):
+    lines = [line for line in cache.EXAMPLES[command].splitlines() if line.strip().startswith("python -m")]
+    assert lines
+    for line in lines:
+        if "…" not in line:
+            understood(line)
 
 
 @pytest.mark.parametrize("module", [distill, evaluate, export, report])
 def test_every_example_of_the_help_is_understood(module, monkeypatch):
     monkeypatch.chdir(ROOT)
     for line in module.EXAMPLES.replace("\\\n", " ").splitlines():
-        _, _, name, *words = shlex.split(line)
-        config_class, short = CONFIGS[name]
-        assert parse(config_class, words, prog=name, about="", examples="", short=short)
+        understood(line)
 
 
 def test_the_demo_recipe_can_be_planned_on_this_checkout(tmp_path):
@@ -67,10 +89,13 @@ def test_hidden_states_and_labels_run_as_the_readme_says(body_folder, data_folde
     own = words[words.index("--loss.ce") : words.index("--output")]
     run = small_run(body_folder, data_folder, tmp_path / "run", *own, "--epochs", "1", "--teacher_train.epochs", "1")
     said = finish("distill", run)
-    assert "hidden states are asked of the teacher batch by batch" in said
+    about = json.loads(next((tmp_path / "run" / "cache").rglob("cache.json")).read_text())
+    assert about["signals"]["hidden"]["layers"] == [0, 2, 4], said
+    assert "--cache" in finish("cache", ["--help"]) + finish("cache", ["verify", "--help"])
     header = next((tmp_path / "run" / "distill").rglob("metrics.csv")).read_text().splitlines()[0]
     for term in ("kl", "ce", "hidden"):
         assert f"train/{term}_gradient_share" in header
+    assert "train/wait_share" in header
 
 
 @pytest.mark.slow

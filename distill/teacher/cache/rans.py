@@ -141,6 +141,11 @@ class Table:
         last = np.full((len(rows), 1), rows.shape[1] - 2)
         return np.hstack([first, last]).astype(np.int32).reshape(*self.starts.shape[:-1], -1)
 
+    @cached_property
+    def magnitudes(self) -> np.ndarray:
+        """Integer part of the binary logarithm of each symbol's frequency, int8 [symbols]."""
+        return (np.frexp(np.diff(self.starts.astype(np.int64)))[1] - 1).astype(np.int8)
+
     @property
     def pushing(self) -> tuple:
         return self.starts, self.bits

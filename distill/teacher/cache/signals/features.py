@@ -72,7 +72,8 @@ class Features(Signal):
             scales[part] = np.frombuffer(record[:cut], "<f4").reshape(length, names)
             values[part] = np.frombuffer(record[cut:], np.int8).reshape(length, names, self.width)
             first += length
-        flat = torch.from_numpy(values).float() * torch.from_numpy(scales)[..., None]
+        # NumPy: this runs on a thread beside training, where PyTorch would start threads of its own.
+        flat = torch.from_numpy(values * scales[..., None])
         out = torch.zeros(names, *where.tokens.shape, self.width)
         out[:, where.tokens.cpu()] = flat.transpose(0, 1)
         return list(out)

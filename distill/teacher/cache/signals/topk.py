@@ -73,14 +73,14 @@ class TopK(Signal):
         starts = rans.id_table(ids.ravel(), self.width)
         floors = levels.max(1)
         above = np.zeros((CLASSES, LEVELS))
-        np.add.at(above, (classes_of(starts)[ids], floors[:, None] - levels), 1)
+        np.add.at(above, (classes_of(rans.Table(starts))[ids], floors[:, None] - levels), 1)
         small = {"floors": np.bincount(floors, minlength=LEVELS), "tails": np.bincount(tails, minlength=LEVELS)}
         tables = {name: rans.table(seen + SMOOTHING, rans.SMALL_BITS) for name, seen in small.items()}
         return {"ids": starts, **tables, "above": np.stack([rans.table(r + SMOOTHING, rans.SMALL_BITS) for r in above])}
 
     def encode(self, row: Row, codebook: Codebook) -> bytes:
         stack = np.empty(row[0].size * 3 + 3 * len(row[0]) + 8, np.uint32)
-        classes = classes_of(codebook["ids"].starts)
+        classes = classes_of(codebook["ids"])
         tables = (codebook[name].starts for name in ("floors", "tails", "above"))
         return rans.packed(*encode(*row, *codebook["ids"].pushing, classes, *tables, stack))
 
@@ -89,7 +89,7 @@ class TopK(Signal):
         lengths = where.positions.sum(1).tolist()
         ids, levels = np.empty((sum(lengths), self.k), np.int64), np.empty((sum(lengths), self.k), np.int32)
         tails = np.empty(sum(lengths), np.int32)
-        classes = classes_of(codebook["ids"].starts)
+        classes = classes_of(codebook["ids"])
         small = [array for name in ("floors", "tails", "above") for array in codebook[name].popping[:2]]
         first = 0
         for record, length in zip(records, lengths, strict=True):
@@ -101,14 +101,19 @@ class TopK(Signal):
         # Together: next to 1 the grid is too coarse for a tail to tell how little the ids kept have, their levels do.
         grid = np.hstack([levels, tails[:, None]]).astype(np.float32) * np.float32(-self.step)
         grid[tails == LEVELS - 1, -1] = -np.inf
-        log_probs = torch.from_numpy(grid).log_softmax(-1)
-        return {"ids": torch.from_numpy(ids), "log_probs": log_probs[:, :-1], "tail": log_probs[:, -1].exp()}
+        # NumPy: this runs on a thread beside training, where PyTorch would start threads of its own.
+        grid -= grid.max(1, keepdims=True)
+        grid -= np.log(np.exp(grid).sum(1, keepdims=True))
+        return {
+            "ids": torch.from_numpy(ids),
+            "log_probs": torch.from_numpy(grid[:, :-1]),
+            "tail": torch.from_numpy(np.exp(grid[:, -1])),
+        }
 
 
-def classes_of(starts: np.ndarray) -> np.ndarray:
+def classes_of(ids: rans.Table) -> np.ndarray:
     """A class by the logarithm of each id's frequency, int8 [width]."""
-    bits = np.log2(np.diff(starts.astype(np.int64)))
-    return np.minimum(bits, CLASSES - 1).astype(np.int8)
+    return np.minimum(ids.magnitudes, CLASSES - 1)
 
 
 @njit(nogil=True, cache=True)
