@@ -1,6 +1,8 @@
 """`python -m pipelines.cache`: writes a teacher's signals, says what a cache holds, checks it, mends it."""
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,9 @@ EXAMPLES = {
   python -m pipelines.cache write --teacher runs/lm --data books/ --cache caches/lm --data.max_length 512
   python -m pipelines.cache write --teacher T --data books/ --cache C --signals sampled,hidden --draws 48 --layers 6,12
   python -m pipelines.cache write --teacher T --data books/ --cache C --dry-run
-  # two at once, on one machine or on a shared disk:
-  python -m pipelines.cache write … --rank 0 --ranks 2 & python -m pipelines.cache write … --rank 1 --ranks 2""",
+  # several writers share the work, by hand on one or more machines, or a process a GPU:
+  python -m pipelines.cache write … --rank 0 --ranks 2 & python -m pipelines.cache write … --rank 1 --ranks 2
+  torchrun --nproc-per-node 8 -m pipelines.cache write …""",
     "inspect": """\
   python -m pipelines.cache inspect --cache caches/lm
   python -m pipelines.cache inspect --cache caches/lm --data more_books/
@@ -63,6 +66,8 @@ def write(argv: Sequence[str]) -> None:
     config = parsed("write", WriteConfig, argv)
     from pipelines.cache_task import prepare, record
 
+    if "RANK" in os.environ and config.ranks == 1:  # under torchrun
+        config = replace(config, rank=int(os.environ["RANK"]), ranks=int(os.environ["WORLD_SIZE"]))
     set_threads(config.threads)
     console, job = Console(), prepare(config)
     console.say(f"task: {job.task}; {len(job.samples):,} samples, {int(job.samples.lengths.sum()):,} tokens")

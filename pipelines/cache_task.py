@@ -1,5 +1,6 @@
 """What a task wants kept: which model class, which samples, which signals."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -73,11 +74,12 @@ def prepare(config: WriteConfig) -> Job:
     model = load_model(folder, task, config.teacher)
     signals = tuple(make_signal(name, task, config.keep, model.config, config.seed) for name in names)
     teacher = OnlineTeacher(
-        model.to(device_of(config.device)),  # type: ignore[arg-type]
+        model,
         answers_of(signals),
         new_tokens=config.keep.new_tokens,
         temperature=config.keep.temperature or 0.0,
         seed=config.seed,
+        device=device_of(config.device),
     )
     return Job(task, teacher, tokenizer, samples, identity_for(config, task, model, tokenizer, signals))
 
@@ -113,7 +115,9 @@ def task_of(own: PretrainedConfig, name: str) -> str:
 
 def device_of(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:

@@ -8,7 +8,11 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, Pretrai
 from distill.data.splits import load_splits
 from distill.student.build import student_config
 from distill.student.spec import is_relative
+from distill.teacher.cache import Dense
+from distill.teacher.cache.preflight import ROW_BYTES, SIGNAL_BYTES
 from distill.teacher.load import checkpoint_folder
+from pipelines.cache_stage import TASK, kept_for
+from pipelines.cache_task import make_signal
 from pipelines.config import DistillConfig
 
 
@@ -31,9 +35,17 @@ def planned_sizes(config: DistillConfig, source: Path) -> list[tuple[str, str]]:
         ("classes", str(len(splits.labels))),
         ("teacher", f"{big / 1e6:.1f}M parameters, {4 * big / 1e6:.0f} MB"),
         ("student", f"{small / 1e6:.1f}M parameters, {4 * small / 1e6:.0f} MB"),
-        ("cache", f"at most {rows * (4 * len(splits.labels) + 16) / 1e6:.1f} MB"),
+        ("cache", f"at most {rows * cached_bytes(config, teacher, student) / 1e6:.1f} MB"),
         ("student training", f"{config.train.epochs} epochs, {steps} steps"),
     ]
+
+
+def cached_bytes(config: DistillConfig, teacher: PretrainedConfig, student: PretrainedConfig) -> float:
+    """Most that a text takes in the cache."""
+    keep = kept_for(config.loss, teacher, student.num_hidden_layers)
+    signals = [make_signal(name, TASK, keep, teacher, 0) for name in keep.signals.split(",")]
+    each = sum(s.nominal_bytes() * (1 if isinstance(s, Dense) else config.data.max_length) for s in signals)
+    return each + ROW_BYTES + len(signals) * SIGNAL_BYTES
 
 
 def parameters(config: PretrainedConfig) -> int:

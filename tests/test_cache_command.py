@@ -220,3 +220,12 @@ def test_the_angle_or_the_loss_of_equal_targets_is_not_nothing():
     sampled = {"ids": everything, "weights": logits.softmax(-1)}
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
     torch.testing.assert_close(distribution_loss(logits, sampled, 1.0), entropy)
+
+
+def test_a_rank_of_torchrun_writes_nothing_or_speaks(cache, decoder, texts, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    words = words_for(decoder, texts, tmp_path / "c")
+    assert cache("write", *words) == (0, "")
+    monkeypatch.delenv("RANK")
+    assert "nothing was missing" in cache("write", *words)[1]

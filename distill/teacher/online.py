@@ -30,6 +30,7 @@ class OnlineTeacher:
         new_tokens: Most tokens of a generated sequence.
         temperature: Of generation; 0 takes the likeliest token.
         seed: Of generation; each prompt has its own stream, whatever it is in a batch with.
+        device: Batches are moved there; left out, the teacher moves to where the batch is.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class OnlineTeacher:
         new_tokens: int = 64,
         temperature: float = 0.0,
         seed: int = 0,
+        device: torch.device | None = None,
     ):
         unknown = [name for name in answers if name not in ANSWERS]
         if unknown:
@@ -47,6 +49,7 @@ class OnlineTeacher:
         self.model, self.answers = frozen(model), tuple(answers)
         self.new_tokens, self.temperature, self.seed = new_tokens, temperature, seed
         self.attention = attention_maps(model) if "relations" in answers else []
+        self.device = device
 
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -57,7 +60,8 @@ class OnlineTeacher:
             relations layers x (query, key, value), each [batch, length, width]; embedding [batch, width], the mean of
             the last layer over the tokens; generated (ids, log-probabilities), a [tokens] tensor a sample each.
         """
-        device = batch["input_ids"].device
+        device = self.device or batch["input_ids"].device
+        batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
         if self.model.device != device:
             self.model.to(device)  # type: ignore[arg-type]
         out: dict[str, Any] = {}
