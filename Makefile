@@ -33,6 +33,7 @@ check: .venv/ready-dev
 
 bench: .venv/ready-dev
 	$(BIN)/python -m benchmarks.training_step
+	$(BIN)/python -m benchmarks.cache_speed
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .mypy_cache

@@ -8,7 +8,6 @@ column `text`. Products are in bfloat16, weights and optimizer in float32.
 
 import math
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,4 +214,3 @@ def mean_nats(model: LlamaForCausalLM, blocks: np.ndarray) -> float:
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     cli.run(main)
-    sys.exit(0)

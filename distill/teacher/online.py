@@ -16,7 +16,6 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
 # What families call the three maps of their attention.
 PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"))
-Vectors = tuple[Tensor, Tensor, Tensor]
 
 
 class OnlineTeacher:

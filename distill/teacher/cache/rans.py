@@ -1,7 +1,8 @@
 """Entropy coding of symbols with known frequencies, close to the bound: rANS on a stack of 32-bit words.
 
 Compiled by numba, the loops hold no interpreter lock and give the same bits on every machine (integers only). A coder
-is last in, first out: what is pushed last is popped first.
+is last in, first out: what is pushed last is popped first. Numba keeps what it compiled by the date of a kernel's own
+file: after a change here, touch the files in `signals/` that call it.
 
 Sources: Duda 2013 (arXiv 1311.2540), the range variant. Sets are coded without paying for their order by drawing the
 order from the bits already written ("bits back"): Kunze, Severo, Zani, van de Meent, Townsend 2024 (arXiv 2411.10296).
