@@ -3,8 +3,9 @@
     python -m benchmarks.small_lm --config configs/small-lm.yaml --output runs/small-lm
     python -m benchmarks.cached_students --lm runs/small-lm --output runs/cached-students
 
-Every way trains the same student on the same batches in the same order; only the target differs. A run that is
-already in the output's results.jsonl is not made again, so ways and seeds can be given in several calls.
+Every way trains the same students on the same batches in the same order; only the target differs, and the seed decides
+the first weights. A run that is already in the output's results.jsonl is not made again, so ways and seeds can be given
+in several calls.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.small_lm import mean_nats
 from distill.data.batches import TrainBatches
 from distill.data.language import LanguageBlocks
-from distill.losses.compose import distribution_loss
+from distill.losses.compose import distribution_loss, weighted_sum
 from distill.losses.config import LossConfig
 from distill.module import DistillationModule
 from distill.samples import samples_of
@@ -56,11 +57,11 @@ def main() -> None:
     blocks = {name: np.load(Path(given.lm) / f"{name}.npy") for name in ("train", "dev")}
     data = LanguageBlocks([row.astype(np.int64) for row in blocks["train"][: given.steps * BATCH]])
     for way in given.ways:
-        for seed in given.seeds:
-            if (way, seed, given.steps) not in done(output):
-                result = student_of(given, way, seed, teacher, data, blocks["dev"][:400], output, console)
-                with (output / "results.jsonl").open("a") as file:
-                    file.write(json.dumps(result) + "\n")
+        seeds = [seed for seed in given.seeds if (way, seed, given.steps) not in done(output)]
+        if seeds:
+            results = students_of(given, way, seeds, teacher, data, blocks["dev"][:400], output, console)
+            with (output / "results.jsonl").open("a") as file:
+                file.writelines(json.dumps(result) + "\n" for result in results)
     show(console, output, given.steps)
 
 
@@ -70,17 +71,40 @@ def done(output: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
     return {(line["way"], line["seed"], line["steps"]): line for line in lines}
 
 
-def student_of(
+def students_of(
     given: argparse.Namespace,
     way: str,
-    seed: int,
+    seeds: list[int],
     teacher: LlamaForCausalLM,
     data: LanguageBlocks,
     dev: np.ndarray,
     output: Path,
     console: Console,
-) -> dict[str, Any]:
-    """Trains one student and measures it on unseen text."""
+) -> list[dict[str, Any]]:
+    """Trains a student a seed, side by side so that the teacher is asked once a batch, and measures on unseen text."""
+    signals: Any = None
+    if way == "dense":
+        signals = exact(OnlineTeacher(teacher))
+    elif way in ("sampled", "topk"):
+        signals = cached(given, way, teacher, data, output, console)
+    loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1, temperature=1)
+    modules = [DistillationModule(new_student(given, seed, teacher), loss=loss, train=TrainConfig()) for seed in seeds]
+    seconds = train(modules, TrainBatches(data, BATCH, 0, seed=0, signals=signals), given.steps, way, console)
+    return [
+        {
+            "way": way,
+            "seed": seed,
+            "steps": given.steps,
+            "dev_nats": mean_nats(module.student, dev),
+            "dev_kl": mean_kl(module.student, teacher, dev),
+            "seconds": seconds / len(seeds),
+            "student": f"{given.layers} layers x {given.hidden}, {module.student.num_parameters() / 1e6:.1f}M",
+        }
+        for seed, module in zip(seeds, modules, strict=True)
+    ]
+
+
+def new_student(given: argparse.Namespace, seed: int, teacher: LlamaForCausalLM) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     own = teacher.config.to_dict() | {
         "hidden_size": given.hidden,
@@ -88,24 +112,7 @@ def student_of(
         "num_hidden_layers": given.layers,
         "head_dim": given.hidden // 4,
     }
-    student = LlamaForCausalLM(LlamaConfig(**own))
-    signals: Any = None
-    if way == "dense":
-        signals = exact(OnlineTeacher(teacher))
-    elif way in ("sampled", "topk"):
-        signals = cached(given, way, teacher, data, output, console)
-    loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1, temperature=1)
-    module = DistillationModule(student, loss=loss, train=TrainConfig(), signals=signals)
-    seconds = train(module, TrainBatches(data, BATCH, 0, seed=seed), given.steps, f"{way} {seed}", console)
-    return {
-        "way": way,
-        "seed": seed,
-        "steps": given.steps,
-        "dev_nats": mean_nats(student, dev),
-        "dev_kl": mean_kl(student, teacher, dev),
-        "seconds": seconds,
-        "student": f"{given.layers} layers x {given.hidden}, {student.num_parameters() / 1e6:.1f}M",
-    }
+    return LlamaForCausalLM(LlamaConfig(**own)).train()
 
 
 def exact(teacher: OnlineTeacher) -> Any:
@@ -137,28 +144,26 @@ def cached(
     return CacheReader(folder, identity)
 
 
-def train(module: DistillationModule, batches: TrainBatches, steps: int, label: str, console: Console) -> float:
+def train(modules: list[DistillationModule], batches: TrainBatches, steps: int, label: str, console: Console) -> float:
     """AdamW, warm-up and cosine, products in bfloat16; returns the seconds it took."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    rate = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda i: min((i + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * i / steps))
-    )
-    module.student.train()
-    start, done_steps = time.perf_counter(), 0
+    settings = {"lr": 2e-3, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+    optimizers = [torch.optim.AdamW(module.parameters(), **settings) for module in modules]  # type: ignore[arg-type]
+    start, step = time.perf_counter(), 0
     with console.track(label, steps, "steps") as advance:
-        while done_steps < steps:
+        while step < steps:
             for batch in batches:
-                with torch.autocast("cpu", torch.bfloat16):
-                    terms = module.terms(batch)
-                value = sum(terms.values())
-                value.backward()  # type: ignore[union-attr]
-                torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-                rate.step()
+                for module, optimizer in zip(modules, optimizers, strict=True):
+                    for group in optimizer.param_groups:
+                        group["lr"] = 2e-3 * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+                    with torch.autocast("cpu", torch.bfloat16):
+                        value = weighted_sum(module.loss, module.terms(batch))
+                    value.backward()
+                    torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
                 advance(1, f"loss {float(value):.3f}")
-                done_steps += 1
-                if done_steps == steps:
+                step += 1
+                if step == steps:
                     break
     return time.perf_counter() - start
 
