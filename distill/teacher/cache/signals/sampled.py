@@ -14,7 +14,7 @@ from distill.errors import InputError
 from distill.teacher.cache import rans
 from distill.teacher.cache.signals.checks import check_width, unusable
 from distill.teacher.cache.signals.comb import comb_sample
-from distill.teacher.cache.signals.signal import Answer, Codebook, Row, Signal, Where
+from distill.teacher.cache.signals.signal import Answer, Codebook, Row, Signal, Where, at_positions
 
 BLOCK = 64  # ids whose mass is summed together
 CONTEXTS = 8
@@ -55,7 +55,7 @@ class Sampled(Signal):
     def rows(self, answer: Answer) -> list[Row]:
         """Ids int32, counts int32, both of all positions after one another, and each position's number of ids int32."""
         mask = answer.where.positions
-        logits, lengths = answer.outputs["logits"][mask], mask.sum(1).tolist()
+        logits, lengths = at_positions(answer.outputs["logits"], mask), mask.sum(1).tolist()
         check_width("logits", logits, self.width)
         keys = zip(answer.keys, lengths, strict=True)
         offsets = np.concatenate([offsets_of(key, length, self.seed) for key, length in keys])

@@ -91,3 +91,8 @@ class Signal(ABC):
         Raises:
             ValueError: A record that does not fit its sample.
         """
+
+
+def at_positions(logits: Tensor, mask: Tensor) -> Tensor:
+    """Rows [positions, width] of logits [batch, length, width] where the mask is set; no copy where it is everywhere."""
+    return logits.flatten(0, 1) if mask.all() else logits[mask]

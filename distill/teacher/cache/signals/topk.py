@@ -12,7 +12,7 @@ from torch import Tensor
 from distill.errors import InputError
 from distill.teacher.cache import rans
 from distill.teacher.cache.signals.checks import check_finite, check_width
-from distill.teacher.cache.signals.signal import Answer, Codebook, Row, Signal, Where
+from distill.teacher.cache.signals.signal import Answer, Codebook, Row, Signal, Where, at_positions
 
 LEVELS = 1024  # of the grid; anything below its end is put there
 CLASSES = 16  # of ids by how common they are: common ones have larger probabilities
@@ -51,7 +51,7 @@ class TopK(Signal):
 
     def rows(self, answer: Answer) -> list[Row]:
         """Ids int32 [positions, k] ascending, their levels int32 [positions, k], the tail's int32 [positions]."""
-        logits = answer.outputs["logits"][answer.where.positions].float() / self.temperature
+        logits = at_positions(answer.outputs["logits"], answer.where.positions).float() / self.temperature
         check_width("logits", logits, self.width)
         values, ids = logits.topk(self.k, -1)
         # Not `logsumexp`: next to logits of 150 it is off by 1e-5, and a sure teacher would seem to have a tail.
