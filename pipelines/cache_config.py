@@ -33,7 +33,7 @@ class KeepConfig:
     signals: str = "auto"
     draws: int = 24
     k: int = 64
-    step: float = 0.0625
+    step: float = 0.125
     layers: str = "last"
     dtype: Literal["float32", "float16"] = "float32"
     temperature: float | None = None

@@ -94,5 +94,5 @@ class Signal(ABC):
 
 
 def at_positions(logits: Tensor, mask: Tensor) -> Tensor:
-    """Rows [positions, width] of logits [batch, length, width] where the mask is set; no copy where it is everywhere."""
+    """Rows [positions, width] of logits [batch, length, width] where the mask is set; no copy where it is all."""
     return logits.flatten(0, 1) if mask.all() else logits[mask]

@@ -35,7 +35,7 @@ class TopK(Signal):
 
     kind: ClassVar[str] = "topk"
     k: int = 64
-    step: float = 0.0625
+    step: float = 0.125
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
