@@ -130,7 +130,7 @@ def test_masks_of_cache_and_training_differ(cache, texts, tmp_path, tokenizer):
         found = reader(batch)
         assert len(found["ids"]) == int(batch["positions"].sum())
         dense = model(batch)["logits"][batch["positions"]].softmax(-1)
-        torch.testing.assert_close(found["log_probs"].exp(), dense.gather(-1, found["ids"]), rtol=0.08, atol=1e-4)
+        torch.testing.assert_close(found["log_probs"].exp(), dense.gather(-1, found["ids"]), rtol=0.14, atol=1e-4)
 
 
 def test_features_and_embeddings_are_not_kept(cache, body_folder, data_folder, tmp_path, tokenizer):
