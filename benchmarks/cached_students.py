@@ -3,9 +3,9 @@
     python -m benchmarks.small_lm --config configs/small-lm.yaml --output runs/small-lm
     python -m benchmarks.cached_students --lm runs/small-lm --output runs/cached-students
 
-Every way trains the same students on the same batches in the same order; only the target differs, and the seed decides
-the first weights. A run that is already in the output's results.jsonl is not made again, so ways and seeds can be given
-in several calls.
+Every way trains the same students on the same batches in the same order; only the target differs. A student has the
+teacher's embeddings and head, and layers of its own whose first weights the seed decides. A run that is already in the
+output's results.jsonl is not made again, so ways and seeds can be given in several calls.
 """
 
 import argparse
@@ -35,6 +35,7 @@ from pipelines.console import Console
 
 WAYS = ("dense", "sampled", "topk", "labels")
 BATCH = 8
+LEARNING_RATE = 1e-3
 
 
 def main() -> None:
@@ -47,7 +48,6 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=13)
     parser.add_argument("--k", type=int, default=12)
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -98,7 +98,7 @@ def students_of(
             "dev_nats": mean_nats(module.student, dev),
             "dev_kl": mean_kl(module.student, teacher, dev),
             "seconds": seconds / len(seeds),
-            "student": f"{given.layers} layers x {given.hidden}, {module.student.num_parameters() / 1e6:.1f}M",
+            "student": f"{given.layers} layers, {module.student.num_parameters() / 1e6:.1f}M parameters",
         }
         for seed, module in zip(seeds, modules, strict=True)
     ]
@@ -106,13 +106,10 @@ def students_of(
 
 def new_student(given: argparse.Namespace, seed: int, teacher: LlamaForCausalLM) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    own = teacher.config.to_dict() | {
-        "hidden_size": given.hidden,
-        "intermediate_size": given.hidden * 11 // 4,
-        "num_hidden_layers": given.layers,
-        "head_dim": given.hidden // 4,
-    }
-    return LlamaForCausalLM(LlamaConfig(**own)).train()
+    student = LlamaForCausalLM(LlamaConfig(**teacher.config.to_dict() | {"num_hidden_layers": given.layers}))
+    student.get_input_embeddings().load_state_dict(teacher.get_input_embeddings().state_dict())
+    student.get_output_embeddings().load_state_dict(teacher.get_output_embeddings().state_dict())
+    return student.train()
 
 
 def exact(teacher: OnlineTeacher) -> Any:
@@ -146,7 +143,7 @@ def cached(
 
 def train(modules: list[DistillationModule], batches: TrainBatches, steps: int, label: str, console: Console) -> float:
     """AdamW, warm-up and cosine, products in bfloat16; returns the seconds it took."""
-    settings = {"lr": 2e-3, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+    settings = {"lr": LEARNING_RATE, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
     optimizers = [torch.optim.AdamW(module.parameters(), **settings) for module in modules]  # type: ignore[arg-type]
     start, step = time.perf_counter(), 0
     with console.track(label, steps, "steps") as advance:
@@ -154,7 +151,7 @@ def train(modules: list[DistillationModule], batches: TrainBatches, steps: int, 
             for batch in batches:
                 for module, optimizer in zip(modules, optimizers, strict=True):
                     for group in optimizer.param_groups:
-                        group["lr"] = 2e-3 * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+                        group["lr"] = LEARNING_RATE * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / steps))
                     with torch.autocast("cpu", torch.bfloat16):
                         value = weighted_sum(module.loss, module.terms(batch))
                     value.backward()

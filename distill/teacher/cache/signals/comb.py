@@ -54,7 +54,7 @@ def comb(logits, offsets, draws, scale, ids, counts, sizes):
         row = logits[position]
         top = largest(row, lanes)
         sizes[position] = 0
-        if not np.isfinite(top) or holds_nan(row):
+        if not np.isfinite(top):
             continue
         powers(row, scale, top, masses)
         block_sums(masses, lanes, sums)
@@ -81,20 +81,12 @@ def largest(row, lanes):
     return top
 
 
-@njit(nogil=True, cache=True)
-def holds_nan(row):
-    found = 0
-    for value in row:
-        found += value != value
-    return found > 0
-
-
 @njit(nogil=True, cache=True, fastmath={"contract"})
 def powers(row, scale, top, out):
-    """2^((row - top) · scale), and 0 below 2^-126."""
+    """2^((row - top) · scale), 0 below 2^-126, and NaN for NaN."""
     for i in range(len(row)):
         y = (row[i] - top) * scale
-        y = y if y > float32(-127) else float32(-127)
+        y = float32(-127) if y < float32(-127) else y
         whole = np.floor(y)
         f = y - whole
         power = C0 + f * (C1 + f * (C2 + f * (C3 + f * (C4 + f * (C5 + f * C6)))))
@@ -119,10 +111,12 @@ def block_sums(masses, lanes, sums):
 
 @njit(nogil=True, cache=True)
 def walk(masses, sums, offset, draws, ids, counts):
-    """Passes over the cumulated masses and writes down where the teeth fall; returns how many ids that are."""
+    """Passes over the cumulated masses and writes down where the teeth fall; returns how many ids that are, 0 for NaN."""
     total = 0.0
     for mass in sums:
         total += mass
+    if np.isnan(total):
+        return 0
     step = total / draws
     mark, passed = offset * step, 0.0
     drawn, size, last = 0, 0, 0
