@@ -111,7 +111,7 @@ def block_sums(masses, lanes, sums):
 
 @njit(nogil=True, cache=True)
 def walk(masses, sums, offset, draws, ids, counts):
-    """Passes over the cumulated masses and writes down where the teeth fall; returns how many ids that are, 0 for NaN."""
+    """Passes over the cumulated masses and writes where the teeth fall; returns how many ids that are, 0 for NaN."""
     total = 0.0
     for mass in sums:
         total += mass
