@@ -4,8 +4,8 @@
     python -m benchmarks.cached_students --lm runs/small-lm --output runs/cached-students
 
 Every way trains the same students on the same batches in the same order; only the target differs. A student has the
-teacher's embeddings and head, and layers of its own whose first weights the seed decides. A run that is already in the
-output's results.jsonl is not made again, so ways and seeds can be given in several calls.
+teacher's embeddings and head, frozen or not, and layers of its own whose first weights the seed decides. A run that is
+already in the output's results.jsonl is not made again, so ways and seeds can be given in several calls.
 """
 
 import argparse
@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=13)
     parser.add_argument("--k", type=int, default=12)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--frozen", action="store_true", help="leave the teacher's embeddings and head as they are")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -98,7 +99,7 @@ def students_of(
             "dev_nats": mean_nats(module.student, dev),
             "dev_kl": mean_kl(module.student, teacher, dev),
             "seconds": seconds / len(seeds),
-            "student": f"{given.layers} layers, {module.student.num_parameters() / 1e6:.1f}M parameters",
+            "trained": module.student.num_parameters(only_trainable=True),
         }
         for seed, module in zip(seeds, modules, strict=True)
     ]
@@ -109,6 +110,8 @@ def new_student(given: argparse.Namespace, seed: int, teacher: LlamaForCausalLM)
     student = LlamaForCausalLM(LlamaConfig(**teacher.config.to_dict() | {"num_hidden_layers": given.layers}))
     student.get_input_embeddings().load_state_dict(teacher.get_input_embeddings().state_dict())
     student.get_output_embeddings().load_state_dict(teacher.get_output_embeddings().state_dict())
+    student.get_input_embeddings().requires_grad_(not given.frozen)
+    student.get_output_embeddings().requires_grad_(not given.frozen)
     return student.train()
 
 
@@ -144,7 +147,9 @@ def cached(
 def train(modules: list[DistillationModule], batches: TrainBatches, steps: int, label: str, console: Console) -> float:
     """AdamW, warm-up and cosine, products in bfloat16; returns the seconds it took."""
     settings = {"lr": LEARNING_RATE, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
-    optimizers = [torch.optim.AdamW(module.parameters(), **settings) for module in modules]  # type: ignore[arg-type]
+    optimizers = [
+        torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], **settings) for module in modules
+    ]  # type: ignore[arg-type]
     start, step = time.perf_counter(), 0
     with console.track(label, steps, "steps") as advance:
         while step < steps:

@@ -4,16 +4,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning
+import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
+from torch.distributed.tensor import DTensor
+from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 
 from distill.data.encode import IGNORED
+from distill.data.share import counts
 from distill.errors import InputError
-from distill.losses.compose import gradient_shares, loss_terms, weighted_sum
+from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
 from distill.losses.config import LossConfig, layer_pairs
 from distill.losses.logits import cross_entropy
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
+from distill.sharding.clip import clip_gradients
+from distill.sharding.pipeline import PipelineForward, PipelineTrainer
 from distill.teacher.online import INPUTS
 from distill.training import TrainConfig
 
@@ -35,6 +40,20 @@ def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
     return values.flatten(0, 1) if mask.all() else values[mask]
 
 
+def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
+    """Signals cut into the rows that they belong to, each [1, ...] or [positions of the row, ...]."""
+    labels = batch["labels"]
+    sizes = [1] * len(labels)
+    if labels.dim() > 1:
+        sizes = [len(rows_of({name: value[i : i + 1] for name, value in batch.items() if isinstance(value, Tensor)},
+                             labels[i : i + 1], 1)) for i in range(len(labels))]  # fmt: skip
+    return {
+        name: list(rows_of(batch, value, 2).split(sizes))
+        for name, value in signals.items()
+        if isinstance(value, Tensor)
+    }
+
+
 class DistillationModule(lightning.LightningModule):
     """Trains `student` on the terms of `loss`; without a teacher term it is plain fine-tuning.
 
@@ -50,6 +69,8 @@ class DistillationModule(lightning.LightningModule):
         metric: Updated with (predicted classes [rows], labels [rows]) on the validation split; a row is a sample, or
             a position where the student has logits for every token.
         teacher_sizes: (layers, width) of the teacher's hidden states, for the `hidden` term.
+        shard_optimizer: Copies of the student keep a part of the optimizer's state each (ZeRO-1).
+        stages: Where the student is one stage of a pipeline: what runs all of them.
 
     Raises:
         InputError: A term that needs sizes of the teacher, and none are given; in the first step, a term whose
@@ -65,9 +86,16 @@ class DistillationModule(lightning.LightningModule):
         signals: Signals | None = None,
         metric: Metric | None = None,
         teacher_sizes: tuple[int, int] | None = None,
+        shard_optimizer: bool = False,
+        stages: PipelineTrainer | None = None,
     ):
         super().__init__()
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
+        self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
+        if stages is not None and loss.hidden:
+            raise InputError(
+                "loss.hidden: a student in pipeline stages has no process with all its hidden states; use kl"
+            )
         self.pairs: list[tuple[int, int]] = []
         self.projections = nn.ModuleList()
         if loss.hidden:
@@ -93,13 +121,13 @@ class DistillationModule(lightning.LightningModule):
             set_dropout(self.student, self.train_config.dropout)
 
     def terms(self, batch: Batch) -> dict[str, Tensor]:
-        """Values of the terms on a batch, unweighted."""
+        """Values of the terms on a batch, unweighted; of a share of a batch, scaled by it."""
         out = self(batch, output_hidden_states=bool(self.pairs))
         signals = self.signals_of(batch)
         mapped = zip(self.projections, self.pairs, strict=True)
         hidden = [(project(out.hidden_states[s]), signals["hidden"][t]) for project, (s, t) in mapped]
         given = {name: value.to(out.logits.device) for name, value in signals.items() if isinstance(value, Tensor)}
-        return loss_terms(
+        terms = loss_terms(
             self.loss,
             rows_of(batch, out.logits, 2),
             rows_of(batch, batch["labels"], 1),
@@ -107,6 +135,7 @@ class DistillationModule(lightning.LightningModule):
             {name: rows_of(batch, value, 2) for name, value in given.items()},
             hidden,
         )
+        return shared(terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
 
     def signals_of(self, batch: Batch) -> Mapping[str, Any]:
         """The teacher's signals of a batch, from the batch or by asking."""
@@ -125,11 +154,40 @@ class DistillationModule(lightning.LightningModule):
         return signals
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if self.stages is not None:
+            if batch_idx % self.trainer.accumulate_grad_batches == 0:
+                self.zero_grad()
+            return self._staged_step(self.stages, batch)
         terms = self.terms(batch)
         total = weighted_sum(self.loss, terms)
         if self._is_logged():
             self._log_terms(total, terms)
         return total
+
+    def _staged_step(self, stages: PipelineTrainer, batch: Batch) -> Tensor:
+        """Forward and backward through all stages; the loss comes without a graph."""
+        whole, accumulated = counts(batch), self.trainer.accumulate_grad_batches
+        names = [name for name in ("labels", "attention_mask", "positions") if name in batch]
+        targets = {name: batch[name] for name in names} | {"signals": by_row(batch, self.signals_of(batch))}
+
+        def loss(logits: Tensor, part: Mapping[str, Any]) -> Tensor:
+            own = {name: value for name, value in part.items() if name != "signals"}
+            given = {name: torch.cat(list(rows)) for name, rows in part["signals"].items()}
+            terms = loss_terms(
+                self.loss, rows_of(own, logits, 2), rows_of(own, own["labels"], 1), own["attention_mask"], given
+            )
+            shares = {name: count / max(whole[name], 1) for name, count in counts(own).items()}
+            return weighted_sum(self.loss, shared(terms, shares)) / accumulated
+
+        total = stages.step(batch, targets, loss).sum() * accumulated
+        if self._is_logged():
+            self._log_terms(total, {})
+        return total
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        """Lightning calls it between the step and the backward pass, when a pipeline's gradients are there already."""
+        if self.stages is None:
+            optimizer.zero_grad()
 
     def _is_logged(self) -> bool:
         trainer: Any = self._trainer
@@ -143,25 +201,49 @@ class DistillationModule(lightning.LightningModule):
                 "lower the learning rate or look for extreme values in the teacher's signals"
             )
         values: dict[str, Any] = {"train/loss": total.detach(), "lr": self.trainer.optimizers[0].param_groups[0]["lr"]}
-        shares = gradient_shares(self.loss, terms, self.parameters())
+        shares = self._gradient_shares(terms)
         for name, value in terms.items():
             values[f"train/{name}"] = value.detach()
             values[f"train/{name}_weight"] = getattr(self.loss, name)
-            values[f"train/{name}_gradient_share"] = shares[name]
+            if name in shares:
+                values[f"train/{name}_gradient_share"] = shares[name]
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "wait_share"):
             values["train/wait_share"] = data.wait_share()
-        self.log_dict(values)
+        self.log_dict(values, sync_dist=self.trainer.world_size > 1)
+
+    def _gradient_shares(self, terms: dict[str, Tensor]) -> dict[str, float]:
+        """None where weights are sharded: a backward pass of one term would reduce gradients a second time."""
+        if not terms or any(isinstance(parameter, DTensor) for parameter in self.parameters()):
+            return {}
+        return gradient_shares(self.loss, terms, self.parameters())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        logits, labels = rows_of(batch, self(batch).logits, 2), rows_of(batch, batch["labels"], 1)
+        out = (
+            self(batch).logits
+            if self.stages is None
+            else PipelineForward(self.stages.stage, self.stages.group)(batch)["logits"]
+        )
+        logits, labels = rows_of(batch, out, 2), rows_of(batch, batch["labels"], 1)
         rows = int((labels != IGNORED).sum())
-        self.log("val/loss", cross_entropy(logits, labels), on_epoch=True, batch_size=rows, sync_dist=True)
+        self.val_loss.update(cross_entropy(logits, labels), rows)
+        self.log("val/loss", self.val_loss, on_epoch=True, batch_size=rows)
         if self.metric is not None:
             self.metric.update(logits.argmax(-1), labels)
             self.log("val/score", self.metric, on_epoch=True, batch_size=rows)
 
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        """By the norm over every process's parts, however the weights are laid out."""
+        if gradient_clip_val and self.stages is not None:
+            self.stages.clip_gradients(float(gradient_clip_val))
+        elif gradient_clip_val:
+            clip_gradients(self.parameters(), float(gradient_clip_val))
+
     def configure_optimizers(self) -> Any:
-        optimizer = build_optimizer(self.student, self.projections.parameters(), self.train_config)
+        optimizer = build_optimizer(
+            self.student, self.projections.parameters(), self.train_config, shard=self.shard_optimizer
+        )
         schedule = build_schedule(optimizer, self.train_config, int(self.trainer.estimated_stepping_batches))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

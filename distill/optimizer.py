@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
@@ -12,18 +15,25 @@ from transformers import PreTrainedModel
 from distill.training import TrainConfig
 
 
-def build_optimizer(student: PreTrainedModel, extra: Iterable[nn.Parameter], config: TrainConfig) -> Optimizer:
+def build_optimizer(
+    student: PreTrainedModel, extra: Iterable[nn.Parameter], config: TrainConfig, *, shard: bool = False
+) -> Optimizer:
     """AdamW with weight decay on matrices and its own rate for the head.
 
-    `extra` are parameters outside the student that are trained with it.
+    `extra` are parameters outside the student that are trained with it. With `shard` each process of the world keeps
+    the states of a part of the parameters and sends what it updated to the others (ZeRO-1).
     """
     body = {id(p) for p in student.base_model.parameters()}
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, Any], list[nn.Parameter]] = {}
     for p in [*student.parameters(), *extra]:
         if p.requires_grad:
             rate = config.learning_rate if id(p) in body else config.learning_rate * config.head_rate
-            groups.setdefault((rate, config.weight_decay if p.dim() > 1 else 0.0), []).append(p)
-    settings = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
+            # Tensors on different meshes, or on none, can't be updated by one fused call.
+            place = p.device_mesh if isinstance(p, DTensor) else None
+            groups.setdefault((rate, config.weight_decay if p.dim() > 1 else 0.0, place), []).append(p)
+    settings = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay, _), params in groups.items()]
+    if shard:
+        return ZeroRedundancyOptimizer(settings, optimizer_class=AdamW, lr=config.learning_rate, fused=True)
     return AdamW(settings, lr=config.learning_rate, fused=True)
 
 

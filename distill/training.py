@@ -15,7 +15,7 @@ class TrainConfig:
         learning_rate: Peak of the schedule.
         schedule: `linear` or `cosine` to 0 after the warm-up, or `constant`.
         warmup: Share of the steps over which the rate rises.
-        batch_size: Rows a batch on each process.
+        batch_size: Rows a batch, of all processes together.
         accumulate: Batches a step of the optimizer.
         weight_decay: AdamW's, on matrices only.
         max_grad_norm: Longer gradients are cut to this norm; 0 never cuts.

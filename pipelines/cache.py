@@ -1,8 +1,6 @@
 """`python -m pipelines.cache`: writes a teacher's signals, says what a cache holds, checks it, mends it."""
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +8,11 @@ from distill.errors import InputError
 from pipelines import cli
 from pipelines.cache_config import SHORT, InspectConfig, RebuildConfig, VerifyConfig, WriteConfig
 from pipelines.console import Console
+from pipelines.launch import launch
+from pipelines.world import World, join_world, launched, leave_world
 
 if TYPE_CHECKING:
+    from distill.layout import Layout
     from distill.teacher.cache import CacheReader
     from pipelines.cache_task import Job
 
@@ -22,7 +23,9 @@ EXAMPLES = {
   python -m pipelines.cache write --teacher T --data books/ --cache C --dry-run
   # several writers share the work, by hand on one or more machines, or a process a GPU:
   python -m pipelines.cache write … --rank 0 --ranks 2 & python -m pipelines.cache write … --rank 1 --ranks 2
-  torchrun --nproc-per-node 8 -m pipelines.cache write …""",
+  torchrun --nproc-per-node 8 -m pipelines.cache write …
+  # a teacher too large for one process
+  python -m pipelines.cache write … --devices 4 --layout fsdp=4""",
     "inspect": """\
   python -m pipelines.cache inspect --cache caches/lm
   python -m pipelines.cache inspect --cache caches/lm --data more_books/
@@ -64,17 +67,75 @@ def parsed(command: str, config: type, argv: Sequence[str]) -> Any:
 
 def write(argv: Sequence[str]) -> None:
     config = parsed("write", WriteConfig, argv)
+    if config.devices > 1 and not launched() and not config.dry_run:
+        check_layout(config, config.devices)
+        launch("pipelines.cache", ["write", *argv], config.devices)
+        return
+    world, console = join_world(config.timeout), Console()
+    layout = check_layout(config, world.size)
     from pipelines.cache_task import prepare, record
 
-    if "RANK" in os.environ and config.ranks == 1:  # under torchrun
-        config = replace(config, rank=int(os.environ["RANK"]), ranks=int(os.environ["WORLD_SIZE"]))
     set_threads(config.threads)
-    console, job = Console(), prepare(config)
+    mesh = None
+    if layout.sharded:
+        from distill.sharding.mesh import mesh_of
+
+        mesh = mesh_of(layout, device_type())
+    job = prepare(config, layout, mesh)
     console.say(f"task: {job.task}; {len(job.samples):,} samples, {int(job.samples.lengths.sum()):,} tokens")
     if config.dry_run:
         dry_run(console, config, job)
         return
-    fill(console, config, job, record(config))
+    if world.size == 1:
+        fill(console, config, job, record(config))
+    else:
+        from pipelines.whereabouts import told
+
+        with told(world):
+            fill_together(console, config, job, world, mesh)
+    leave_world()
+
+
+def check_layout(config: WriteConfig, processes: int) -> "Layout":
+    """The teacher's layout, checked before a process loads a weight."""
+    from transformers import AutoConfig
+
+    from distill.layout import fitting, parse_layout
+    from distill.teacher.load import checkpoint_folder
+
+    layout = parse_layout(config.layout, processes, "layout")
+    own = AutoConfig.from_pretrained(checkpoint_folder(config.teacher)).get_text_config()
+    heads = own.num_attention_heads
+    fitting(layout, heads, getattr(own, "num_key_value_heads", None) or heads, own.num_hidden_layers, "layout")
+    if layout.sharded and config.device not in ("auto", device_type()):
+        raise InputError(f"--device {config.device!r}: a teacher in parts lies on {device_type()} here; leave it out")
+    return layout
+
+
+def device_type() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def fill_together(console: Console, config: WriteConfig, job: "Job", world: World, mesh: Any) -> None:
+    from pipelines.cache_task import record
+    from pipelines.caching import write_together
+
+    write_together(
+        console,
+        world,
+        Path(config.cache),
+        job.identity,
+        job.samples,
+        job.teacher,
+        mesh,
+        batch_tokens=config.batch_tokens,
+        force=config.force,
+        made_from=record(config),
+    )
+    if world.leads:
+        show(console, Path(config.cache))
 
 
 def fill(console: Console, config: WriteConfig, job: "Job", made_from: dict[str, Any]) -> None:
@@ -177,7 +238,7 @@ def show_fidelity(console: Console, config: InspectConfig, reader: "CacheReader"
     from distill.teacher.online import OnlineTeacher
 
     classes = {"causal-lm": AutoModelForCausalLM, "masked-lm": AutoModelForMaskedLM}
-    model = job.teacher.model
+    model = job.model
     if config.student:
         loader = classes.get(job.task, AutoModelForSequenceClassification)
         student = loader.from_pretrained(checkpoint_folder(config.student, "student"), use_safetensors=True)

@@ -62,6 +62,9 @@ class WriteConfig:
         threads: CPU threads; 0 leaves it to PyTorch.
         device: Where the teacher runs; auto takes a GPU if there is one.
         rank, ranks: Of several writers started by hand at once, where this one begins.
+        devices: Processes to start on this machine, which share the work; under torchrun it says how many.
+        layout: How the teacher lies on them: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M.
+        timeout: Seconds that a process waits in a collective for the others before the run ends.
         seed: Seed of the draws.
         force: Write although the disk is too small.
         dry_run: Measure, say what it would take, and write nothing.
@@ -79,6 +82,9 @@ class WriteConfig:
     device: str = "auto"
     rank: int = 0
     ranks: int = 1
+    devices: int = 1
+    layout: str = "replicated"
+    timeout: float = 1800.0
     seed: int = 0
     force: bool = False
     dry_run: bool = False

@@ -4,14 +4,16 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from transformers import AutoConfig, PretrainedConfig
 
 from distill.data.config import DataConfig
+from distill.layout import Layout
 from distill.losses.config import LossConfig, layer_pairs
-from distill.teacher.cache import Identity
+from distill.sharding.mesh import mesh_of
 from pipelines.cache_config import KeepConfig, WriteConfig
-from pipelines.cache_task import make_signal, prepare, record
-from pipelines.caching import identity_of, write_with_progress
+from pipelines.cache_task import prepare, record
+from pipelines.caching import write_together
 from pipelines.config import DistillConfig
 from pipelines.stage import Artefact, Run
 from pipelines.teacher import MODEL
@@ -20,7 +22,9 @@ CACHE = "cache"
 TASK: Final = "text-classification"
 
 
-def cache_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, student_layers: int) -> Artefact:
+def cache_stage(
+    run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, student_layers: int, layout: Layout
+) -> Artefact:
     """Writes `cache/`; `python -m pipelines.cache` reads, verifies and rebuilds it like any other."""
     own = AutoConfig.from_pretrained(teacher.folder / MODEL) if teacher.digest else None
     keep = kept_for(config.loss, own, student_layers) if own else KeepConfig()
@@ -36,13 +40,16 @@ def cache_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         )
         cache = folder / CACHE
         wanted = WriteConfig(str(cache), str(teacher.folder / MODEL), TASK, texts, keep, device="cpu")
-        job = prepare(wanted)
+        mesh = mesh_of(layout, "cuda" if torch.cuda.is_available() else "cpu") if layout.sharded else None
+        job = prepare(wanted, layout, mesh)
         made_from = from_inside(record(wanted), run.output, folder)
-        written = write_with_progress(run.console, cache, job.identity, job.samples, job.teacher, made_from=made_from)
+        written = write_together(
+            run.console, run.world, cache, job.identity, job.samples, job.teacher, mesh, made_from=made_from
+        )
         size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
         return {"samples": written.samples, "bytes": size, "shards_found": written.reused}
 
-    return run.stage("cache", settings, {"data": data, "teacher": teacher}, work)
+    return run.stage("cache", settings, {"data": data, "teacher": teacher}, work, together=True)
 
 
 def kept_for(loss: LossConfig, teacher: PretrainedConfig, student_layers: int) -> KeepConfig:
@@ -52,15 +59,6 @@ def kept_for(loss: LossConfig, teacher: PretrainedConfig, student_layers: int) -
     pairs = layer_pairs(loss.layer_map, student_layers, teacher.num_hidden_layers)
     layers = ",".join(str(layer) for layer in sorted({layer for _, layer in pairs}))
     return KeepConfig(signals="logits,hidden" if loss.kl else "hidden", layers=layers)
-
-
-def stage_identity(
-    loss: LossConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, student_layers: int
-) -> Identity:
-    """What the stage's cache has to be made from."""
-    keep = kept_for(loss, model.config, student_layers)
-    signals = tuple(make_signal(name, TASK, keep, model.config, 0) for name in keep.signals.split(","))
-    return identity_of(model, tokenizer, signals, TASK)
 
 
 def from_inside(made_from: dict[str, Any], output: Path, folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.columns import find_columns
@@ -19,13 +20,23 @@ from distill.data.masking import MaskedBlocks
 from distill.data.source import read_splits
 from distill.data.splits import Examples, load_unlabelled, strings
 from distill.errors import InputError
+from distill.layout import Layout
 from distill.samples import samples_of
+from distill.sharding.pipeline import PipelineForward
 from distill.teacher.cache import Dense, Generated, Hidden, Identity, Relations, Sampled, Samples, TopK
 from distill.teacher.cache.signals import Signal
-from distill.teacher.load import checkpoint_folder, frozen, load_tokenizer
+from distill.teacher.load import (
+    checkpoint_folder,
+    frozen,
+    load_tokenizer,
+    stored_fingerprint,
+    tokenizer_fingerprint,
+    weights_fingerprint,
+)
 from distill.teacher.online import OnlineTeacher
 from pipelines.cache_config import KeepConfig, WriteConfig
-from pipelines.caching import answers_of, identity_of
+from pipelines.caching import answers_of
+from pipelines.placing import laid_out
 
 MODELS = {
     "text-classification": "AutoModelForSequenceClassification",
@@ -51,14 +62,15 @@ class Job:
     """Everything a cache is written with."""
 
     task: str
-    teacher: OnlineTeacher
+    model: PreTrainedModel
+    teacher: OnlineTeacher | PipelineForward
     tokenizer: PreTrainedTokenizerBase
     samples: Samples
     identity: Identity
 
 
-def prepare(config: WriteConfig) -> Job:
-    """Loads the teacher and the data of a configuration.
+def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh | None = None) -> Job:
+    """Loads the teacher, laid out on the mesh if there is one, and the data of a configuration.
 
     Raises:
         InputError: A teacher of another task, data that can't be read, signals that the task doesn't have.
@@ -70,9 +82,23 @@ def prepare(config: WriteConfig) -> Job:
     names = (DEFAULTS[task] if config.keep.signals == "auto" else config.keep.signals).split(",")
     for name in names:
         check_name(name, task)
+    check_cut(names, layout)
     samples = limited(samples_for(task, config.data, config.masking, tokenizer, names), config.limit)
-    model = load_model(folder, task, config.teacher)
-    signals = tuple(make_signal(name, task, config.keep, model.config, config.seed) for name in names)
+    signals = tuple(make_signal(name, task, config.keep, own, config.seed) for name in names)
+    auto_class = getattr(transformers, MODELS[task])
+    if layout is None or mesh is None:
+        model = load_model(folder, task, config.teacher)
+    else:
+        model = laid_out(folder, auto_class, layout, mesh, frozen=True)
+    staged = layout is not None and layout.pp > 1
+    weights = stored_fingerprint(folder, auto_class) if staged else weights_fingerprint(model)
+    # Preprocessing is named by the task alone: the ids themselves, which the keys hash, tell the rest.
+    identity = Identity(weights, tokenizer_fingerprint(tokenizer), signals, task, config.keep.compression)
+    if staged and mesh is not None:
+        hidden = sorted({layer for signal in signals if isinstance(signal, Hidden) for layer in signal.layers})
+        # One micro-batch: rows in another company may get other last bits, and a rebuilt cache other bytes.
+        stages = PipelineForward(model, mesh.get_group("pp"), micro_batches=1, hidden=hidden)
+        return Job(task, model, stages, tokenizer, samples, identity)
     teacher = OnlineTeacher(
         model,
         answers_of(signals),
@@ -81,7 +107,18 @@ def prepare(config: WriteConfig) -> Job:
         seed=config.seed,
         device=device_of(config.device),
     )
-    return Job(task, teacher, tokenizer, samples, identity_for(config, task, model, tokenizer, signals))
+    return Job(task, model, teacher, tokenizer, samples, identity)
+
+
+def check_cut(names: list[str], layout: Layout | None) -> None:
+    """Raises InputError for signals that no process of a teacher in parts can see."""
+    parts = 1 if layout is None else layout.tp * layout.pp
+    unseen = [name for name in names if name in ("relations", "generated", "embedding")]
+    if unseen and (parts > 1 or (layout is not None and layout.sharded and "generated" in unseen)):
+        raise InputError(
+            f"keep.signals: {unseen[0]} of a teacher laid out as {layout} isn't there whole on any process; lay it out "
+            "as replicated" + ("" if unseen[0] == "generated" else " or fsdp=N")
+        )
 
 
 def load_model(folder: Path, task: str, name: str) -> PreTrainedModel:
@@ -91,17 +128,6 @@ def load_model(folder: Path, task: str, name: str) -> PreTrainedModel:
         raise InputError(
             f"teacher {name!r}: can't be loaded for {task} ({str(error).splitlines()[0]}); name another --task"
         ) from error
-
-
-def identity_for(
-    config: WriteConfig,
-    task: str,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    signals: tuple[Signal, ...],
-) -> Identity:
-    """Preprocessing is named by the task alone: the ids themselves, which the keys hash, tell the rest."""
-    return identity_of(model, tokenizer, signals, task, config.keep.compression)
 
 
 def task_of(own: PretrainedConfig, name: str) -> str:
@@ -200,7 +226,7 @@ def layers_of(layers: str, last: int) -> tuple[int, ...]:
 def record(config: WriteConfig) -> dict[str, Any]:
     """The configuration as cache.json keeps it, so that `rebuild` and `inspect` find teacher and data again."""
     kept = asdict(config)
-    for name in ("cache", "force", "dry_run", "rank", "ranks", "device", "threads"):
+    for name in ("cache", "force", "dry_run", "rank", "ranks", "devices", "layout", "timeout", "device", "threads"):
         kept.pop(name)
     kept["teacher"] = absolute(kept["teacher"])
     for name in ("path", "unlabelled"):

@@ -4,40 +4,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
     AutoModelForSequenceClassification,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
-from distill.teacher.cache import Identity, Samples, write_cache
+from distill.teacher.cache import Identity, Samples, plan_cache, write_cache
 from distill.teacher.cache.plan import BATCH_TOKENS
-from distill.teacher.cache.preflight import Forecast
+from distill.teacher.cache.preflight import Forecast, Teacher
 from distill.teacher.cache.signals import Signal
 from distill.teacher.cache.writer import Written
-from distill.teacher.load import frozen, tokenizer_fingerprint, weights_fingerprint
-from distill.teacher.online import OnlineTeacher
+from distill.teacher.load import frozen
+from distill.teacher.shard import SharedTeacher
 from pipelines.console import Console
+from pipelines.world import World
 
 
 def load_teacher(folder: Path) -> PreTrainedModel:
     return frozen(AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True))
-
-
-def identity_of(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    signals: tuple[Signal, ...],
-    preprocessing: str = "",
-    compression: str = "none",
-) -> Identity:
-    return Identity(
-        weights_fingerprint(model),
-        tokenizer_fingerprint(tokenizer),
-        signals,
-        preprocessing,
-        compression,  # type: ignore[arg-type]
-    )
 
 
 def answers_of(signals: tuple[Signal, ...]) -> tuple[str, ...]:
@@ -57,13 +42,14 @@ def write_with_progress(
     folder: Path,
     identity: Identity,
     samples: Samples,
-    teacher: OnlineTeacher,
+    teacher: Teacher,
     *,
     batch_tokens: int = BATCH_TOKENS,
     force: bool = False,
     made_from: Mapping[str, Any] | None = None,
     rank: int = 0,
     ranks: int = 1,
+    in_step: bool = False,
 ) -> Written:
     """`write_cache` with its forecast, a progress bar, and a line for each shard that had to be repaired."""
     with console.track("cache: asking the teacher", len(set(samples.keys))) as advance:
@@ -77,9 +63,40 @@ def write_with_progress(
             batch_tokens=batch_tokens,
             force=force,
             made_from=made_from,
+            in_step=in_step,
             on_forecast=lambda expected: console.say(forecast_line(expected)),
             on_progress=advance,
         )
     for damage in written.damaged:
         console.say(f"  cache: {damage}; computed again")
+    return written
+
+
+def write_together(
+    console: Console,
+    world: World,
+    folder: Path,
+    identity: Identity,
+    samples: Samples,
+    teacher: Teacher,
+    mesh: DeviceMesh | None,
+    **settings: Any,
+) -> Written:
+    """`write_with_progress` on every process of the world; `mesh` is that of a teacher in parts, which all must ask."""
+    place: dict[str, Any] = {"rank": world.rank, "ranks": world.size}
+    if mesh is None:
+        written = write_with_progress(console, folder, identity, samples, teacher, **place, **settings)
+        world.meet()
+        return written
+    shared = SharedTeacher(teacher, mesh)
+    if world.leads:
+        plan_cache(
+            folder, identity, samples, shared, on_forecast=lambda expected: console.say(forecast_line(expected)),
+            **settings,
+        )  # fmt: skip
+    shared.finish()
+    world.meet()
+    written = write_with_progress(console, folder, identity, samples, shared, in_step=True, **place, **settings)
+    shared.finish()
+    world.meet()
     return written

@@ -146,6 +146,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Or a product's last bits depend on where in memory its weights lie, and differ between layouts.
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)  # their imports warn about GPU libraries and each other
     try:

@@ -22,7 +22,6 @@ SHORT = {
     "wandb": "machine.wandb",
     "precision": "machine.precision",
     "devices": "machine.devices",
-    "strategy": "machine.strategy",
     "accelerator": "machine.accelerator",
     "threads": "machine.threads",
 }
@@ -34,8 +33,11 @@ class MachineConfig:
 
     Args:
         accelerator: Lightning's name: auto, cpu, gpu, mps.
-        devices: Number of processes or GPUs.
-        strategy: `ddp` trains on several devices, gradients averaged after each step; auto takes one device.
+        devices: Processes on this machine, a GPU each where there are GPUs; under torchrun it says how many.
+        restarts: How often all processes are started again after one died.
+        timeout: Seconds that a process waits in a collective for the others before the run ends.
+        compress: What copies of a student send their gradients as: whole, fp16, bf16, or powersgd (rank 4).
+        bucket_mb: Gradients that copies send together, while the backward pass goes on.
         precision: 32, bf16-mixed or 16-mixed; auto measures a few steps and takes the faster.
         threads: CPU threads for training; 0 leaves it to PyTorch.
         wandb: Also log to Weights & Biases.
@@ -44,20 +46,21 @@ class MachineConfig:
 
     accelerator: str = "auto"
     devices: int = 1
-    strategy: Literal["auto", "ddp"] = "auto"
+    restarts: int = 0
+    timeout: float = 1800.0
+    compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    bucket_mb: int = 25
     precision: Literal["auto", "32", "bf16-mixed", "16-mixed"] = "auto"
     threads: int = 0
     wandb: Literal["off", "offline", "online"] = "off"
     log_every: int = 25
 
     def __post_init__(self) -> None:
-        if self.devices < 1 or self.threads < 0 or self.log_every < 1:
-            raise InputError(
-                "machine: expected devices and log_every of at least 1 and threads of at least 0, "
-                f"found {self.devices}, {self.log_every} and {self.threads}"
-            )
-        if self.devices > 1 and self.strategy == "auto":
-            raise InputError(f"machine.devices: {self.devices} devices need --strategy ddp: one would do all the work")
+        for name, least in (("devices", 1), ("log_every", 1), ("bucket_mb", 1), ("threads", 0), ("restarts", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"machine.{name}: expected at least {least}, found {getattr(self, name)}")
+        if not self.timeout > 0:
+            raise InputError(f"machine.timeout: expected more than 0 seconds, found {self.timeout}")
 
 
 @dataclass(frozen=True)

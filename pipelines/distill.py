@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Any
 from pipelines import cli
 from pipelines.config import SHORT, DistillConfig
 from pipelines.console import Console
+from pipelines.launch import launch
+from pipelines.world import flat, join_world, launched, leave_world
 
 if TYPE_CHECKING:
+    from pipelines.layouts import Layouts
     from pipelines.stage import Artefact, Run
 
+PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; what lies there may not
 EXAMPLES = """\
   python -m pipelines.distill --config configs/demo.yaml --output runs/demo
   python -m pipelines.distill --teacher bert-base-uncased --student distilbert --data my_texts/ --output runs/mine
   python -m pipelines.distill --teacher runs/bert --student layers=3,hidden=192,heads=6,ffn=768 \\
       --data train.csv --data.text question --data.label intent --epochs 10 --temperature 4 --output runs/small
-  python -m pipelines.distill --config configs/demo.yaml --output runs/demo --dry-run"""
+  python -m pipelines.distill --config configs/demo.yaml --output runs/demo --dry-run
+  python -m pipelines.distill --config configs/demo.yaml --devices 2 --student.layout fsdp=2 --output runs/two"""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -31,15 +36,25 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short=SHORT,
     )
+    from pipelines.layouts import layouts_of
     from pipelines.stage import Run
+    from pipelines.whereabouts import told
 
-    console = Console()
+    if config.machine.devices > 1 and not launched() and not config.dry_run:
+        layouts_of(config, check_inputs(config), config.machine.devices)  # before a process is started
+        launch("pipelines.distill", argv, config.machine.devices, config.machine.restarts)
+        return
+    world, console = join_world(config.machine.timeout), Console()
     source = check_inputs(config)
-    run = Run(Path(config.output), config.seed, console, dry=config.dry_run)
+    layouts = layouts_of(config, source, max(world.size, config.machine.devices if config.dry_run else 1))
+    world.agree({name: value for name, value in flat(settings_of(config)).items() if name not in PATHS})
+    run = Run(Path(config.output), config.seed, console, dry=config.dry_run, world=world)
     if config.dry_run:
-        show_plan(run, config, source)
+        show_plan(run, config, source, layouts)
     else:
-        finish(run, config, source)
+        with told(world):
+            finish(run, config, source, layouts)
+    leave_world()
 
 
 def check_inputs(config: DistillConfig) -> Path:
@@ -79,7 +94,7 @@ def student_layers(config: DistillConfig, source: Path) -> int:
     return AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student")).num_hidden_layers
 
 
-def road(run: "Run", config: DistillConfig, source: Path) -> dict[str, "Artefact"]:
+def road(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> dict[str, "Artefact"]:
     """Every stage up to the evaluation, in order."""
     from pipelines.cache_stage import cache_stage
     from pipelines.data import data_stage
@@ -92,10 +107,12 @@ def road(run: "Run", config: DistillConfig, source: Path) -> dict[str, "Artefact
     digest = content_hash(source)
     made["data"] = data_stage(run, config.data)
     precision = chosen_precision(run, config.machine, digest, lambda: load_source(source))
-    made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision)
-    if config.loss.needs_teacher:
-        made["cache"] = cache_stage(run, config, made["data"], made["teacher"], student_layers(config, source))
-    made["distill"] = student_stage(run, config, made["data"], made["teacher"], made.get("cache"), precision)
+    made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision, layouts.teacher)
+    if config.loss.needs_teacher and config.teacher.signals == "cached":
+        made["cache"] = cache_stage(
+            run, config, made["data"], made["teacher"], student_layers(config, source), layouts.teacher
+        )
+    made["distill"] = student_stage(run, config, made["data"], made["teacher"], made.get("cache"), precision, layouts)
     return made | export_and_evaluate(run, config, made)
 
 
@@ -130,17 +147,19 @@ def export_and_evaluate(run: "Run", config: DistillConfig, made: dict[str, "Arte
     return exports | {"evaluate": done}
 
 
-def finish(run: "Run", config: DistillConfig, source: Path) -> None:
+def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
     """Runs the road, then reports and says where everything is."""
     from pipelines.data import read_data
     from pipelines.report import REPORT, publish, report_stage, show
     from pipelines.stage import write_json
 
-    write_json(run.output / "config.json", asdict(config))
-    made = road(run, config, source)
+    if run.world.leads:
+        write_json(run.output / "config.json", asdict(config))
+    made = road(run, config, source, layouts)
     report = report_stage(run, settings_of(config), read_data(made["data"]), made["evaluate"])
-    places = publish(run, report, made["export"])
-    show(run.console, json.loads((report.folder / REPORT).read_text()), places)
+    if run.world.leads:
+        places = publish(run, report, made["export"])
+        show(run.console, json.loads((report.folder / REPORT).read_text()), places)
 
 
 def settings_of(config: DistillConfig) -> dict[str, Any]:
@@ -148,11 +167,11 @@ def settings_of(config: DistillConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(config).items() if name not in ("output", "dry_run")}
 
 
-def show_plan(run: "Run", config: DistillConfig, source: Path) -> None:
+def show_plan(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
     """Prints the stages, what would be skipped, and the sizes."""
     from pipelines.plan import planned_sizes
 
-    road(run, config, source)
+    road(run, config, source, layouts)
     run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)
     run.console.table("Sizes", ("what", "size"), planned_sizes(config, source))
     run.console.say("dry run: nothing was written")

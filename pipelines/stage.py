@@ -8,7 +8,7 @@ import platform
 import resource
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from typing import Any
 
 from distill.errors import InputError
 from pipelines.console import Console
+from pipelines.world import World, flat
 
 MANIFEST = "manifest.json"
 SCRATCH = "scratch"  # inside a stage under way: checkpoints and the like, removed when it is complete
@@ -48,21 +49,25 @@ class Run:
         seed: Part of every stage's key.
         console: Where progress is shown.
         dry: Only look: no folder is made, nothing runs.
+        world: The processes that work on it together; the first one keeps the folder.
 
     Raises:
         InputError: The folder holds something else, or another process is writing in it.
     """
 
-    def __init__(self, output: Path, seed: int, console: Console, *, dry: bool = False):
+    def __init__(self, output: Path, seed: int, console: Console, *, dry: bool = False, world: World | None = None):
         self.output, self.seed, self.console, self.dry = output, seed, console, dry
+        self.world = world or World()
         self.done: list[Artefact] = []
         self.plan: list[tuple[str, str, str]] = []  # (stage, what would happen, folder)
-        check_output(output)
         self.lock: Any = None
-        if not dry:
+        if self.world.leads:
+            check_output(output)
+        if self.world.leads and not dry:
             output.mkdir(parents=True, exist_ok=True)
             self.lock = take_lock(output)
             write_json(output / MARKER, {"stillroom": version("stillroom")})
+        self.world.check_folder(output)
 
     def stage(
         self,
@@ -70,10 +75,13 @@ class Run:
         config: Mapping[str, Any],
         inputs: Mapping[str, Any],
         work: Callable[[Path], dict[str, Any]],
+        *,
+        together: bool = False,
     ) -> Artefact:
         """Returns the stage's folder, complete: found, or made by `work(folder)`, which returns the metrics.
 
-        `inputs` are artefacts of earlier stages, or content hashes.
+        `inputs` are artefacts of earlier stages, or content hashes. With `together` every process works, and the first
+        one's metrics count; else the first works and the others wait.
 
         `work` writes into the folder it is given, may keep checkpoints in its `scratch`, and is called again with the
         same folder after a kill.
@@ -82,13 +90,14 @@ class Run:
         if None in digests.values():
             return self._planned(name, self.output / name, "will run")
         wanted = {"stage": name, "config": dict(config), "seed": self.seed, "inputs": digests}
+        self.world.agree(flat(wanted, f"stage {name}, "))
         folder = self.output / name / key_of(wanted)
-        manifest = complete_manifest(folder, wanted)
+        manifest = self.world.tell(complete_manifest(folder, wanted) if self.world.leads else None)
         skipped = manifest is not None
         if manifest is None and self.dry:
             return self._planned(name, folder, "will go on" if partial_of(folder).exists() else "will run")
         if manifest is None:
-            manifest = self._make(folder, wanted, work)
+            manifest = self._make(folder, wanted, work, together)
         else:
             self.console.say(f"{name}: done before, skipped ({folder})")
             self.plan.append((name, "done, will be skipped", str(folder)))
@@ -100,19 +109,38 @@ class Run:
         self.plan.append((name, what, str(folder)))
         return Artefact(name, folder, None, {})
 
-    def _make(self, folder: Path, wanted: dict[str, Any], work: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        partial = partial_of(folder)
-        if (partial / MANIFEST).exists():  # killed after the last line of the manifest and before the renaming
-            return settle(partial, folder)
+    def _make(
+        self, folder: Path, wanted: dict[str, Any], work: Callable[[Path], dict[str, Any]], together: bool
+    ) -> dict[str, Any]:
+        partial, leads = partial_of(folder), self.world.leads
+        # killed after the last line of the manifest and before the renaming
+        if self.world.tell((partial / MANIFEST).exists() if leads else None):
+            return self.world.tell(settle(partial, folder) if leads else None)
         resumed = partial.exists()
         self.console.say(f"{wanted['stage']}: {'going on' if resumed else 'started'} ({folder})")
-        (partial / SCRATCH).mkdir(parents=True, exist_ok=True)
+        if leads:
+            (partial / SCRATCH).mkdir(parents=True, exist_ok=True)
+        self.world.meet()
         reset_peak_memory()
         start = time.perf_counter()
-        metrics = work(partial)
-        seconds = time.perf_counter() - start
+        metrics = work(partial) if leads or together else {}
+        memory = self.world.gather(peak_memory())
+        if leads:
+            made = self._manifest(partial, wanted, metrics, time.perf_counter() - start, resumed, memory)
+            write_json(partial / MANIFEST, made)
+        return self.world.tell(settle(partial, folder) if leads else None)
+
+    def _manifest(
+        self,
+        partial: Path,
+        wanted: Mapping[str, Any],
+        metrics: Mapping[str, Any],
+        seconds: float,
+        resumed: bool,
+        memory: Sequence[int],
+    ) -> dict[str, Any]:
         outputs = {k: v for k, v in file_hashes(partial).items() if not k.startswith(f"{SCRATCH}/")}
-        manifest = {
+        return {
             **wanted,
             "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
             "outputs": outputs,
@@ -120,10 +148,9 @@ class Run:
             "metrics": metrics,
             "wall_seconds": round(seconds, 3),
             "resumed": resumed,
-            "peak_memory_bytes": peak_memory(),
+            "processes": self.world.size,
+            "peak_memory_bytes": max(memory),
         }
-        write_json(partial / MANIFEST, manifest)
-        return settle(partial, folder)
 
 
 def settle(partial: Path, folder: Path) -> dict[str, Any]:

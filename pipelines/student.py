@@ -6,33 +6,50 @@ from typing import Any
 import lightning
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.export.huggingface import export_huggingface
 from distill.data.module import TextDataModule
+from distill.layout import Layout
+from distill.losses.config import LossConfig
 from distill.module import DistillationModule
+from distill.sharding.mesh import mesh_of
+from distill.sharding.pipeline import PipelineForward, PipelineTrainer
 from distill.student.build import build_student
 from distill.student.spec import is_relative
 from distill.tasks.text_classification import TextClassification, check_task
 from distill.teacher.cache import CacheReader
 from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
-from pipelines.cache_stage import CACHE, stage_identity
+from distill.teacher.online import OnlineTeacher
+from distill.teacher.shard import Ask, SharedTeacher
+from pipelines.cache_stage import CACHE
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
+from pipelines.layouts import Layouts
+from pipelines.placing import device_type, laid_out, placed, save_model
 from pipelines.stage import Artefact, Run, content_hash
-from pipelines.teacher import MODEL, training_settings
+from pipelines.teacher import AUTO, MODEL, training_settings
 from pipelines.trainer import fit
 
 
 def student_stage(
-    run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, cache: Artefact | None, precision: str
+    run: Run,
+    config: DistillConfig,
+    data: Artefact,
+    teacher: Artefact,
+    cache: Artefact | None,
+    precision: str,
+    layouts: Layouts,
 ) -> Artefact:
-    """Writes `model/`: the trained student. It reads the teacher's signals from the cache, ahead of each step."""
+    """Writes `model/`: the trained student. It reads the teacher's signals from the cache, ahead of each step, or asks
+    the teacher in each step where there is no cache.
+    """
+    layout = layouts.student
     settings = {
         "student": config.student.spec,
         "loss": vars(config.loss),
         "train": training_settings(config, "train"),
         "precision": precision,
         "max_length": config.data.max_length,
+        "signals": config.teacher.signals,
     }
     inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
     if cache is not None:
@@ -41,24 +58,28 @@ def student_stage(
         inputs["student"] = content_hash(checkpoint_folder(config.student.spec, "student"))
 
     def work(folder: Path) -> dict[str, Any]:
-        model, tokenizer = load_teacher(teacher.folder / MODEL), load_tokenizer(teacher.folder / MODEL)
-        splits = read_data(data)
+        source, splits = teacher.folder / MODEL, read_data(data)
+        tokenizer, sizes_of_teacher = load_tokenizer(source), AutoConfig.from_pretrained(source)
         task = TextClassification(splits.labels)
-        student = make_student(config.student.spec, model, tokenizer, task, run.seed)
-        run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
+
+        def build() -> PreTrainedModel:
+            model = load_teacher(source)
+            student = make_student(config.student.spec, model, tokenizer, task, run.seed)
+            run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
+            return student
+
+        student, mesh = placed(run, layout, folder, build, AUTO)
         lightning.seed_everything(run.seed, verbose=False)
         module = DistillationModule(
             student,
             loss=config.loss,
             train=config.train,
             metric=task.metric(),
-            teacher_sizes=(model.config.num_hidden_layers, model.config.hidden_size),
+            teacher_sizes=(sizes_of_teacher.num_hidden_layers, sizes_of_teacher.hidden_size),
+            shard_optimizer=layout.zero == 1,
+            stages=PipelineTrainer(student, mesh.get_group("pp")) if mesh is not None and layout.pp > 1 else None,
+            signals=asked(source, config.loss, layouts.teacher) if config.loss.needs_teacher and not cache else None,
         )
-        reader = None
-        if cache is not None:
-            layers = student.config.num_hidden_layers
-            reader = CacheReader(cache.folder / CACHE, stage_identity(config.loss, model, tokenizer, layers))
-        del model  # nothing else holds the teacher while the student trains
         training = TextDataModule(
             splits,
             tokenizer,
@@ -66,7 +87,7 @@ def student_stage(
             max_length=config.data.max_length,
             seed=run.seed,
             unlabelled=config.loss.needs_teacher,
-            signals=reader,
+            signals=CacheReader(cache.folder / CACHE) if cache is not None else None,
         )
         metrics = fit(
             module,
@@ -75,15 +96,30 @@ def student_stage(
             label="student: distilling",
             train=config.train,
             machine=config.machine,
+            layout=layout,
+            mesh=mesh,
             precision=precision,
             seed=run.seed,
             console=run.console,
+            world=run.world,
             wandb_folder=run.output / "wandb",
         )
-        export_huggingface(student, tokenizer, folder / MODEL)
+        save_model(student, tokenizer, folder / MODEL)
         return metrics | {"params": student.num_parameters()}
 
-    return run.stage("distill", settings, inputs, work)
+    return run.stage("distill", settings, inputs, work, together=True)
+
+
+def asked(source: Path, loss: LossConfig, layout: Layout) -> Ask:
+    """The teacher itself, laid out, to be asked by every process in every step."""
+    if not layout.sharded:
+        return OnlineTeacher(load_teacher(source), loss.teacher_answers)
+    mesh = mesh_of(layout, device_type())
+    model = laid_out(source, AUTO, layout, mesh, frozen=True)
+    if layout.pp > 1:
+        layers = range(model.config.num_hidden_layers + 1) if loss.hidden else ()
+        return SharedTeacher(PipelineForward(model, mesh.get_group("pp"), hidden=layers), mesh)
+    return SharedTeacher(OnlineTeacher(model, loss.teacher_answers), mesh)
 
 
 def make_student(

@@ -5,28 +5,32 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from compress.export.huggingface import export_huggingface
 from distill.data.batches import EvalBatches
 from distill.data.module import TextDataModule
-from distill.data.splits import Splits
 from distill.errors import InputError
+from distill.layout import Layout
 from distill.losses.config import LossConfig
 from distill.module import DistillationModule
+from distill.sharding.pipeline import PipelineTrainer
 from distill.tasks.text_classification import TextClassification, check_task, output_layer
 from distill.teacher.head import probe_head
 from distill.teacher.load import load_tokenizer
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
+from pipelines.placing import placed, save_model
 from pipelines.stage import SCRATCH, Artefact, Run
 from pipelines.trainer import fit
 
 MODEL = "model"
+AUTO = AutoModelForSequenceClassification
 
 
 def teacher_stage(
-    run: Run, config: DistillConfig, source: Path, digest: str, data: Artefact, precision: str
+    run: Run, config: DistillConfig, source: Path, digest: str, data: Artefact, precision: str, layout: Layout
 ) -> Artefact:
     """Writes `model/`: the teacher as a checkpoint with the data's labels, in their order."""
     settings = {
@@ -42,20 +46,40 @@ def teacher_stage(
         task = TextClassification(splits.labels)
         rows = usable_head(run, config, source, task)
         if rows is not None:
-            model, metrics = task.load_headed(str(source), rows), {"trained": False}
-        else:
-            model = task.load(str(source), run.seed)
-            metrics = {"trained": True} | finetune(run, config, model, task, tokenizer, splits, folder, precision)
-        export_huggingface(model, tokenizer, folder / MODEL)
-        return metrics
+            if run.world.leads:
+                export_huggingface(task.load_headed(str(source), rows), tokenizer, folder / MODEL)
+            return {"trained": False}
+        texts = TextDataModule(
+            splits,
+            tokenizer,
+            batch_size=config.teacher_train.batch_size,
+            max_length=config.data.max_length,
+            seed=run.seed,
+            unlabelled=False,
+        )
+        model, mesh = placed(run, layout, folder, lambda: fresh_teacher(run, config, source, task, texts, folder), AUTO)
+        metrics = finetune(run, config, model, task, texts, folder, precision, layout, mesh)
+        save_model(model, tokenizer, folder / MODEL)
+        return {"trained": True} | metrics
 
-    return run.stage("teacher", settings, {"data": data, "teacher": digest}, work)
+    return run.stage("teacher", settings, {"data": data, "teacher": digest}, work, together=True)
+
+
+def fresh_teacher(
+    run: Run, config: DistillConfig, source: Path, task: TextClassification, data: TextDataModule, folder: Path
+) -> PreTrainedModel:
+    """The checkpoint's body with a new head, fitted to the body's features where the configuration says so."""
+    model = task.load(str(source), run.seed)
+    if config.teacher.probe and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
+        with run.console.track("teacher: fitting the new head", len(data.train)) as advance:
+            probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), advance)
+    return model
 
 
 def training_settings(config: DistillConfig, name: str) -> dict[str, Any]:
-    """What decides the weights of a training; how often it is checkpointed doesn't."""
+    """What decides the weights of a training; how often it is checkpointed and how it is laid out don't."""
     settings = {k: v for k, v in asdict(getattr(config, name)).items() if k != "checkpoint_every"}
-    return settings | {"devices": config.machine.devices, "strategy": config.machine.strategy}
+    return settings | {"compress": config.machine.compress}
 
 
 def usable_head(run: Run, config: DistillConfig, source: Path, task: TextClassification) -> list[int] | None:
@@ -80,27 +104,24 @@ def usable_head(run: Run, config: DistillConfig, source: Path, task: TextClassif
 def finetune(
     run: Run,
     config: DistillConfig,
-    model: Any,
+    model: PreTrainedModel,
     task: TextClassification,
-    tokenizer: PreTrainedTokenizerBase,
-    splits: Splits,
+    data: TextDataModule,
     folder: Path,
     precision: str,
+    layout: Layout,
+    mesh: DeviceMesh | None,
 ) -> dict[str, Any]:
     train = config.teacher_train
     lightning.seed_everything(run.seed, verbose=False)
-    data = TextDataModule(
-        splits,
-        tokenizer,
-        batch_size=train.batch_size,
-        max_length=config.data.max_length,
-        seed=run.seed,
-        unlabelled=False,
+    module = DistillationModule(
+        model,
+        loss=LossConfig(kl=0, ce=1),
+        train=train,
+        metric=task.metric(),
+        shard_optimizer=layout.zero == 1,
+        stages=PipelineTrainer(model, mesh.get_group("pp")) if mesh is not None and layout.pp > 1 else None,
     )
-    if config.teacher.probe and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
-        with run.console.track("teacher: fitting the new head", len(data.train)) as advance:
-            probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), advance)
-    module = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=train, metric=task.metric())
     return fit(
         module,
         data,
@@ -108,9 +129,12 @@ def finetune(
         label="teacher: fine-tuning",
         train=train,
         machine=config.machine,
+        layout=layout,
+        mesh=mesh,
         precision=precision,
         seed=run.seed,
         console=run.console,
+        world=run.world,
         wandb_folder=run.output / "wandb",
     )
 

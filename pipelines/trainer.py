@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,22 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger
-from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh
 
 from distill.data.module import TextDataModule
 from distill.errors import InputError
+from distill.layout import Layout
 from distill.module import DistillationModule
 from distill.training import TrainConfig
+from pipelines.checkpoint import load_weights, save_weights
 from pipelines.config import MachineConfig
 from pipelines.console import Console
-from pipelines.stage import LOGS, SCRATCH
+from pipelines.stage import LOGS, SCRATCH, replacing
+from pipelines.strategies import strategy_of
+from pipelines.whereabouts import Whereabouts
+from pipelines.world import World
 
-# Lightning's `ddp` would start this command again on each rank; spawned processes run the training alone.
-STRATEGIES = {"auto": "auto", "ddp": "ddp_spawn"}
+ALONE = Layout()
 
 
 def fit(
@@ -36,30 +41,37 @@ def fit(
     seed: int,
     console: Console,
     wandb_folder: Path,
+    layout: Layout = ALONE,
+    mesh: DeviceMesh | None = None,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Trains `module` to its end, from the last checkpoint in `folder` if there is one; returns the last metrics.
 
+    Every process of the run calls it with the student laid out on `mesh` as `layout` says.
+
     Raises:
-        InputError: Lightning can't make the devices, strategy and precision asked for.
+        InputError: Lightning can't make the devices and precision asked for.
     """
     hush()
+    world = world or World()
     if machine.threads:
         torch.set_num_threads(machine.threads)
     checkpoints = Checkpoints(folder / SCRATCH / "checkpoints", train.checkpoint_every)
-    stopper = EarlyStop(folder / SCRATCH / "best.safetensors", train.patience)
+    stopper = EarlyStop(folder / SCRATCH / "best", train.patience)
     progress = FitProgress(console, label, train)
     try:
         trainer = lightning.Trainer(
             accelerator=machine.accelerator,
-            devices=machine.devices,
-            strategy=STRATEGIES[machine.strategy],
+            devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            num_nodes=layout.processes // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            strategy=strategy_of(layout, machine, mesh),
             precision=precision,  # type: ignore[arg-type]
             max_epochs=train.epochs,
             accumulate_grad_batches=train.accumulate,
             gradient_clip_val=train.max_grad_norm or None,
             log_every_n_steps=min(machine.log_every, max(1, len(data.train_dataloader()) // 4)),
-            callbacks=[StepSeed(seed), checkpoints, stopper, progress],
-            logger=loggers(folder, machine, label, wandb_folder),
+            callbacks=[StepSeed(seed), checkpoints, stopper, progress, Whereabouts(world)],
+            logger=loggers(folder, machine, label, wandb_folder) if world.leads else False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -96,6 +108,7 @@ def hush() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a checkpoint of one process
 
 
 class StepSeed(Callback):
@@ -106,7 +119,8 @@ class StepSeed(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         number = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
-        torch.manual_seed((self.seed << 32) + number * trainer.world_size + trainer.global_rank)
+        data_rank, _ = trainer.datamodule.place()
+        torch.manual_seed(((self.seed << 32) + number + (data_rank << 48)) % 2**63)
 
 
 class Checkpoints(Callback):
@@ -141,19 +155,22 @@ class Checkpoints(Callback):
         self.saved = trainer.global_step
         path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
         partial = path.with_suffix(".partial")
+        if trainer.is_global_zero:
+            shutil.rmtree(partial, ignore_errors=True)  # a kill's
+        trainer.strategy.barrier()
         trainer.save_checkpoint(partial)
         if trainer.is_global_zero:
             partial.replace(path)
             for old in self.folder.glob("*.ckpt"):
                 if old != path:
-                    old.unlink()
+                    shutil.rmtree(old)
 
 
 class EarlyStop(Callback):
     """Keeps the weights of the best validation score and stops after `patience` epochs without a better one."""
 
-    def __init__(self, file: Path, patience: int):
-        self.file, self.patience = file, patience
+    def __init__(self, folder: Path, patience: int):
+        self.folder, self.patience = folder, patience
         self.best, self.waited = float("-inf"), 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,17 +185,27 @@ class EarlyStop(Callback):
         score = float(trainer.callback_metrics["val/score"])
         if score > self.best:
             self.best, self.waited = score, 0
-            if trainer.is_global_zero:
-                partial = self.file.with_suffix(".partial")
-                save_file({k: v.detach().cpu().clone() for k, v in pl_module.student.state_dict().items()}, partial)
-                partial.replace(self.file)
+            self.save(trainer, pl_module.student)
         else:
             self.waited += 1
             trainer.should_stop = trainer.should_stop or self.waited >= self.patience
 
+    def save(self, trainer: Any, student: Any) -> None:
+        """Beside its place, then renamed: a kill leaves the one before or this one."""
+        partial = self.folder.with_suffix(".partial")
+        if trainer.is_global_zero:
+            shutil.rmtree(partial, ignore_errors=True)
+        trainer.strategy.barrier()
+        save_weights(partial, student)
+        if trainer.is_global_zero:
+            with replacing(self.folder) as fresh:
+                fresh.rmdir()
+                partial.replace(fresh)
+        trainer.strategy.barrier()
+
     def restore(self, module: DistillationModule) -> None:
-        if self.patience and self.file.exists():
-            module.student.load_state_dict(load_file(self.file))
+        if self.patience and self.folder.exists():
+            load_weights(self.folder, module.student)
 
 
 class FitProgress(Callback):
@@ -211,7 +238,7 @@ class FitProgress(Callback):
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.shown is None:
             return
-        self.advance(len(batch["labels"]) * trainer.world_size, f"loss {outputs['loss'].item():.3f} {self.note}")
+        self.advance(batch.get("batch_rows", len(batch["labels"])), f"loss {outputs['loss'].item():.3f} {self.note}")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if "val/score" in trainer.callback_metrics and trainer.is_global_zero:

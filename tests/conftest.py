@@ -8,6 +8,7 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["MKL_CBWR"] = "AUTO,STRICT"  # as the commands set it
 
 import csv
 import random

@@ -222,10 +222,14 @@ def test_the_angle_or_the_loss_of_equal_targets_is_not_nothing():
     torch.testing.assert_close(distribution_loss(logits, sampled, 1.0), entropy)
 
 
-def test_a_rank_of_torchrun_writes_nothing_or_speaks(cache, decoder, texts, tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    words = words_for(decoder, texts, tmp_path / "c")
-    assert cache("write", *words) == (0, "")
-    monkeypatch.delenv("RANK")
-    assert "nothing was missing" in cache("write", *words)[1]
+@pytest.mark.parametrize("layout", ["replicated", "fsdp=2"])
+def test_two_processes_write_other_bytes_or_speak_twice(layout, cache, decoder, texts, tmp_path):
+    assert cache("write", *words_for(decoder, texts, tmp_path / "one"))[0] == 0
+    words = words_for(decoder, texts, tmp_path / "two")
+    said = finish("cache", ["write", *words, "--devices", "2", "--layout", layout])
+    assert said.count("bytes a token") == 1
+    assert contents(tmp_path / "two") == contents(tmp_path / "one")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}

@@ -7,6 +7,7 @@ import numpy as np
 
 from distill.data.ahead import Ahead, Waiting
 from distill.data.encode import Batch
+from distill.data.share import share_of
 
 Signals = Callable[[Batch], Mapping[str, Any]]
 POOL = 50  # batches that are sorted by length together: wide enough to waste little, narrow enough to stay random
@@ -44,13 +45,15 @@ class Rows(Protocol):
 class TrainBatches:
     """An endless reader of epochs whose whole state is one number, so that a killed run goes on at the next batch.
 
-    Lightning saves and restores it through `state_dict`. Under data parallelism rank r of n takes every n-th batch.
+    Lightning saves and restores it through `state_dict`. Under data parallelism each process takes its rows of every
+    batch (see `share_of`), so that the number of processes may change between a kill and the next start.
 
     Args:
         data: The samples.
-        batch_size: Rows a batch.
+        batch_size: Rows a batch, of all processes together.
         pad_id: Id of the padding.
-        seed, rank, ranks: What decides the order and this process's share of it.
+        seed: Seed of the order.
+        rank, ranks: This process's place among those that share the batches out.
         signals: Adds the teacher's signals of each batch under `signals`, before the step asks for it.
         threads: Threads that make batches ahead; 0 makes each when it is asked for.
     """
@@ -73,20 +76,19 @@ class TrainBatches:
         self.position = 0  # batches given out since the first epoch began
 
     def __len__(self) -> int:
-        return max(1, -(-len(self.data) // self.batch_size) // self.ranks)
+        return -(-len(self.data) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, start = divmod(self.position, len(self))
         order = epoch_order(self.data.lengths, self.batch_size, self.seed, epoch)
-        share = (order[(index * self.ranks + self.rank) % len(order)] for index in range(start, len(self)))
-        wanted = ((rows, epoch) for rows in share)
+        wanted = ((rows, epoch) for rows in order[start:])
         for batch in Ahead(self.make, wanted, threads=self.threads, waiting=self.waiting):
             self.position += 1
             yield batch
 
     def make(self, wanted: tuple[np.ndarray, int]) -> Batch:
         rows, epoch = wanted
-        batch: dict[str, Any] = self.data.collate(rows, self.pad_id, epoch)
+        batch = share_of(self.data.collate(rows, self.pad_id, epoch), self.rank, self.ranks)
         if self.signals is not None:
             batch["signals"] = self.signals(batch)
         return batch
@@ -99,10 +101,10 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """Every row once, sorted by length."""
+    """Every row once, sorted by length; each of `ranks` processes takes its rows of every batch."""
 
-    def __init__(self, data: Rows, batch_size: int, pad_id: int):
-        self.data, self.pad_id = data, pad_id
+    def __init__(self, data: Rows, batch_size: int, pad_id: int, *, rank: int = 0, ranks: int = 1):
+        self.data, self.pad_id, self.rank, self.ranks = data, pad_id, rank, ranks
         self.order = length_order(data.lengths, batch_size)
 
     def __len__(self) -> int:
@@ -110,4 +112,4 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for rows in self.order:
-            yield self.data.collate(rows, self.pad_id)
+            yield share_of(self.data.collate(rows, self.pad_id), self.rank, self.ranks)

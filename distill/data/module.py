@@ -6,7 +6,7 @@ import lightning
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches import EvalBatches, Signals, TrainBatches
-from distill.data.encode import encode, joined
+from distill.data.encode import Encoded, encode, joined
 from distill.data.splits import Splits
 
 
@@ -16,7 +16,7 @@ class TextDataModule(lightning.LightningDataModule):
     Args:
         splits: What `load_splits` returned.
         tokenizer: The teacher's tokenizer; the student shares it.
-        batch_size: Rows a batch on each process.
+        batch_size: Rows a batch, of all processes together.
         max_length: Longest text in tokens.
         seed: Seed of the order of training batches.
         unlabelled: Also train on the unlabelled texts (their labels are ignored by losses).
@@ -49,7 +49,7 @@ class TextDataModule(lightning.LightningDataModule):
         self.test = encode(tokenizer, splits.test, max_length)
 
     def train_dataloader(self) -> TrainBatches:
-        rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank, ranks = self.place()
         self.batches = TrainBatches(
             self.train,
             self.batch_size,
@@ -82,8 +82,19 @@ class TextDataModule(lightning.LightningDataModule):
         if self.batches is not None:
             self.batches.position = self.position
 
+    def place(self) -> tuple[int, int]:
+        """This process's number among those with other data, and how many these are."""
+        if self.trainer is None:
+            return 0, 1
+        kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
+        return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
+
     def val_dataloader(self) -> EvalBatches:
-        return EvalBatches(self.validation, 2 * self.batch_size, self.pad_id)
+        return self.evaluated(self.validation)
 
     def test_dataloader(self) -> EvalBatches:
-        return EvalBatches(self.test, 2 * self.batch_size, self.pad_id)
+        return self.evaluated(self.test)
+
+    def evaluated(self, rows: Encoded) -> EvalBatches:
+        rank, ranks = self.place()
+        return EvalBatches(rows, 2 * self.batch_size, self.pad_id, rank=rank, ranks=ranks)

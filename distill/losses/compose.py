@@ -12,6 +12,7 @@ from distill.losses.features import hidden_cosine, hidden_mse
 from distill.losses.logits import cross_entropy, forward_kl
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 
+MEAN_OVER = {"kl": "rows", "ce": "labels", "hidden": "tokens"}
 Hidden = Sequence[Float[Tensor, "batch length _"]]
 
 
@@ -65,6 +66,14 @@ def distribution_loss(
     if "weights" in teacher:
         return sampled_cross_entropy(student_logits, teacher["ids"], teacher["weights"])
     return topk_kl(student_logits, teacher["ids"], teacher["log_probs"], teacher["tail"])
+
+
+def shared(terms: Mapping[str, Tensor], shares: Mapping[str, float]) -> dict[str, Tensor]:
+    """Terms of one process's rows scaled so that their average over the processes is that of the whole batch.
+
+    `shares` are those of `distill.data.share.share_of`.
+    """
+    return {name: value * shares[MEAN_OVER[name]] for name, value in terms.items()}
 
 
 def weighted_sum(config: LossConfig, terms: Mapping[str, Tensor]) -> Tensor:

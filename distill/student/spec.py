@@ -25,9 +25,12 @@ class StudentConfig:
     Args:
         spec: A hub id or folder; a preset (distilbert: every second layer; half: half of every width);
             or sizes such as `layers=2`, `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`.
+        layout: How it lies on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is
+            replicated where training fits into each process's memory, else fsdp.
     """
 
     spec: str = "distilbert"
+    layout: str = "auto"
 
 
 PRESETS = ("distilbert", "half")

@@ -2,15 +2,19 @@
 
 import hashlib
 import json
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.errors import InputError
+from distill.sharding.apply import whole
+from distill.sharding.load import no_memory_for_parameters, weights_to_read
 
 PACKAGE = "package:"
 NEEDED = ["*.safetensors", "*.json", "*.txt", "*.model"]
@@ -112,11 +116,34 @@ def frozen(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """Hash of every tensor's name, type, shape and bytes, and of the order of the labels."""
+    """Hash of every tensor's name, type, shape and bytes, and of the order of the labels.
+
+    Of a model that lies on several processes it is the same, if all of them call it: tensors are put together one by
+    one.
+    """
     total = hashlib.sha256(json.dumps(model.config.id2label, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        total.update(tensor_bytes(tensor))
+        total.update(tensor_bytes(whole(tensor)))
+    return total.hexdigest()
+
+
+def stored_fingerprint(folder: Path, auto_class: Any) -> str:
+    """`weights_fingerprint` of the checkpoint in `folder` loaded in float32, one tensor in memory at a time."""
+    with no_memory_for_parameters():
+        model = auto_class.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    tensors = model.state_dict(keep_vars=True)
+    stored = {tensors[name]: place for place, name in weights_to_read(model, folder).items()}
+    total = hashlib.sha256(json.dumps(model.config.id2label, sort_keys=True).encode())
+    with ExitStack() as opened:
+        files = [opened.enter_context(safe_open(file, framework="pt")) for file in sorted(folder.glob("*.safetensors"))]
+        places = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+        for name, tensor in sorted(tensors.items()):
+            value = tensor
+            if tensor in stored:
+                value = places[stored[tensor]].get_tensor(stored[tensor]).float()
+            total.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
+            total.update(tensor_bytes(value))
     return total.hexdigest()
 
 

@@ -21,7 +21,7 @@ from distill.teacher.cache.key import sample_key, sample_keys
 from distill.teacher.cache.plan import Samples
 from distill.teacher.cache.reader import CacheReader
 from distill.teacher.cache.signals import Dense, Generated, Hidden, Relations, Sampled, TopK
-from distill.teacher.cache.writer import write_cache
+from distill.teacher.cache.writer import plan_cache, write_cache
 
 __all__ = [
     "CacheReader",
@@ -33,6 +33,7 @@ __all__ = [
     "Sampled",
     "Samples",
     "TopK",
+    "plan_cache",
     "sample_key",
     "sample_keys",
     "write_cache",

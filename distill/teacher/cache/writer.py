@@ -60,6 +60,7 @@ def write_cache(
     batch_tokens: int = BATCH_TOKENS,
     force: bool = False,
     made_from: Mapping[str, Any] | None = None,
+    in_step: bool = False,
     on_forecast: Callable[[Forecast], None] = lambda expected: None,
     on_progress: Callable[[int], None] = lambda samples: None,
 ) -> Written:
@@ -74,6 +75,8 @@ def write_cache(
         batch_tokens: Tokens, padding included, that the teacher is asked about at once.
         force: Write although the disk is too small.
         made_from: Kept in cache.json for people and for `rebuild`.
+        in_step: Make every `ranks`-th shard and wait for nobody, for a teacher that answers only while all ask (see
+            `SharedTeacher`); where the cache isn't planned yet, `plan_cache` has to come first.
         on_forecast: Told what samples that are new to the cache will take, before anything is written.
         on_progress: Told the number of samples done since the last call.
 
@@ -82,18 +85,39 @@ def write_cache(
             disk is too small, or cache.json, index or codebook are lost with their spare copies.
     """
 
+    store = plan_cache(
+        folder, identity, samples, teacher,
+        batch_tokens=batch_tokens, force=force, made_from=made_from, on_forecast=on_forecast,
+    )  # fmt: skip
+    writer = Writer(store, samples, teacher)
+    missing, damaged = writer.missing()
+    if in_step:
+        missing = [number for number in missing if number % ranks == rank]
+    on_progress(len(store.index) - sum(store.shard_rows[i] for i in missing))
+    start = 0 if in_step else rank * len(missing) // ranks
+    computed = writer.write(missing[start:] + missing[:start], on_progress)
+    return Written(len(store.index), computed, len(store.shard_rows) - computed, writer.asked, tuple(damaged))
+
+
+def plan_cache(
+    folder: Path,
+    identity: Identity,
+    samples: Samples,
+    teacher: Teacher,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    force: bool = False,
+    made_from: Mapping[str, Any] | None = None,
+    on_forecast: Callable[[Forecast], None] = lambda expected: None,
+) -> Store:
+    """Gives every sample a place in the cache, without any signals yet; arguments and errors as of `write_cache`."""
+
     def approve(expected: Forecast) -> None:
         on_forecast(expected)
         if not force:
             check_room(folder, expected)
 
-    store = planned(folder, identity, samples, teacher, batch_tokens, made_from or {}, approve)
-    writer = Writer(store, samples, teacher)
-    missing, damaged = writer.missing()
-    on_progress(len(store.index) - sum(store.shard_rows[i] for i in missing))
-    start = rank * len(missing) // ranks
-    computed = writer.write(missing[start:] + missing[:start], on_progress)
-    return Written(len(store.index), computed, len(store.shard_rows) - computed, writer.asked, tuple(damaged))
+    return planned(folder, identity, samples, teacher, batch_tokens, made_from or {}, approve)
 
 
 def planned(

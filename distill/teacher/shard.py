@@ -1,0 +1,85 @@
+"""A teacher that lies on several processes, each of which asks it about samples of its own."""
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+Ask = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
+
+
+class SharedTeacher:
+    """Answers in rounds, in which every process that holds a part of the same copy takes part.
+
+    Processes among which weights are cut (`fsdp`) ask at the same time, each about its own batch. Those that share
+    every product or follow one another (`tp`, `pp`) take turns: a batch is sent to all of them, and computed once
+    where several ask the same. A process that has nothing more to ask calls `finish`, so that the others aren't left
+    waiting for its part of the weights.
+
+    Args:
+        ask: The teacher on this process: an `OnlineTeacher` of a model laid out on `mesh`, or a `PipelineTeacher`.
+        mesh: From `mesh_of`.
+    """
+
+    def __init__(self, ask: Ask, mesh: DeviceMesh):
+        self.ask = ask
+        staged = mesh["pp"].size() > 1
+        self.turns = mesh.get_group("pp" if staged else "tp")
+        self.copy = self.turns if staged else mesh["fsdp", "tp"]._flatten("copy").get_group()
+        self.row = dist.get_rank(self.copy) // dist.get_world_size(self.turns)
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """The teacher's answer about a padded batch; the others' batches may be of other sizes."""
+        answer = self.round(batch)
+        assert answer is not None
+        return answer
+
+    def finish(self) -> None:
+        """Answers the others' questions until every process of the copy has called it."""
+        while self.round(None) is not None:
+            pass
+
+    @torch.no_grad()
+    def round(self, batch: Mapping[str, Tensor] | None) -> Mapping[str, Any] | None:
+        """At most one question a process; None when nobody has any."""
+        name, size = digest(batch) if batch is not None else None, dist.get_world_size(self.turns)
+        names = gathered(name, self.copy)
+        if not any(names):
+            return None
+        rows = [names[start : start + size] for start in range(0, len(names), size)]
+        answers: dict[str | None, Mapping[str, Any]] = {}
+        for turn in range(size):
+            if any(row[turn] is not None and row[turn] not in row[:turn] for row in rows):
+                answers[rows[self.row][turn]] = self.ask(self.sent(batch, turn))
+        return answers[name] if name is not None else {}
+
+    def sent(self, batch: Mapping[str, Tensor] | None, turn: int) -> Mapping[str, Tensor]:
+        """The batch of the process whose turn it is; of one without a question, the smallest that a model reads."""
+        box = [{name: value for name, value in (batch or idle()).items() if isinstance(value, Tensor)}]
+        if dist.get_world_size(self.turns) > 1:
+            dist.broadcast_object_list(box, group=self.turns, group_src=turn)
+        return box[0]
+
+
+def idle() -> Mapping[str, Tensor]:
+    return {"input_ids": torch.zeros(1, 2, dtype=torch.long), "attention_mask": torch.ones(1, 2, dtype=torch.long)}
+
+
+def gathered(value: str | None, group: dist.ProcessGroup) -> list[str | None]:
+    found: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found
+
+
+def digest(batch: Mapping[str, Tensor]) -> str:
+    """A name that two batches share when the teacher sees the same in them."""
+    total = blake2b(digest_size=16)
+    for name in ("input_ids", "attention_mask", "token_type_ids", "positions"):
+        if name in batch:
+            total.update(f"{name}:{tuple(batch[name].shape)}".encode())
+            total.update(batch[name].detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()

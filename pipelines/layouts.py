@@ -1,0 +1,73 @@
+"""Which layout teacher and student get, decided and checked before a process loads a weight."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distill.errors import InputError
+from distill.layout import Layout, fitting, parse_layout
+from pipelines.config import DistillConfig
+
+SHARE = 0.5  # of a process's memory that weights and what trains them may take: activations need the rest
+FROZEN_BYTES, TRAINED_BYTES = 4, 16  # a parameter: fp32; with gradient and AdamW's two moments
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How the two models of a run lie on its processes."""
+
+    teacher: Layout
+    student: Layout
+
+
+def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
+    """The layouts that the configuration names, `auto` decided by the models' sizes and this machine's memory.
+
+    Raises:
+        InputError: A layout for another number of processes, or one that the models can't take.
+    """
+    from transformers import AutoConfig
+
+    from distill.student.build import student_config
+    from distill.student.spec import is_relative
+    from distill.teacher.load import checkpoint_folder
+
+    teacher = AutoConfig.from_pretrained(source)
+    if is_relative(config.student.spec):
+        student = student_config(teacher, config.student.spec)
+    else:
+        student = AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))
+    return Layouts(
+        one(config.teacher.layout, teacher, TRAINED_BYTES, processes, "teacher.layout"),
+        one(config.student.layout, student, TRAINED_BYTES, processes, "student.layout"),
+    )
+
+
+def one(text: str, own: Any, bytes_each: int, processes: int, name: str) -> Layout:
+    if text == "auto":
+        text = fitting_kind(own, bytes_each, processes)
+    layout = parse_layout(text, processes, name)
+    if layout.pp > 1 and layout.dp > 1 and name.startswith("student"):
+        raise InputError(f"{name} {text!r}: a trained pipeline goes alone; use pp={processes}, or fsdp={processes}")
+    heads = own.num_attention_heads
+    fitting(layout, heads, getattr(own, "num_key_value_heads", None) or heads, own.num_hidden_layers, name)
+    return layout
+
+
+def fitting_kind(own: Any, bytes_each: int, processes: int) -> str:
+    from pipelines.plan import parameters
+
+    if processes == 1 or parameters(own) * bytes_each <= SHARE * memory_of_process(processes):
+        return "replicated"
+    return f"fsdp={processes}"
+
+
+def memory_of_process(processes: int) -> float:
+    """Bytes: a GPU's, or the process's part of the machine's."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / here

@@ -1,0 +1,162 @@
+"""The processes of a run: which one this is, how they wait for one another, and what they have to agree on."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from distill.errors import InputError
+
+POLL_SECONDS = 0.05
+LAUNCHED = "STILLROOM_LAUNCHED"  # set in processes that one of our own commands started
+DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+@dataclass
+class World:
+    """One process among `size`. The default is a run of one process, where nothing is ever waited for.
+
+    What the processes tell one another here goes through a key-value store and has no time limit: the first process
+    may train for hours while the others wait. If it dies, the launcher ends the others.
+    """
+
+    rank: int = 0
+    size: int = 1
+    store: Any = None
+    told: int = field(default=0, init=False)
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def tell(self, value: Any = None) -> Any:
+        """What the first process passes, in JSON's types; every process calls it, in the same order."""
+        if self.size == 1:
+            return value
+        key = self.next_key()
+        if self.leads:
+            self.store.set(key, json.dumps(value))
+        return json.loads(self.get(key))
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every process passes, in JSON's types, by rank."""
+        if self.size == 1:
+            return [json.loads(json.dumps(value))]
+        key = self.next_key()
+        self.store.set(f"{key}/{self.rank}", json.dumps(value))
+        return [json.loads(self.get(f"{key}/{rank}")) for rank in range(self.size)]
+
+    def meet(self) -> None:
+        """Returns when every process has called it."""
+        self.gather(None)
+
+    def next_key(self) -> str:
+        self.told += 1
+        return f"stillroom/{self.told}"
+
+    def get(self, key: str) -> str:
+        while not self.store.check([key]):
+            time.sleep(POLL_SECONDS)
+        return self.store.get(key).decode()
+
+    def note(self, place: str) -> None:
+        """Says where this process is."""
+        if self.size > 1:
+            self.store.set(f"place/{self.rank}", json.dumps([place, time.time()]))
+
+    def places(self) -> list[str]:
+        """Where each process last said it was, and how long ago."""
+        found = []
+        for rank in range(self.size):
+            if self.store.check([f"place/{rank}"]):
+                place, when = json.loads(self.store.get(f"place/{rank}").decode())
+                found.append(f"{place}, {time.time() - when:.0f} s ago")
+            else:
+                found.append("nowhere yet")
+        return found
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Raises InputError, naming what differs and on which process, unless all processes pass the same facts."""
+        found = self.gather(facts)
+        for rank, theirs in enumerate(found):
+            for name in {**found[0], **theirs}:
+                ours, other = found[0].get(name), theirs.get(name)
+                if ours != other:
+                    raise InputError(
+                        f"process {rank} of {self.size} disagrees about {name}: {shown(other)}, and process 0 has "
+                        f"{shown(ours)}: they would train different models or wait for each other for ever"
+                    )
+
+    def check_folder(self, folder: Path) -> None:
+        """Raises InputError where a process doesn't see the first one's folder."""
+        if self.size == 1:
+            return
+        token = folder / ".seen"
+        if self.leads:
+            token.touch()
+        self.meet()
+        seen = self.gather(token.exists())
+        if self.leads:
+            token.unlink()
+        blind = [rank for rank, sees in enumerate(seen) if not sees]
+        if blind:
+            raise InputError(
+                f"output {str(folder)!r}: process {blind[0]} doesn't see the folder of process 0: name one on a disk "
+                "that every machine of the run has"
+            )
+
+
+def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, `train.epochs` and the like."""
+    found: dict[str, Any] = {}
+    for name, inner in value.items():
+        found |= flat(inner, f"{prefix}{name}.") if isinstance(inner, Mapping) else {f"{prefix}{name}": inner}
+    return found
+
+
+def shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def launched() -> bool:
+    """Whether this process is one of several, started by torchrun or by one of our commands."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def join_world(seconds: float) -> World:
+    """Connects this process with the others; a collective that takes longer than `seconds` fails."""
+    if not launched():
+        return World()
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    if os.environ.get(LAUNCHED) and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+    store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=max(seconds, 120)))))
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        backend = "cpu:gloo,cuda:nccl"
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size,
+            timeout=timedelta(seconds=seconds),
+        )  # fmt: skip
+    return World(rank, size, dist.PrefixStore("stillroom", store))
+
+
+def leave_world() -> None:
+    """Lets the process group go, so that a process that ends early isn't taken for a failed one."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,86 @@
+"""Commands that start themselves as several processes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from commands import finish, refused, small_run, start
+from pipelines import distill
+from test_distill_command import make_inputs
+
+TWO = ("--devices", "2", "--machine.restarts", "25", "--epochs", "4", "--teacher_train.epochs", "1")
+OFTEN = ("--train.checkpoint_every", "3", "--teacher_train.checkpoint_every", "3", "--train.dropout", "0.1")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> tuple[Path, Path]:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def weights(output: Path) -> dict:
+    return load_file(output / "student" / "model.safetensors")
+
+
+def children(parent: int) -> list[int]:
+    """The workers that a launcher started."""
+    found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False).stdout
+    return [int(word) for word in found.split()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(inputs, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("two") / "run"
+    said = finish("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
+    assert said.count("Result") == 1, "both processes speak"
+    return output
+
+
+@pytest.mark.slow
+def test_two_processes_leave_less_than_one(undisturbed):
+    stages = {file.parent.parent.name: json.loads(file.read_text()) for file in undisturbed.glob("*/*/manifest.json")}
+    assert {"data", "teacher", "cache", "distill", "evaluate", "report"} <= stages.keys()
+    assert {stage["processes"] for stage in stages.values()} == {2}
+    assert weights(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, 20])
+def test_killed_processes_end_with_other_bits(kills, inputs, undisturbed, tmp_path):
+    output = tmp_path / "run"
+    process = start("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
+    rng, done, end = random.Random(0), 0, time.monotonic() + 60 * (kills + 4)
+    while process.poll() is None and done < kills and time.monotonic() < end:
+        time.sleep(rng.uniform(8, 16))
+        workers = children(process.pid)
+        if workers:
+            os.kill(rng.choice(workers), signal.SIGKILL)
+            done += 1
+    said, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+    assert done, "nothing was killed"
+    ours, theirs = weights(output), weights(undisturbed)
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--devices", "2", "--student.layout", "fsdp=3"), "needs 3 = 3 processes, found 2"),
+        (("--devices", "2", "--student.layout", "hsdp=2x2"), "needs 2 x 2 = 4 processes, found 2"),
+        (("--devices", "8", "--teacher.layout", "tp=8"), "4 attention heads"),
+        (("--devices", "4", "--teacher.layout", "fsdp=2,pp=2"), "pp goes with dp only"),
+        (("--devices", "2", "--student.layout", "ddp"), "expected replicated"),
+        (("--devices", "0"), "machine.devices: expected at least 1, found 0"),
+    ],
+)
+def test_a_bad_layout_starts_processes(words, expected, inputs, tmp_path, monkeypatch, capsys):
+    said = refused(distill, small_run(*inputs, tmp_path / "run", *words), monkeypatch, capsys)
+    assert expected in said
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,80 @@
+"""Processes of a run that wait for one another and have to agree."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from distill.errors import InputError
+from pipelines.world import World
+from ranks import run_ranks
+
+
+def world_in(folder: Path, rank: int, processes: int) -> World:
+    return World(rank, processes, dist.FileStore(str(folder / "store"), processes))
+
+
+def talk(rank: int, folder: Path) -> tuple[list, list, float]:
+    world = world_in(folder, rank, 3)
+    told = [world.tell({"step": n} if rank == 0 else None) for n in range(3)]
+    start = time.monotonic()
+    if rank == 1:
+        time.sleep(0.5)
+    world.meet()
+    return told, world.gather(rank * 10), time.monotonic() - start
+
+
+def test_processes_hear_something_else_or_do_not_wait(tmp_path):
+    for told, gathered, waited in run_ranks(talk, 3, tmp_path):
+        assert told == [{"step": 0}, {"step": 1}, {"step": 2}]
+        assert gathered == [0, 10, 20]
+        assert waited >= 0.45, "one went on before the last had come"
+
+
+def disagree(rank: int, folder: Path, name: str) -> str:
+    world = world_in(folder, rank, 2)
+    facts = {"seed": 0, "data": "abc", "settings": {"epochs": 3}}
+    if rank == 1:
+        facts[name] = {"seed": 1, "data": "abd", "settings": {"epochs": 4}}[name]
+    with pytest.raises(InputError) as refused:
+        world.agree(facts)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["seed", "data", "settings"])
+def test_processes_that_disagree_go_on(name, tmp_path):
+    for said in run_ranks(disagree, 2, tmp_path, name):
+        assert said.startswith(f"process 1 of 2 disagrees about {name}: ")
+
+
+def look(rank: int, folder: Path, places: tuple[str, str]) -> str | None:
+    world = world_in(folder, rank, 2)
+    try:
+        world.check_folder(folder / places[rank])
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def test_a_process_that_does_not_see_the_folder_goes_on(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    assert run_ranks(look, 2, tmp_path, ("here", "here")) == [None, None]
+    assert not list((tmp_path / "here").iterdir())
+
+
+def test_a_process_on_another_disk_goes_on(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    found = run_ranks(look, 2, tmp_path, ("here", "there"))
+    assert all(said is not None and "process 1 doesn't see the folder" in said for said in found)
+
+
+def test_one_process_waits_for_nobody():
+    world = World()
+    world.meet()
+    world.agree({"seed": 0})
+    assert world.leads
+    assert world.tell(3) == 3
+    assert world.gather((1, 2)) == [[1, 2]]

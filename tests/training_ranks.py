@@ -1,0 +1,111 @@
+"""Trains a tiny student on one of several processes, as the distil stage does."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForSequenceClassification, BertTokenizerFast
+
+from conftest import LABELS, make_rows
+from distill.data.module import TextDataModule
+from distill.data.splits import Examples, Splits
+from distill.layout import parse_layout
+from distill.losses.config import LossConfig
+from distill.module import DistillationModule
+from distill.sharding.apply import gather
+from distill.sharding.mesh import mesh_of
+from distill.sharding.pipeline import PipelineTrainer
+from distill.tasks.text_classification import TextClassification
+from distill.training import TrainConfig
+from pipelines import trainer
+from pipelines.config import MachineConfig
+from pipelines.console import Console
+from pipelines.placing import laid_out, save_model
+from pipelines.world import World
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained; the same on every layout."""
+
+    student: Path
+    place: Path
+    # A slow rate: the gradient of a key's bias is rounding alone, which Adam makes a whole step of.
+    train: TrainConfig = field(
+        default_factory=lambda: TrainConfig(
+            epochs=2, batch_size=7, accumulate=2, learning_rate=2e-4, max_grad_norm=0.1, dropout=0.0, patience=3
+        )
+    )
+    loss: LossConfig = LossConfig(kl=0, ce=1)
+    machine: MachineConfig = MachineConfig(accelerator="cpu")
+    precision: str = "32"
+    stop: int | None = None  # batches of this attempt after which every process is stopped
+
+
+def as_torchrun(rank: int, processes: int) -> None:
+    """The variables by which a process knows its place."""
+    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    rest = {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    os.environ.update({name: str(value) for name, value in (here | rest).items()})
+
+
+class StoppedError(Exception):
+    """As a kill, but on every process at once."""
+
+
+def stopping(batches: int) -> type[trainer.StepSeed]:
+    class Stopping(trainer.StepSeed):
+        left = batches
+
+        def on_train_batch_start(self, *args: Any) -> None:
+            super().on_train_batch_start(*args)
+            if not self.left:
+                raise StoppedError
+            self.left -= 1
+
+    return Stopping
+
+
+def examples(count: int, seed: int) -> Examples:
+    texts, labels = zip(*make_rows(count, seed), strict=True)
+    return Examples(list(texts), None, [LABELS.index(label) for label in labels])
+
+
+def splits() -> Splits:
+    return Splits(LABELS, examples(40, 1), examples(11, 2), examples(5, 3), Examples([], None, []), {})
+
+
+def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, Any]:
+    """Weights by name after training, whole, and the last metrics."""
+    if processes > 1:
+        as_torchrun(rank, processes)
+    own = parse_layout(layout, processes)
+    tokenizer = BertTokenizerFast.from_pretrained(job.student)
+    auto = AutoModelForSequenceClassification
+    torch.manual_seed(0)
+    mesh = mesh_of(own, "cpu") if processes > 1 else None
+    student = laid_out(job.student, auto, own, mesh) if mesh else auto.from_pretrained(job.student)
+    module = DistillationModule(
+        student,
+        loss=job.loss,
+        train=job.train,
+        metric=TextClassification(LABELS).metric(),
+        shard_optimizer=own.zero == 1,
+        stages=PipelineTrainer(student, mesh.get_group("pp")) if mesh is not None and own.pp > 1 else None,
+    )
+    data = TextDataModule(splits(), tokenizer, batch_size=job.train.batch_size, max_length=32)
+    if job.stop is not None:
+        trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
+    world = World(rank, processes, dist.FileStore(f"{job.place}.world", processes) if processes > 1 else None)
+    try:
+        metrics = trainer.fit(
+            module, data, job.place, label="student", train=job.train, machine=job.machine, layout=own, mesh=mesh,
+            precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.place,
+        )  # fmt: skip
+    except StoppedError:
+        return {}
+    save_model(student, tokenizer, job.place / "model")
+    return {"weights": gather(student), "metrics": metrics}
