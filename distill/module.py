@@ -214,7 +214,8 @@ class DistillationModule(lightning.LightningModule):
 
     def _gradient_shares(self, terms: dict[str, Tensor]) -> dict[str, float]:
         """None where weights are sharded: a backward pass of one term would reduce gradients a second time."""
-        if not terms or any(isinstance(parameter, DTensor) for parameter in self.parameters()):
+        # DeepSpeed marks what it shards with ds_id.
+        if not terms or any(isinstance(each, DTensor) or hasattr(each, "ds_id") for each in self.parameters()):
             return {}
         return gradient_shares(self.loss, terms, self.parameters())
 
@@ -235,7 +236,9 @@ class DistillationModule(lightning.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """By the norm over every process's parts, however the weights are laid out."""
+        """By the norm over every process's parts, however the weights are laid out; a strategy may do it by itself."""
+        if getattr(self.trainer.strategy, "clips_gradients", False):
+            return
         if gradient_clip_val and self.stages is not None:
             self.stages.clip_gradients(float(gradient_clip_val))
         elif gradient_clip_val:

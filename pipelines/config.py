@@ -22,6 +22,7 @@ SHORT = {
     "wandb": "machine.wandb",
     "precision": "machine.precision",
     "devices": "machine.devices",
+    "strategy": "machine.strategy",
     "accelerator": "machine.accelerator",
     "threads": "machine.threads",
 }
@@ -36,6 +37,8 @@ class MachineConfig:
         devices: Processes on this machine, a GPU each where there are GPUs; under torchrun it says how many.
         restarts: How often all processes are started again after one died.
         timeout: Seconds that a process waits in a collective for the others before the run ends.
+        strategy: Leaves what is trained to DeepSpeed: deepspeed_stage_1, 2 or 3, with or without _offload, or a JSON
+            file of its settings; empty lays it out as student.layout says.
         compress: What copies of a student send their gradients as: whole, fp16, bf16, or powersgd (rank 4).
         bucket_mb: Gradients that copies send together, while the backward pass goes on.
         precision: 32, bf16-mixed or 16-mixed; auto measures a few steps and takes the faster.
@@ -48,6 +51,7 @@ class MachineConfig:
     devices: int = 1
     restarts: int = 0
     timeout: float = 1800.0
+    strategy: str = ""
     compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     bucket_mb: int = 25
     precision: Literal["auto", "32", "bf16-mixed", "16-mixed"] = "auto"

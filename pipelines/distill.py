@@ -10,7 +10,7 @@ from pipelines import cli
 from pipelines.config import SHORT, DistillConfig
 from pipelines.console import Console
 from pipelines.launch import launch
-from pipelines.world import flat, join_world, launched, leave_world
+from pipelines.world import flat, join_world, launched, leave_world, processes
 
 if TYPE_CHECKING:
     from pipelines.layouts import Layouts
@@ -38,22 +38,24 @@ def main(argv: Sequence[str]) -> None:
     )
     from pipelines.layouts import layouts_of
     from pipelines.stage import Run
+    from pipelines.teaching import dismiss_teacher, teach
     from pipelines.whereabouts import told
 
     if config.machine.devices > 1 and not launched() and not config.dry_run:
         layouts_of(config, check_inputs(config), config.machine.devices)  # before a process is started
         launch("pipelines.distill", argv, config.machine.devices, config.machine.restarts)
         return
-    world, console = join_world(config.machine.timeout), Console()
     source = check_inputs(config)
-    layouts = layouts_of(config, source, max(world.size, config.machine.devices if config.dry_run else 1))
-    world.agree({name: value for name, value in flat(settings_of(config)).items() if name not in PATHS})
-    run = Run(Path(config.output), config.seed, console, dry=config.dry_run, world=world)
-    if config.dry_run:
-        show_plan(run, config, source, layouts)
-    else:
-        with told(world):
-            finish(run, config, source, layouts)
+    layouts = layouts_of(config, source, max(processes(), config.machine.devices if config.dry_run else 1))
+    world = join_world(config.machine.timeout, 0 if config.dry_run else config.teacher.ranks)
+    world.everyone.agree({name: value for name, value in flat(settings_of(config)).items() if name not in PATHS})
+    with told(world.everyone):
+        if world.teaches:
+            teach(world, config, layouts.teacher)
+        else:
+            run = Run(Path(config.output), config.seed, Console(), dry=config.dry_run, world=world)
+            (show_plan if config.dry_run else finish)(run, config, source, layouts)
+            dismiss_teacher(world)
     leave_world()
 
 
@@ -65,6 +67,7 @@ def check_inputs(config: DistillConfig) -> Path:
     from distill.student.spec import is_relative
     from distill.tasks.text_classification import check_task
     from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
+    from pipelines.teaching import student_layers
 
     source = checkpoint_folder(config.teacher.model)
     teacher = AutoConfig.from_pretrained(source)
@@ -80,20 +83,6 @@ def check_inputs(config: DistillConfig) -> Path:
     return source
 
 
-def student_layers(config: DistillConfig, source: Path) -> int:
-    """How many layers the student will have."""
-    from transformers import AutoConfig
-
-    from distill.student.family import family_of
-    from distill.student.spec import is_relative, resolve
-    from distill.teacher.load import checkpoint_folder
-
-    if is_relative(config.student.spec):
-        teacher = AutoConfig.from_pretrained(source)
-        return len(resolve(config.student.spec, family_of(teacher).sizes(teacher)).layers)
-    return AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student")).num_hidden_layers
-
-
 def road(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> dict[str, "Artefact"]:
     """Every stage up to the evaluation, in order."""
     from pipelines.cache_stage import cache_stage
@@ -102,12 +91,13 @@ def road(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") ->
     from pipelines.stage import content_hash
     from pipelines.student import student_stage
     from pipelines.teacher import load_source, teacher_stage
+    from pipelines.teaching import student_layers
 
     made: dict[str, Artefact] = {}
     digest = content_hash(source)
     made["data"] = data_stage(run, config.data)
     precision = chosen_precision(run, config.machine, digest, lambda: load_source(source))
-    made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision, layouts.teacher)
+    made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision, layouts.tuned)
     if config.loss.needs_teacher and config.teacher.signals == "cached":
         made["cache"] = cache_stage(
             run, config, made["data"], made["teacher"], student_layers(config, source), layouts.teacher

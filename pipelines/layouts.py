@@ -19,6 +19,7 @@ class Layouts:
 
     teacher: Layout
     student: Layout
+    tuned: Layout  # the teacher while it is trained: on the student's processes
 
 
 def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
@@ -38,10 +39,33 @@ def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
         student = student_config(teacher, config.student.spec)
     else:
         student = AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))
+    own, text, others = config.teacher.ranks, config.teacher.layout, config.student.layout
+    if own and own >= processes:
+        raise InputError(
+            f"teacher.ranks {own}: expected fewer than the {processes} processes, for the student needs some; start "
+            "more (--devices, or torchrun)"
+        )
+    tuned = "auto" if own else text
+    if config.machine.strategy:
+        check_deepspeed(config)
+        others = tuned = "replicated"  # as far as this project has a say in it
     return Layouts(
-        one(config.teacher.layout, teacher, TRAINED_BYTES, processes, "teacher.layout"),
-        one(config.student.layout, student, TRAINED_BYTES, processes, "student.layout"),
+        one(text, teacher, TRAINED_BYTES, own or processes, "teacher.layout"),
+        one(others, student, TRAINED_BYTES, processes - own, "student.layout"),
+        one(tuned, teacher, TRAINED_BYTES, processes - own, "teacher.layout"),
     )
+
+
+def check_deepspeed(config: DistillConfig) -> None:
+    """Raises InputError where DeepSpeed can't be had, or the student has a layout as well."""
+    from pipelines.deepspeed import deepspeed_settings
+
+    deepspeed_settings(config.machine.strategy)
+    if config.student.layout not in ("auto", "replicated"):
+        raise InputError(
+            f"machine.strategy {config.machine.strategy!r}: DeepSpeed lays the student out, and --student.layout "
+            f"{config.student.layout!r} does it too; leave one of them away"
+        )
 
 
 def one(text: str, own: Any, bytes_each: int, processes: int, name: str) -> Layout:

@@ -4,14 +4,16 @@ They save and restore through `pipelines.checkpoint`, each process its own parts
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
@@ -20,10 +22,17 @@ from distill.layout import Layout
 from distill.sharding.mesh import data_rank
 from pipelines.checkpoint import load_training, save_training
 from pipelines.config import MachineConfig
+from pipelines.deepspeed import OnDeepSpeed, deepspeed_settings
 
 
 class Portable(Strategy):
-    """Checkpoints of `pipelines.checkpoint` in the place of Lightning's."""
+    """Checkpoints of `pipelines.checkpoint` in the place of Lightning's, written while training goes on.
+
+    `saving` is done when the newest is on disk.
+    """
+
+    saving: Future[Any] | None = None
+    savers: Any = None  # a group of its own: a checkpoint's collectives may not come between those of training
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -41,7 +50,11 @@ class Portable(Strategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         assert self.lightning_module is not None
-        save_training(Path(filepath), self.lightning_module, self.optimizers, checkpoint)
+        if dist.is_initialized() and self.savers is None:
+            self.savers = dist.new_group(backend="gloo")
+        self.saving = save_training(
+            Path(filepath), self.lightning_module, self.optimizers, checkpoint, group=self.savers
+        )
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         assert self.lightning_module is not None
@@ -49,6 +62,13 @@ class Portable(Strategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Done by `load_checkpoint`."""
+
+    def whole(self, module: nn.Module) -> AbstractContextManager[None]:
+        """While weights are read or set; each process's parts are all that is needed here."""
+        return nullcontext()
+
+    def release(self, module: nn.Module) -> None:
+        """After the training."""
 
 
 class OneProcess(Portable, SingleDeviceStrategy):
@@ -122,6 +142,8 @@ class Staged(Meshed):
 
 def strategy_of(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | None) -> Strategy:
     """The strategy that trains a student of this layout."""
+    if machine.strategy:
+        return OnDeepSpeed(deepspeed_settings(machine.strategy))
     if layout.processes == 1:
         return OneProcess(device=device_of(machine.accelerator))
     if layout.sharded or layout.zero == 2:

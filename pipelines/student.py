@@ -7,26 +7,22 @@ import lightning
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.module import TextDataModule
-from distill.layout import Layout
-from distill.losses.config import LossConfig
 from distill.module import DistillationModule
-from distill.sharding.mesh import mesh_of
-from distill.sharding.pipeline import PipelineForward, PipelineTrainer
+from distill.sharding.pipeline import PipelineTrainer
 from distill.student.build import build_student
 from distill.student.spec import is_relative
 from distill.tasks.text_classification import TextClassification, check_task
 from distill.teacher.cache import CacheReader
 from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
-from distill.teacher.online import OnlineTeacher
-from distill.teacher.shard import Ask, SharedTeacher
 from pipelines.cache_stage import CACHE
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
 from pipelines.layouts import Layouts
-from pipelines.placing import device_type, laid_out, placed, save_model
+from pipelines.placing import placed, save_model
 from pipelines.stage import Artefact, Run, content_hash
 from pipelines.teacher import AUTO, MODEL, training_settings
+from pipelines.teaching import asked, call_teacher
 from pipelines.trainer import fit
 
 
@@ -69,6 +65,8 @@ def student_stage(
             return student
 
         student, mesh = placed(run, layout, folder, build, AUTO)
+        remote = call_teacher(run.world, source) if config.teacher.ranks and config.loss.needs_teacher else None
+        in_step = config.loss.needs_teacher and cache is None and remote is None
         lightning.seed_everything(run.seed, verbose=False)
         module = DistillationModule(
             student,
@@ -78,7 +76,7 @@ def student_stage(
             teacher_sizes=(sizes_of_teacher.num_hidden_layers, sizes_of_teacher.hidden_size),
             shard_optimizer=layout.zero == 1,
             stages=PipelineTrainer(student, mesh.get_group("pp")) if mesh is not None and layout.pp > 1 else None,
-            signals=asked(source, config.loss, layouts.teacher) if config.loss.needs_teacher and not cache else None,
+            signals=asked(source, config.loss, layouts.teacher) if in_step else None,
         )
         training = TextDataModule(
             splits,
@@ -87,7 +85,7 @@ def student_stage(
             max_length=config.data.max_length,
             seed=run.seed,
             unlabelled=config.loss.needs_teacher,
-            signals=CacheReader(cache.folder / CACHE) if cache is not None else None,
+            signals=CacheReader(cache.folder / CACHE) if cache is not None else remote,
         )
         metrics = fit(
             module,
@@ -104,22 +102,12 @@ def student_stage(
             world=run.world,
             wandb_folder=run.output / "wandb",
         )
+        if remote is not None:
+            remote.finish()
         save_model(student, tokenizer, folder / MODEL)
         return metrics | {"params": student.num_parameters()}
 
     return run.stage("distill", settings, inputs, work, together=True)
-
-
-def asked(source: Path, loss: LossConfig, layout: Layout) -> Ask:
-    """The teacher itself, laid out, to be asked by every process in every step."""
-    if not layout.sharded:
-        return OnlineTeacher(load_teacher(source), loss.teacher_answers)
-    mesh = mesh_of(layout, device_type())
-    model = laid_out(source, AUTO, layout, mesh, frozen=True)
-    if layout.pp > 1:
-        layers = range(model.config.num_hidden_layers + 1) if loss.hidden else ()
-        return SharedTeacher(PipelineForward(model, mesh.get_group("pp"), hidden=layers), mesh)
-    return SharedTeacher(OnlineTeacher(model, loss.teacher_answers), mesh)
 
 
 def make_student(

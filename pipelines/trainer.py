@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def fit(
             accumulate_grad_batches=train.accumulate,
             gradient_clip_val=train.max_grad_norm or None,
             log_every_n_steps=min(machine.log_every, max(1, len(data.train_dataloader()) // 4)),
-            callbacks=[StepSeed(seed), checkpoints, stopper, progress, Whereabouts(world)],
+            callbacks=[StepSeed(seed), checkpoints, stopper, progress, Whereabouts(world.everyone)],
             logger=loggers(folder, machine, label, wandb_folder) if world.leads else False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -84,6 +85,7 @@ def fit(
         trainer.fit(module, datamodule=data, ckpt_path=checkpoints.latest(), weights_only=True)
     if trainer.interrupted:
         raise KeyboardInterrupt
+    trainer.strategy.release(module)  # type: ignore[attr-defined]
     stopper.restore(module)
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
 
@@ -123,14 +125,20 @@ class StepSeed(Callback):
         torch.manual_seed(((self.seed << 32) + number + (data_rank << 48)) % 2**63)
 
 
+NAMING = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+
 class Checkpoints(Callback):
     """Saves every `every` optimizer steps and at the end of each epoch; keeps the last one only.
 
     Written beside its place and renamed; the one before is removed after that, so a kill leaves at least one whole.
+    With several processes training goes on while it is written.
     """
 
     def __init__(self, folder: Path, every: int):
         self.folder, self.every, self.saved = folder, every, -1
+        self.saving: Future[Any] | None = None
+        self.naming: Future[None] | None = None
 
     def latest(self) -> str | None:
         found = sorted(self.folder.glob("*.ckpt"))
@@ -151,7 +159,11 @@ class Checkpoints(Callback):
         if trainer.current_epoch + 1 < trainer.max_epochs:
             self._save(trainer)
 
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._wait()
+
     def _save(self, trainer: Any) -> None:
+        self._wait()
         self.saved = trainer.global_step
         path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
         partial = path.with_suffix(".partial")
@@ -159,11 +171,24 @@ class Checkpoints(Callback):
             shutil.rmtree(partial, ignore_errors=True)  # a kill's
         trainer.strategy.barrier()
         trainer.save_checkpoint(partial)
+        self.saving = trainer.strategy.saving
         if trainer.is_global_zero:
-            partial.replace(path)
-            for old in self.folder.glob("*.ckpt"):
-                if old != path:
-                    shutil.rmtree(old)
+            # The first process's save ends when all have written their parts.
+            self.naming = NAMING.submit(self._name, self.saving, path)
+        if trainer.world_size == 1:
+            self._wait()
+
+    def _wait(self) -> None:
+        for under_way in (self.saving, self.naming):
+            if under_way is not None:
+                under_way.result()
+
+    def _name(self, saving: Future[Any], path: Path) -> None:
+        saving.result()
+        path.with_suffix(".partial").replace(path)
+        for old in self.folder.glob("*.ckpt"):
+            if old != path:
+                shutil.rmtree(old)
 
 
 class EarlyStop(Callback):
@@ -185,7 +210,8 @@ class EarlyStop(Callback):
         score = float(trainer.callback_metrics["val/score"])
         if score > self.best:
             self.best, self.waited = score, 0
-            self.save(trainer, pl_module.student)
+            with trainer.strategy.whole(pl_module.student):
+                self.save(trainer, pl_module.student)
         else:
             self.waited += 1
             trainer.should_stop = trainer.should_stop or self.waited >= self.patience

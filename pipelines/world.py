@@ -30,11 +30,23 @@ class World:
     rank: int = 0
     size: int = 1
     store: Any = None
+    bridge: Any = None  # a `distill.teacher.remote.Bridge`, where a teacher has processes of its own
+    around: "World | None" = None  # with those
     told: int = field(default=0, init=False)
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
+
+    @property
+    def everyone(self) -> "World":
+        """All processes of the run, a teacher's own among them."""
+        return self.around or self
+
+    @property
+    def teaches(self) -> bool:
+        """Whether this is one of the teacher's own processes."""
+        return self.bridge is not None and self.bridge.rank >= self.bridge.students
 
     def tell(self, value: Any = None) -> Any:
         """What the first process passes, in JSON's types; every process calls it, in the same order."""
@@ -131,8 +143,20 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def join_world(seconds: float) -> World:
-    """Connects this process with the others; a collective that takes longer than `seconds` fails."""
+def processes() -> int:
+    """How many processes this run was started as."""
+    return int(os.environ["WORLD_SIZE"]) if launched() else 1
+
+
+def join_world(seconds: float, teachers: int = 0) -> World:
+    """Connects this process with the others; a collective that takes longer than `seconds` fails.
+
+    The last `teachers` processes are the teacher's: they and the others are each a world of their own, to Lightning
+    and to `torch.distributed` too, joined by a bridge.
+
+    Raises:
+        InputError: No process is left for the student, or those that are don't fill whole machines.
+    """
     if not launched():
         return World()
     import torch
@@ -146,12 +170,46 @@ def join_world(seconds: float) -> World:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
+    own = World(rank, size, dist.PrefixStore("stillroom", store))
+    if teachers:
+        own, store = part_of(own, store, teachers)
     if not dist.is_initialized():
         dist.init_process_group(
-            backend, store=dist.PrefixStore("torch", store), rank=rank, world_size=size,
+            backend, store=dist.PrefixStore("torch", store), rank=own.rank, world_size=own.size,
             timeout=timedelta(seconds=seconds),
         )  # fmt: skip
-    return World(rank, size, dist.PrefixStore("stillroom", store))
+    return own
+
+
+def part_of(everyone: World, store: Any, teachers: int) -> tuple[World, Any]:
+    """The world of the students or of the teachers, whichever this process belongs to, and its store."""
+    import torch.distributed as dist
+
+    from distill.teacher.remote import Bridge
+
+    students = everyone.size - teachers
+    here = students_here(everyone.size, students)
+    # A teacher waits while the students validate; one that dies is seen by its connection.
+    group = dist.ProcessGroupGloo(dist.PrefixStore("bridge", store), everyone.rank, everyone.size, timedelta(weeks=1))
+    bridge = Bridge(group, everyone.rank, students, teachers)
+    teaches = everyone.rank >= students
+    rank, size, name = (everyone.rank - students, teachers, "teachers") if teaches else (everyone.rank, students, "own")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(teachers if teaches else here))
+    own = dist.PrefixStore(name, store)
+    return World(rank, size, dist.PrefixStore("stillroom", own), bridge, everyone), own
+
+
+def students_here(size: int, students: int) -> int:
+    """How many of a machine's processes are students'."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    if students < 1:
+        raise InputError(f"teacher.ranks: leaves {students} of {size} processes to the student; expected at least 1")
+    if here < size and students % here:
+        raise InputError(
+            f"teacher.ranks: leaves {students} of {size} processes to the student, and a machine has {here}: expected "
+            f"a multiple of {here}, or one machine"
+        )
+    return min(here, students)
 
 
 def leave_world() -> None:

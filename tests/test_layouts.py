@@ -1,23 +1,36 @@
 """A student trained on several processes is the student of one process."""
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from conftest import saved
+from conftest import saved, scatter
+from distill.losses.config import LossConfig
+from pipelines.config import MachineConfig
 from ranks import run_ranks
 from training_ranks import Training, train
 
 NEAR = 1e-5
+TAUGHT = LossConfig(kl=1, ce=0.5, hidden=0.1, temperature=2.0)
 
 
 @pytest.fixture(scope="module")
 def student(tmp_path_factory, tokenizer, tiny_model) -> Path:
     return saved(tiny_model("bert", num_hidden_layers=4), tokenizer, tmp_path_factory.mktemp("student") / "model")
+
+
+@pytest.fixture(scope="module")
+def teacher_folder(tmp_path_factory, tokenizer, tiny_model) -> Path:
+    model = tiny_model("bert", num_hidden_layers=4)
+    scatter(model)
+    return saved(model, tokenizer, tmp_path_factory.mktemp("teacher") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +64,108 @@ def test_another_layout_trains_another_student(processes, layout, student, alone
     assert loaded.keys() == alone["weights"].keys()
     for each in found:
         assert all(torch.equal(loaded[name], value) for name, value in each["weights"].items())
+
+
+@pytest.fixture(scope="module")
+def taught_by(teacher_folder, student, tmp_path_factory) -> Callable[[str], dict]:
+    """What one process makes of the student under the teacher, in a precision."""
+
+    @cache
+    def made(precision: str) -> dict:
+        job = Training(student, tmp_path_factory.mktemp("taught"), teacher=teacher_folder, loss=TAUGHT)
+        return train(0, 1, replace(job, precision=precision), "replicated")
+
+    return made
+
+
+TEACHERS = ("replicated", "fsdp=2", "tp=2", "pp=2")
+STUDENTS = ("replicated", "zero1", "zero2", "fsdp=2", "tp=2")
+SOME = {("fsdp=2", "tp=2"), ("tp=2", "zero1"), ("pp=2", "fsdp=2"), ("replicated", "zero2")}
+
+
+def paired(processes: int, teachers: tuple[str, ...], students: tuple[str, ...]) -> Iterator[Any]:
+    for teacher in teachers:
+        for student in students:
+            few = (teacher, student) in SOME
+            yield pytest.param(processes, teacher, student, marks=() if few else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("processes", "teacher", "layout"),
+    [
+        *paired(2, TEACHERS, STUDENTS),
+        *paired(4, ("replicated", "hsdp=2x2", "fsdp=2,tp=2", "tp=4", "pp=4"), ("hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2")),
+    ],
+)
+def test_teacher_and_student_in_layouts_of_their_own(
+    processes, teacher, layout, student, teacher_folder, taught_by, tmp_path
+):
+    job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, loss=TAUGHT)
+    for found in run_ranks(train, processes, processes, job, layout, limit=120):
+        assert off(found["weights"], taught_by("32")["weights"]) == {}
+        assert found["metrics"] == pytest.approx(taught_by("32")["metrics"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("processes", "teachers", "teacher", "layout"),
+    [
+        (2, 1, "replicated", "replicated"),
+        (4, 2, "tp=2", "fsdp=2"),
+        pytest.param(3, 2, "fsdp=2", "replicated", marks=pytest.mark.slow),
+        pytest.param(4, 1, "replicated", "replicated", marks=pytest.mark.slow),
+        pytest.param(4, 3, "pp=3", "replicated", marks=pytest.mark.slow),
+    ],
+)
+def test_a_teacher_on_processes_of_its_own(
+    processes, teachers, teacher, layout, student, teacher_folder, taught_by, tmp_path
+):
+    job = Training(
+        student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, teachers=teachers, port=free_port(),
+        loss=TAUGHT,
+    )  # fmt: skip
+    found = run_ranks(train, processes, processes, job, layout, limit=120)
+    assert found[-teachers:] == [{}] * teachers
+    for each in found[:-teachers]:
+        assert off(each["weights"], taught_by("32")["weights"]) == {}
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param("deepspeed_stage_1", marks=pytest.mark.slow),
+        pytest.param("deepspeed_stage_2", marks=pytest.mark.slow),
+        pytest.param("deepspeed_stage_2_offload", marks=pytest.mark.slow),
+        pytest.param("deepspeed_stage_3", marks=pytest.mark.slow),
+        "deepspeed_stage_3_offload",
+    ],
+)
+def test_deepspeed_trains_another_student(strategy, student, teacher_folder, taught_by, tmp_path):
+    machine = MachineConfig(accelerator="cpu", strategy=strategy)
+    job = Training(student, tmp_path, teacher=teacher_folder, loss=TAUGHT, machine=machine)
+    for found in run_ranks(train, 2, 2, job, "replicated", limit=300):
+        assert off(found["weights"], taught_by("32")["weights"]) == {}
+        assert found["metrics"] == pytest.approx(taught_by("32")["metrics"], abs=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["replicated", "zero2", "fsdp=2", "tp=2"])
+def test_in_bfloat16_layouts_differ_by_more_than_the_precisions_do(
+    layout, student, teacher_folder, taught_by, tmp_path
+):
+    job = Training(student, tmp_path, teacher=teacher_folder, loss=TAUGHT, precision="bf16-mixed")
+    single, whole = taught_by("bf16-mixed")["weights"], taught_by("32")["weights"]
+    found = run_ranks(train, 2, 2, job, layout, limit=120)[0]["weights"]
+    assert distance(found, single) <= distance(single, whole)
+    assert distance(single, whole) > 0
+
+
+def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    return sum((one[name] - other[name]).square().sum().item() for name in one) ** 0.5
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("", 0))
+        return listening.getsockname()[1]
 
 
 def test_a_run_that_goes_on_in_another_layout_ends_elsewhere(student, alone, tmp_path):

@@ -1,12 +1,15 @@
 """Processes of a run that wait for one another and have to agree."""
 
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from distill.errors import InputError
+from pipelines.whereabouts import told
 from pipelines.world import World
 from ranks import run_ranks
 
@@ -26,8 +29,8 @@ def talk(rank: int, folder: Path) -> tuple[list, list, float]:
 
 
 def test_processes_hear_something_else_or_do_not_wait(tmp_path):
-    for told, gathered, waited in run_ranks(talk, 3, tmp_path):
-        assert told == [{"step": 0}, {"step": 1}, {"step": 2}]
+    for heard, gathered, waited in run_ranks(talk, 3, tmp_path):
+        assert heard == [{"step": 0}, {"step": 1}, {"step": 2}]
         assert gathered == [0, 10, 20]
         assert waited >= 0.45, "one went on before the last had come"
 
@@ -69,6 +72,25 @@ def test_a_process_on_another_disk_goes_on(tmp_path):
     (tmp_path / "there").mkdir()
     found = run_ranks(look, 2, tmp_path, ("here", "there"))
     assert all(said is not None and "process 1 doesn't see the folder" in said for said in found)
+
+
+def hang(rank: int, folder: Path) -> str | None:
+    world, group = world_in(folder, rank, 2), dist.new_group(timeout=timedelta(seconds=2))
+    world.note("validation after epoch 2" if rank else "epoch 3, batch 1")
+    world.meet()
+    if rank == 1:
+        time.sleep(4)
+        return None
+    with pytest.raises(InputError) as refused, told(world):
+        dist.all_reduce(torch.ones(1), group=group)
+    return str(refused.value)
+
+
+def test_a_process_waits_for_ever_or_says_not_for_whom(tmp_path):
+    said, _ = run_ranks(hang, 2, tmp_path)
+    assert said.startswith("process 0 of 2 waited too long for the others in all_reduce")
+    assert "process 1: validation after epoch 2, " in said
+    assert "process 0: epoch 3, batch 1, " in said
 
 
 def test_one_process_waits_for_nobody():

@@ -10,21 +10,25 @@ import torch.distributed as dist
 from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 
 from conftest import LABELS, make_rows
+from distill.data.config import DataConfig
 from distill.data.module import TextDataModule
 from distill.data.splits import Examples, Splits
-from distill.layout import parse_layout
+from distill.layout import Layout, parse_layout
 from distill.losses.config import LossConfig
 from distill.module import DistillationModule
 from distill.sharding.apply import gather
 from distill.sharding.mesh import mesh_of
 from distill.sharding.pipeline import PipelineTrainer
+from distill.student.spec import StudentConfig
 from distill.tasks.text_classification import TextClassification
+from distill.teacher.config import TeacherConfig
 from distill.training import TrainConfig
 from pipelines import trainer
-from pipelines.config import MachineConfig
+from pipelines.config import DistillConfig, MachineConfig
 from pipelines.console import Console
 from pipelines.placing import laid_out, save_model
-from pipelines.world import World
+from pipelines.teaching import asked, call_teacher, teach
+from pipelines.world import World, join_world
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,16 @@ class Training:
     machine: MachineConfig = MachineConfig(accelerator="cpu")
     precision: str = "32"
     stop: int | None = None  # batches of this attempt after which every process is stopped
+    teacher: Path | None = None  # asked in every step
+    teacher_layout: str = "replicated"
+    teachers: int = 0  # processes that hold it alone
+    port: int = 1  # where these and the others meet
 
 
-def as_torchrun(rank: int, processes: int) -> None:
+def as_torchrun(rank: int, processes: int, port: int = 1) -> None:
     """The variables by which a process knows its place."""
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-    rest = {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    rest = {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in (here | rest).items()})
 
 
@@ -79,33 +87,53 @@ def splits() -> Splits:
 
 
 def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, Any]:
-    """Weights by name after training, whole, and the last metrics."""
+    """Weights by name after training, whole, and the last metrics; nothing from a process of the teacher's own."""
     if processes > 1:
-        as_torchrun(rank, processes)
-    own = parse_layout(layout, processes)
+        as_torchrun(rank, processes, job.port)
+    torch.manual_seed(0)
+    world = World(rank, processes, dist.FileStore(f"{job.place}.world", processes) if processes > 1 else None)
+    if job.teachers:
+        dist.destroy_process_group()
+        world = join_world(120, job.teachers)
+    if world.teaches:
+        assert job.teacher is not None
+        given = DistillConfig(
+            str(job.place), TeacherConfig(str(job.teacher), signals="online", ranks=job.teachers),
+            student=StudentConfig("layers=4"), data=DataConfig("unread"), loss=job.loss,
+        )  # fmt: skip
+        teach(world, given, parse_layout(job.teacher_layout, job.teachers))
+        return {}
+    try:
+        return train_student(world, job, parse_layout(layout, world.size))
+    except StoppedError:
+        return {}
+
+
+def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     tokenizer = BertTokenizerFast.from_pretrained(job.student)
     auto = AutoModelForSequenceClassification
-    torch.manual_seed(0)
-    mesh = mesh_of(own, "cpu") if processes > 1 else None
+    mesh = mesh_of(own, "cpu") if world.size > 1 else None
     student = laid_out(job.student, auto, own, mesh) if mesh else auto.from_pretrained(job.student)
+    remote = call_teacher(world, job.teacher) if job.teacher and job.teachers else None
+    in_step = job.teacher if remote is None else None
     module = DistillationModule(
         student,
         loss=job.loss,
         train=job.train,
         metric=TextClassification(LABELS).metric(),
+        teacher_sizes=(4, 32),
         shard_optimizer=own.zero == 1,
         stages=PipelineTrainer(student, mesh.get_group("pp")) if mesh is not None and own.pp > 1 else None,
+        signals=asked(in_step, job.loss, parse_layout(job.teacher_layout, world.size)) if in_step else None,
     )
-    data = TextDataModule(splits(), tokenizer, batch_size=job.train.batch_size, max_length=32)
+    data = TextDataModule(splits(), tokenizer, batch_size=job.train.batch_size, max_length=32, signals=remote)
     if job.stop is not None:
         trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
-    world = World(rank, processes, dist.FileStore(f"{job.place}.world", processes) if processes > 1 else None)
-    try:
-        metrics = trainer.fit(
-            module, data, job.place, label="student", train=job.train, machine=job.machine, layout=own, mesh=mesh,
-            precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.place,
-        )  # fmt: skip
-    except StoppedError:
-        return {}
+    metrics = trainer.fit(
+        module, data, job.place, label="student", train=job.train, machine=job.machine, layout=own, mesh=mesh,
+        precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.place,
+    )  # fmt: skip
+    if remote is not None:
+        remote.finish()
     save_model(student, tokenizer, job.place / "model")
     return {"weights": gather(student), "metrics": metrics}

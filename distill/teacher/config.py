@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from distill.errors import InputError
+
 
 @dataclass(frozen=True)
 class TeacherConfig:
@@ -15,6 +17,8 @@ class TeacherConfig:
         layout: How it lies on the processes: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is replicated where
             it fits into each process's memory, else fsdp.
         signals: `cached` writes them once and trains without the teacher; `online` asks it in every step.
+        ranks: Processes, of those there are, that hold the teacher and nothing else: they answer about a batch while
+            the student trains on the one before. 0 lays it out on the student's.
     """
 
     model: str = ""
@@ -22,3 +26,13 @@ class TeacherConfig:
     probe: bool = True
     layout: str = "auto"
     signals: Literal["cached", "online"] = "cached"
+    ranks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ranks < 0:
+            raise InputError(f"teacher.ranks: expected at least 0, found {self.ranks}")
+        if self.ranks and self.signals != "online":
+            raise InputError(
+                f"teacher.ranks {self.ranks}: cached signals are read without a teacher, whose processes would stand "
+                "idle; add --teacher.signals online, or leave ranks at 0"
+            )
