@@ -167,6 +167,7 @@ class DistillationModule(lightning.LightningModule):
     def _staged_step(self, stages: PipelineTrainer, batch: Batch) -> Tensor:
         """Forward and backward through all stages; the loss comes without a graph."""
         whole, accumulated = counts(batch), self.trainer.accumulate_grad_batches
+        own_share: Any = batch.get("shares", dict.fromkeys(whole, 1.0))
         names = [name for name in ("labels", "attention_mask", "positions") if name in batch]
         targets = {name: batch[name] for name in names} | {"signals": by_row(batch, self.signals_of(batch))}
 
@@ -176,7 +177,7 @@ class DistillationModule(lightning.LightningModule):
             terms = loss_terms(
                 self.loss, rows_of(own, logits, 2), rows_of(own, own["labels"], 1), own["attention_mask"], given
             )
-            shares = {name: count / max(whole[name], 1) for name, count in counts(own).items()}
+            shares = {name: count / max(whole[name], 1) * own_share[name] for name, count in counts(own).items()}
             return weighted_sum(self.loss, shared(terms, shares)) / accumulated
 
         total = stages.step(batch, targets, loss).sum() * accumulated
@@ -232,6 +233,10 @@ class DistillationModule(lightning.LightningModule):
         if self.metric is not None:
             self.metric.update(logits.argmax(-1), labels)
             self.log("val/score", self.metric, on_epoch=True, batch_size=rows)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        if self.stages is not None:
+            self.stages.average_gradients()
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None

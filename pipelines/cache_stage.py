@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from distill.data.config import DataConfig
@@ -15,6 +14,7 @@ from pipelines.cache_config import KeepConfig, WriteConfig
 from pipelines.cache_task import prepare, record
 from pipelines.caching import write_together
 from pipelines.config import DistillConfig
+from pipelines.placing import device_type
 from pipelines.stage import Artefact, Run
 from pipelines.teacher import MODEL
 
@@ -39,8 +39,8 @@ def cache_stage(
             max_length=config.data.max_length,
         )
         cache = folder / CACHE
-        wanted = WriteConfig(str(cache), str(teacher.folder / MODEL), TASK, texts, keep, device="cpu")
-        mesh = mesh_of(layout, "cuda" if torch.cuda.is_available() else "cpu") if layout.sharded else None
+        wanted = WriteConfig(str(cache), str(teacher.folder / MODEL), TASK, texts, keep, device=device_type())
+        mesh = mesh_of(layout, device_type()) if layout.sharded else None
         job = prepare(wanted, layout, mesh)
         made_from = from_inside(record(wanted), run.output, folder)
         written = write_together(

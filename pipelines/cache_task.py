@@ -99,13 +99,16 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
         # One micro-batch: rows in another company may get other last bits, and a rebuilt cache other bytes.
         stages = PipelineForward(model, mesh.get_group("pp"), micro_batches=1, hidden=hidden)
         return Job(task, model, stages, tokenizer, samples, identity)
+    device = device_of(config.device)
+    if not (layout and layout.sharded):
+        model.to(device)  # type: ignore[arg-type]
     teacher = OnlineTeacher(
         model,
         answers_of(signals),
         new_tokens=config.keep.new_tokens,
         temperature=config.keep.temperature or 0.0,
         seed=config.seed,
-        device=device_of(config.device),
+        device=device,
     )
     return Job(task, model, teacher, tokenizer, samples, identity)
 

@@ -41,6 +41,7 @@ class MachineConfig:
             file of its settings; empty lays it out as student.layout says.
         compress: What copies of a student send their gradients as: whole, fp16, bf16, or powersgd (rank 4).
         bucket_mb: Gradients that copies send together, while the backward pass goes on.
+        prefetch: Layers whose weights FSDP gathers ahead of the one at work.
         precision: 32, bf16-mixed or 16-mixed; auto measures a few steps and takes the faster.
         threads: CPU threads for training; 0 leaves it to PyTorch.
         wandb: Also log to Weights & Biases.
@@ -54,13 +55,21 @@ class MachineConfig:
     strategy: str = ""
     compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     bucket_mb: int = 25
+    prefetch: int = 1
     precision: Literal["auto", "32", "bf16-mixed", "16-mixed"] = "auto"
     threads: int = 0
     wandb: Literal["off", "offline", "online"] = "off"
     log_every: int = 25
 
     def __post_init__(self) -> None:
-        for name, least in (("devices", 1), ("log_every", 1), ("bucket_mb", 1), ("threads", 0), ("restarts", 0)):
+        for name, least in (
+            ("devices", 1),
+            ("log_every", 1),
+            ("bucket_mb", 1),
+            ("prefetch", 0),
+            ("threads", 0),
+            ("restarts", 0),
+        ):
             if getattr(self, name) < least:
                 raise InputError(f"machine.{name}: expected at least {least}, found {getattr(self, name)}")
         if not self.timeout > 0:

@@ -49,11 +49,20 @@ def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
     if config.machine.strategy:
         check_deepspeed(config)
         others = tuned = "replicated"  # as far as this project has a say in it
-    return Layouts(
+    found = Layouts(
         one(text, teacher, TRAINED_BYTES, own or processes, "teacher.layout"),
         one(others, student, TRAINED_BYTES, processes - own, "student.layout"),
         one(tuned, teacher, TRAINED_BYTES, processes - own, "teacher.layout"),
     )
+    for name, offload, layout in (
+        ("teacher", config.teacher.offload, found.teacher),
+        ("student", config.student.offload, found.student),
+    ):
+        if offload and layout.fsdp == 1 and layout.zero != 2:
+            raise InputError(
+                f"{name}.offload: goes with weights that FSDP cuts, and {name}.layout is {layout}; use fsdp=N or zero2"
+            )
+    return found
 
 
 def check_deepspeed(config: DistillConfig) -> None:
@@ -72,8 +81,6 @@ def one(text: str, own: Any, bytes_each: int, processes: int, name: str) -> Layo
     if text == "auto":
         text = fitting_kind(own, bytes_each, processes)
     layout = parse_layout(text, processes, name)
-    if layout.pp > 1 and layout.dp > 1 and name.startswith("student"):
-        raise InputError(f"{name} {text!r}: a trained pipeline goes alone; use pp={processes}, or fsdp={processes}")
     heads = own.num_attention_heads
     fitting(layout, heads, getattr(own, "num_key_value_heads", None) or heads, own.num_hidden_layers, name)
     return layout

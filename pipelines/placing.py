@@ -19,6 +19,7 @@ from distill.layout import Layout
 from distill.sharding.apply import reshard
 from distill.sharding.load import load_sharded
 from distill.sharding.mesh import mesh_of
+from distill.sharding.pipeline import PipelineTrainer
 from distill.sharding.pipeline_stage import load_stage
 from pipelines.checkpoint import first, untied
 from pipelines.stage import SCRATCH, Run, replacing
@@ -27,7 +28,14 @@ INITIAL = "initial"
 
 
 def placed(
-    run: Run, layout: Layout, folder: Path, build: Callable[[], PreTrainedModel], auto_class: Any
+    run: Run,
+    layout: Layout,
+    folder: Path,
+    build: Callable[[], PreTrainedModel],
+    auto_class: Any,
+    *,
+    offload: bool = False,
+    prefetch: int = 1,
 ) -> tuple[PreTrainedModel, DeviceMesh | None]:
     """The model that `build()` makes, laid out, and the mesh it lies on; every process of the run calls it.
 
@@ -41,7 +49,7 @@ def placed(
             build().save_pretrained(fresh)
     run.world.meet()
     mesh = mesh_of(layout, device_type())
-    return laid_out(initial, auto_class, layout, mesh), mesh
+    return laid_out(initial, auto_class, layout, mesh, offload=offload, prefetch=prefetch), mesh
 
 
 def device_type() -> str:
@@ -49,13 +57,29 @@ def device_type() -> str:
 
 
 def laid_out(
-    folder: Path, auto_class: Any, layout: Layout, mesh: DeviceMesh, *, frozen: bool = False
+    folder: Path,
+    auto_class: Any,
+    layout: Layout,
+    mesh: DeviceMesh,
+    *,
+    frozen: bool = False,
+    offload: bool = False,
+    prefetch: int = 1,
 ) -> PreTrainedModel:
     """A checkpoint's parts for this process, in eval mode; a frozen one gives the same bits as a whole one."""
     if layout.pp > 1:
         stage = load_stage(folder, auto_class, mesh.get_local_rank("pp"), layout.pp)
         return stage.requires_grad_(not frozen).to(device_type())  # type: ignore[arg-type]
-    return load_sharded(folder, auto_class, layout, mesh, frozen=frozen, exact=frozen)
+    return load_sharded(
+        folder, auto_class, layout, mesh, frozen=frozen, exact=frozen, offload=offload, prefetch=prefetch
+    )
+
+
+def stages_of(stage: PreTrainedModel, layout: Layout, mesh: DeviceMesh | None) -> PipelineTrainer | None:
+    """What trains a model of this layout in stages, where it has any."""
+    if mesh is None or layout.pp == 1:
+        return None
+    return PipelineTrainer(stage, mesh.get_group("pp"), copies=mesh.get_group("dp"))
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from distill.layout import Layout
@@ -112,8 +113,12 @@ class Meshed(Portable, ModelParallelStrategy):
 
     def setup(self, trainer: Any) -> None:
         assert self.accelerator is not None
+        assert self.model is not None
         self.accelerator.setup(trainer)
-        self.model_to_device()
+        for child in self.model.children():
+            # Weights on the mesh lie where they should: in the CPU's memory where they are offloaded.
+            if not any(isinstance(parameter, DTensor) for parameter in child.parameters()):
+                child.to(self.root_device)
         self.barrier()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)

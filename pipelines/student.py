@@ -8,7 +8,6 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.module import TextDataModule
 from distill.module import DistillationModule
-from distill.sharding.pipeline import PipelineTrainer
 from distill.student.build import build_student
 from distill.student.spec import is_relative
 from distill.tasks.text_classification import TextClassification, check_task
@@ -19,10 +18,10 @@ from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
 from pipelines.layouts import Layouts
-from pipelines.placing import placed, save_model
+from pipelines.placing import placed, save_model, stages_of
 from pipelines.stage import Artefact, Run, content_hash
 from pipelines.teacher import AUTO, MODEL, training_settings
-from pipelines.teaching import asked, call_teacher
+from pipelines.teaching import asked_as, call_teacher
 from pipelines.trainer import fit
 
 
@@ -64,7 +63,9 @@ def student_stage(
             run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
             return student
 
-        student, mesh = placed(run, layout, folder, build, AUTO)
+        student, mesh = placed(
+            run, layout, folder, build, AUTO, offload=config.student.offload, prefetch=config.machine.prefetch
+        )
         remote = call_teacher(run.world, source) if config.teacher.ranks and config.loss.needs_teacher else None
         in_step = config.loss.needs_teacher and cache is None and remote is None
         lightning.seed_everything(run.seed, verbose=False)
@@ -75,8 +76,8 @@ def student_stage(
             metric=task.metric(),
             teacher_sizes=(sizes_of_teacher.num_hidden_layers, sizes_of_teacher.hidden_size),
             shard_optimizer=layout.zero == 1,
-            stages=PipelineTrainer(student, mesh.get_group("pp")) if mesh is not None and layout.pp > 1 else None,
-            signals=asked(source, config.loss, layouts.teacher) if in_step else None,
+            stages=stages_of(student, layout, mesh),
+            signals=asked_as(config, source, layouts.teacher) if in_step else None,
         )
         training = TextDataModule(
             splits,

@@ -15,13 +15,12 @@ from distill.errors import InputError
 from distill.layout import Layout
 from distill.losses.config import LossConfig
 from distill.module import DistillationModule
-from distill.sharding.pipeline import PipelineTrainer
 from distill.tasks.text_classification import TextClassification, check_task, output_layer
 from distill.teacher.head import probe_head
 from distill.teacher.load import load_tokenizer
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
-from pipelines.placing import placed, save_model
+from pipelines.placing import placed, save_model, stages_of
 from pipelines.stage import SCRATCH, Artefact, Run
 from pipelines.trainer import fit
 
@@ -57,7 +56,15 @@ def teacher_stage(
             seed=run.seed,
             unlabelled=False,
         )
-        model, mesh = placed(run, layout, folder, lambda: fresh_teacher(run, config, source, task, texts, folder), AUTO)
+        model, mesh = placed(
+            run,
+            layout,
+            folder,
+            lambda: fresh_teacher(run, config, source, task, texts, folder),
+            AUTO,
+            offload=config.teacher.offload,
+            prefetch=config.machine.prefetch,
+        )
         metrics = finetune(run, config, model, task, texts, folder, precision, layout, mesh)
         save_model(model, tokenizer, folder / MODEL)
         return {"trained": True} | metrics
@@ -120,7 +127,7 @@ def finetune(
         train=train,
         metric=task.metric(),
         shard_optimizer=layout.zero == 1,
-        stages=PipelineTrainer(model, mesh.get_group("pp")) if mesh is not None and layout.pp > 1 else None,
+        stages=stages_of(model, layout, mesh),
     )
     return fit(
         module,

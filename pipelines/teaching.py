@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -21,22 +20,30 @@ from distill.teacher.shard import Ask, SharedTeacher
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.placing import device_type, laid_out
+from pipelines.strategies import device_of
 from pipelines.teacher import AUTO
 from pipelines.world import World
 
 TEACHER = "teacher"  # the key under which the students say where its weights are
 
 
-def asked(source: Path, loss: LossConfig, layout: Layout, device: torch.device | None = None) -> Ask:
-    """The teacher itself, laid out, asked by every process in every step; on `device`, or where the batches are."""
+def asked(source: Path, loss: LossConfig, layout: Layout, *, offload: bool = False, prefetch: int = 1) -> Ask:
+    """The teacher itself, laid out, to be asked by every process in every step."""
+    device = device_of("auto")
     if not layout.sharded:
-        return OnlineTeacher(load_teacher(source), loss.teacher_answers, device=device)
+        model = load_teacher(source)
+        return OnlineTeacher(model.to(device), loss.teacher_answers, device=device)  # type: ignore[arg-type]
     mesh = mesh_of(layout, device_type())
-    model = laid_out(source, AUTO, layout, mesh, frozen=True)
+    model = laid_out(source, AUTO, layout, mesh, frozen=True, offload=offload, prefetch=prefetch)
     if layout.pp > 1:
         layers = range(model.config.num_hidden_layers + 1) if loss.hidden else ()
         return SharedTeacher(PipelineForward(model, mesh.get_group("pp"), hidden=layers), mesh)
-    return SharedTeacher(OnlineTeacher(model, loss.teacher_answers, device=model.device), mesh)
+    return SharedTeacher(OnlineTeacher(model, loss.teacher_answers, device=device), mesh)
+
+
+def asked_as(config: DistillConfig, source: Path, layout: Layout) -> Ask:
+    """`asked` with the settings of a run."""
+    return asked(source, config.loss, layout, offload=config.teacher.offload, prefetch=config.machine.prefetch)
 
 
 def call_teacher(world: World, source: Path) -> RemoteTeacher:
@@ -60,14 +67,14 @@ def teach(world: World, config: DistillConfig, layout: Layout) -> None:
     source = world.everyone.get(TEACHER)
     if not source:
         return
-    teacher, wanted = asked(Path(source), config.loss, layout), taught_layers(config, Path(source))
+    world.everyone.note("answering as the teacher")
+    teacher, wanted = asked_as(config, Path(source), layout), taught_layers(config, Path(source))
 
     def answer(batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        found = teacher(batch)
-        hidden = {layer: found["hidden"][layer] for layer in wanted}
-        return {name: value for name, value in found.items() if name != "hidden"} | (
-            {"hidden": hidden} if wanted else {}
-        )
+        found = dict(teacher(batch))
+        if wanted:
+            found["hidden"] = {layer: found["hidden"][layer] for layer in wanted}
+        return found
 
     serve(world.bridge, answer)
     if isinstance(teacher, SharedTeacher):

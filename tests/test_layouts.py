@@ -51,13 +51,14 @@ def alone(student, tmp_path_factory) -> dict:
         pytest.param(4, "fsdp=2,tp=2", marks=pytest.mark.slow),
         pytest.param(4, "dp=2,tp=2", marks=pytest.mark.slow),
         pytest.param(4, "pp=4", marks=pytest.mark.slow),
+        pytest.param(4, "dp=2,pp=2", marks=pytest.mark.slow),
     ],
 )
 def test_another_layout_trains_another_student(processes, layout, student, alone, tmp_path):
     found = run_ranks(train, processes, processes, Training(student, tmp_path), layout, limit=120)
     for rank in range(processes):
         held = found[rank]["weights"]
-        assert layout.startswith("pp") or held.keys() == alone["weights"].keys()
+        assert "pp=" in layout or held.keys() == alone["weights"].keys()
         assert off(held, alone["weights"]) == {}
         assert found[rank]["metrics"] == pytest.approx(alone["metrics"], abs=1e-4)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").state_dict()
@@ -156,6 +157,21 @@ def test_in_bfloat16_layouts_differ_by_more_than_the_precisions_do(
     found = run_ranks(train, 2, 2, job, layout, limit=120)[0]["weights"]
     assert distance(found, single) <= distance(single, whole)
     assert distance(single, whole) > 0
+
+
+@pytest.mark.parametrize("compress", ["fp16", "bf16", "powersgd"])
+def test_compressed_gradients_are_sent_whole_or_lost(compress, student, alone, tmp_path):
+    job = Training(student, tmp_path, machine=MachineConfig(accelerator="cpu", compress=compress))
+    one, other = (each["weights"] for each in run_ranks(train, 2, 2, job, "replicated", limit=120))
+    assert all(torch.equal(one[name], other[name]) for name in one), "copies drift apart"
+    moved = distance(alone["weights"], AutoModelForSequenceClassification.from_pretrained(student).state_dict())
+    assert 0 < distance(one, alone["weights"]) < 0.5 * moved
+
+
+def test_weights_that_rest_in_the_cpus_memory_train_elsewhere(student, teacher_folder, taught_by, tmp_path):
+    job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout="fsdp=2", loss=TAUGHT, offload=True)
+    for found in run_ranks(train, 2, 2, job, "fsdp=2", limit=120):
+        assert off(found["weights"], taught_by("32")["weights"]) == {}
 
 
 def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:

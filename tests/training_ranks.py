@@ -18,7 +18,6 @@ from distill.losses.config import LossConfig
 from distill.module import DistillationModule
 from distill.sharding.apply import gather
 from distill.sharding.mesh import mesh_of
-from distill.sharding.pipeline import PipelineTrainer
 from distill.student.spec import StudentConfig
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.config import TeacherConfig
@@ -26,7 +25,7 @@ from distill.training import TrainConfig
 from pipelines import trainer
 from pipelines.config import DistillConfig, MachineConfig
 from pipelines.console import Console
-from pipelines.placing import laid_out, save_model
+from pipelines.placing import laid_out, save_model, stages_of
 from pipelines.teaching import asked, call_teacher, teach
 from pipelines.world import World, join_world
 
@@ -50,6 +49,7 @@ class Training:
     teacher: Path | None = None  # asked in every step
     teacher_layout: str = "replicated"
     teachers: int = 0  # processes that hold it alone
+    offload: bool = False
     port: int = 1  # where these and the others meet
 
 
@@ -113,7 +113,7 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     tokenizer = BertTokenizerFast.from_pretrained(job.student)
     auto = AutoModelForSequenceClassification
     mesh = mesh_of(own, "cpu") if world.size > 1 else None
-    student = laid_out(job.student, auto, own, mesh) if mesh else auto.from_pretrained(job.student)
+    student = laid_out(job.student, auto, own, mesh, offload=job.offload) if mesh else auto.from_pretrained(job.student)
     remote = call_teacher(world, job.teacher) if job.teacher and job.teachers else None
     in_step = job.teacher if remote is None else None
     module = DistillationModule(
@@ -123,8 +123,10 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
         metric=TextClassification(LABELS).metric(),
         teacher_sizes=(4, 32),
         shard_optimizer=own.zero == 1,
-        stages=PipelineTrainer(student, mesh.get_group("pp")) if mesh is not None and own.pp > 1 else None,
-        signals=asked(in_step, job.loss, parse_layout(job.teacher_layout, world.size)) if in_step else None,
+        stages=stages_of(student, own, mesh),
+        signals=asked(in_step, job.loss, parse_layout(job.teacher_layout, world.size), offload=job.offload)
+        if in_step
+        else None,
     )
     data = TextDataModule(splits(), tokenizer, batch_size=job.train.batch_size, max_length=32, signals=remote)
     if job.stop is not None:

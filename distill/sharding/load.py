@@ -36,6 +36,7 @@ def load_sharded(
     exact: bool = False,
     policy: MixedPrecisionPolicy | None = None,
     offload: bool = False,
+    prefetch: int = 1,
     **from_config_kwargs: Any,
 ) -> PreTrainedModel:
     """The checkpoint in `folder`, laid out on the mesh, in eval mode; each process of the mesh calls it.
@@ -49,7 +50,7 @@ def load_sharded(
         dtype: Of all weights.
         frozen: Without gradients; FSDP then frees every weight after a forward, where training keeps some for the
             backward.
-        exact, policy, offload: See `apply_layout`.
+        exact, policy, offload, prefetch: See `apply_layout`.
         from_config_kwargs: For `auto_class.from_config`, such as `attn_implementation`.
 
     Raises:
@@ -63,7 +64,7 @@ def load_sharded(
         model = auto_class.from_config(config, dtype=dtype, **from_config_kwargs)
     wanted = weights_to_read(model, folder)
     model.requires_grad_(not frozen)
-    apply_layout(model, layout, mesh, exact=exact, policy=policy, offload=offload)
+    apply_layout(model, layout, mesh, exact=exact, policy=policy, offload=offload, prefetch=prefetch)
     give_memory(model, torch.device("cpu" if offload else mesh.device_type), torch.device(mesh.device_type))
     read_slices(model, wanted, folder)
     if model.can_generate() and (folder / "generation_config.json").is_file():

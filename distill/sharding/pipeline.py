@@ -124,6 +124,7 @@ class PipelineTrainer:
     Args:
         stage: From `load_stage`, its index this process's rank in `group`.
         group: The pipeline's processes; all of the world's if None.
+        copies: Processes with the same stage of other copies of the model, which see other data.
         micro_batches: Most parts that a batch is cut into. With at least as many as stages the schedule is 1F1B, which
             keeps no more micro-batches' activations than there are stages; otherwise GPipe.
 
@@ -131,8 +132,16 @@ class PipelineTrainer:
         InputError: Not as many processes as stages, or another stage than this process's.
     """
 
-    def __init__(self, stage: PreTrainedModel, group: dist.ProcessGroup | None = None, *, micro_batches: int = 4):
+    def __init__(
+        self,
+        stage: PreTrainedModel,
+        group: dist.ProcessGroup | None = None,
+        *,
+        copies: dist.ProcessGroup | None = None,
+        micro_batches: int = 4,
+    ):
         self.stage, self.group, self.micro_batches, self.relay = stage, group, micro_batches, relay_of(stage)
+        self.copies = copies
         check_group(self.relay, group)
 
     def step(self, batch: Mapping[str, Tensor], targets: Any, loss: Loss) -> Tensor:
@@ -185,6 +194,16 @@ class PipelineTrainer:
         for work in dist.batch_isend_irecv(ops):
             work.wait()
         return other
+
+    def average_gradients(self) -> None:
+        """Gives every copy the mean of all copies' gradients; once a step, when they are accumulated."""
+        if self.copies is None or dist.get_world_size(self.copies) == 1:
+            return
+        found = [each.grad for each in self.stage.parameters() if each.grad is not None]
+        under_way = [dist.all_reduce(each, group=self.copies, async_op=True) for each in found]
+        for work in under_way:
+            work.wait()
+        torch._foreach_div_(found, dist.get_world_size(self.copies))
 
     def clip_gradients(self, most: float) -> Tensor:
         """Scales the gradients of all stages so that their norm together is at most `most`; returns the norm []."""

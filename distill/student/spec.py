@@ -27,10 +27,12 @@ class StudentConfig:
             or sizes such as `layers=2`, `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`.
         layout: How it lies on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is
             replicated where training fits into each process's memory, else fsdp.
+        offload: FSDP keeps weights, gradients and the optimizer's state in the CPU's memory.
     """
 
     spec: str = "distilbert"
     layout: str = "auto"
+    offload: bool = False
 
 
 PRESETS = ("distilbert", "half")

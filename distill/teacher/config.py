@@ -16,6 +16,7 @@ class TeacherConfig:
         probe: Fit a new head on frozen features before fine-tuning.
         layout: How it lies on the processes: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is replicated where
             it fits into each process's memory, else fsdp.
+        offload: FSDP keeps its weights in the CPU's memory.
         signals: `cached` writes them once and trains without the teacher; `online` asks it in every step.
         ranks: Processes, of those there are, that hold the teacher and nothing else: they answer about a batch while
             the student trains on the one before. 0 lays it out on the student's.
@@ -25,6 +26,7 @@ class TeacherConfig:
     finetune: Literal["auto", "always", "never"] = "auto"
     probe: bool = True
     layout: str = "auto"
+    offload: bool = False
     signals: Literal["cached", "online"] = "cached"
     ranks: int = 0
 

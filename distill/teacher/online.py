@@ -29,7 +29,8 @@ class OnlineTeacher:
         new_tokens: Most tokens of a generated sequence.
         temperature: Of generation; 0 takes the likeliest token.
         seed: Of generation; each prompt has its own stream, whatever it is in a batch with.
-        device: Batches are moved there; left out, the teacher moves to where the batch is.
+        device: Batches are moved there, and the teacher is already set up for it; left out, it moves to where the batch
+            is.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class OnlineTeacher:
         """
         device = self.device or batch["input_ids"].device
         batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
-        if self.model.device != device:
+        if self.device is None and self.model.device != device:
             self.model.to(device)  # type: ignore[arg-type]
         out: dict[str, Any] = {}
         if set(self.answers) - {"generated"}:

@@ -1,0 +1,88 @@
+"""Every recipe in configs/ can be planned, and the layouts it names fit its models."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from distill.errors import InputError
+from distill.layout import Layout
+from pipelines import layouts
+from pipelines.cli import parse
+from pipelines.config import SHORT, DistillConfig
+from pipelines.deepspeed import deepspeed_settings
+from pipelines.distill import check_inputs
+from pipelines.layouts import Layouts, layouts_of
+
+ROOT = Path(__file__).parent.parent
+RECIPES = sorted((ROOT / "configs" / "layouts").glob("*.yaml"))
+
+
+def config_of(recipe: Path, *words: str) -> DistillConfig:
+    given = ["--config", str(recipe), "--output", "unused", *words]
+    return parse(DistillConfig, given, prog="pipelines.distill", about="", examples="", short=SHORT)
+
+
+def planned(*words: str) -> Layouts:
+    config = config_of(ROOT / "configs" / "demo.yaml", *words)
+    return layouts_of(config, check_inputs(config), config.machine.devices)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_a_recipes_layouts_do_not_fit(recipe, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = config_of(recipe)
+    found = layouts_of(config, check_inputs(config), config.machine.devices)
+    assert found.student.processes + config.teacher.ranks == config.machine.devices
+    assert found.teacher.processes in (config.teacher.ranks, config.machine.devices)
+    assert found.teacher.processes > 1
+    if config.teacher.layout != "auto":
+        assert str(found.teacher) == config.teacher.layout
+    if config.student.layout != "auto":
+        assert str(found.student) == config.student.layout
+
+
+@pytest.mark.parametrize(("memory", "expected"), [(1e12, Layout(dp=2)), (1e6, Layout(fsdp=2))])
+def test_auto_cuts_what_fits_or_copies_what_does_not(memory, expected, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(layouts, "memory_of_process", lambda processes: memory)
+    found = planned("--devices", "2")
+    assert found.teacher == found.student == found.tuned == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--teacher.ranks", "1"), "add --teacher.signals online"),
+        (("--teacher.signals", "online", "--teacher.ranks", "2"), "expected fewer than the 2 processes"),
+        (("--teacher.signals", "online", "--teacher.ranks", "-1"), "expected at least 0"),
+        (("--strategy", "deepspeed_stage_4"), "expected deepspeed_stage_1, 2 or 3"),
+        (("--strategy", "deepspeed_stage_2", "--student.layout", "fsdp=2"), "leave one of them away"),
+        (("--student.offload", "true", "--student.layout", "zero1"), "use fsdp=N or zero2"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_taken(words, expected, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(InputError, match=expected):
+        planned("--devices", "2", *words)
+
+
+def test_deepspeed_that_is_not_installed_goes_unsaid(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'stillroom\[deepspeed\]'"):
+        deepspeed_settings("deepspeed_stage_3")
+
+
+@pytest.mark.parametrize("key", ["optimizer", "gradient_clipping", "bf16"])
+def test_a_file_decides_what_our_settings_decide(key, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2}, key: {}}))
+    with pytest.raises(InputError, match=f"{key} is decided by --"):
+        deepspeed_settings(str(file))
+
+
+def test_a_files_settings_reach_deepspeed_changed(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 7}}))
+    assert deepspeed_settings(str(file))["zero_optimization"] == {"stage": 3, "stage3_max_live_parameters": 7}
