@@ -115,6 +115,8 @@ class DistillConfig:
         machine: Where it runs.
         measure: How speed is measured.
         seed: Seed of splits, initial weights, order and dropout.
+        until: The last stage that runs: teacher, cache, distill, or report for all of them. The same command without it
+            goes on from there.
         dry_run: Print the plan and change nothing.
     """
 
@@ -128,6 +130,7 @@ class DistillConfig:
     machine: MachineConfig = field(default_factory=MachineConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     seed: int = 0
+    until: Literal["teacher", "cache", "distill", "report"] = "report"
     dry_run: bool = False
 
     def __post_init__(self) -> None:

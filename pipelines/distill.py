@@ -48,7 +48,8 @@ def main(argv: Sequence[str]) -> None:
     source = check_inputs(config)
     layouts = layouts_of(config, source, max(processes(), config.machine.devices if config.dry_run else 1))
     world = join_world(config.machine.timeout, 0 if config.dry_run else config.teacher.ranks)
-    world.everyone.agree({name: value for name, value in flat(settings_of(config)).items() if name not in PATHS})
+    asked = settings_of(config) | {"until": config.until}
+    world.everyone.agree({name: value for name, value in flat(asked).items() if name not in PATHS})
     with told(world.everyone):
         if world.teaches:
             teach(world, config, layouts.teacher)
@@ -84,7 +85,7 @@ def check_inputs(config: DistillConfig) -> Path:
 
 
 def road(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> dict[str, "Artefact"]:
-    """Every stage up to the evaluation, in order."""
+    """Every stage up to the evaluation, or to the one that is to be the last, in order."""
     from pipelines.cache_stage import cache_stage
     from pipelines.data import data_stage
     from pipelines.precision import chosen_precision
@@ -98,12 +99,16 @@ def road(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") ->
     made["data"] = data_stage(run, config.data)
     precision = chosen_precision(run, config.machine, digest, lambda: load_source(source))
     made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision, layouts.tuned)
+    if config.until == "teacher":
+        return made
     if config.loss.needs_teacher and config.teacher.signals == "cached":
         made["cache"] = cache_stage(
             run, config, made["data"], made["teacher"], student_layers(config, source), layouts.teacher
         )
+    if config.until == "cache":
+        return made
     made["distill"] = student_stage(run, config, made["data"], made["teacher"], made.get("cache"), precision, layouts)
-    return made | export_and_evaluate(run, config, made)
+    return made if config.until == "distill" else made | export_and_evaluate(run, config, made)
 
 
 def export_and_evaluate(run: "Run", config: DistillConfig, made: dict[str, "Artefact"]) -> dict[str, "Artefact"]:
@@ -146,6 +151,10 @@ def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") 
     if run.world.leads:
         write_json(run.output / "config.json", asdict(config))
     made = road(run, config, source, layouts)
+    if config.until != "report":
+        rows = [(name, f"{stage.manifest['wall_seconds']:.1f}", str(stage.folder)) for name, stage in made.items()]
+        run.console.table("Made", ("stage", "seconds", "where"), rows)
+        return
     report = report_stage(run, settings_of(config), read_data(made["data"]), made["evaluate"])
     if run.world.leads:
         places = publish(run, report, made["export"])
@@ -154,7 +163,7 @@ def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") 
 
 def settings_of(config: DistillConfig) -> dict[str, Any]:
     """The configuration as the report shows it."""
-    return {name: value for name, value in asdict(config).items() if name not in ("output", "dry_run")}
+    return {name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run")}
 
 
 def show_plan(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:

@@ -15,7 +15,18 @@ from commands import finish, refused, small_run, start
 from pipelines import distill
 from test_distill_command import make_inputs
 
-TWO = ("--devices", "2", "--machine.restarts", "25", "--epochs", "4", "--teacher_train.epochs", "1")
+TWO = (
+    "--devices",
+    "2",
+    "--until",
+    "distill",
+    "--machine.restarts",
+    "25",
+    "--epochs",
+    "4",
+    "--teacher_train.epochs",
+    "1",
+)
 OFTEN = ("--train.checkpoint_every", "3", "--teacher_train.checkpoint_every", "3", "--train.dropout", "0.1")
 
 
@@ -25,7 +36,7 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 
 
 def weights(output: Path) -> dict:
-    return load_file(output / "student" / "model.safetensors")
+    return load_file(next(output.glob("distill/*/model/model.safetensors")))
 
 
 def children(parent: int) -> list[int]:
@@ -38,16 +49,35 @@ def children(parent: int) -> list[int]:
 def undisturbed(inputs, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("two") / "run"
     said = finish("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
-    assert said.count("Result") == 1, "both processes speak"
+    assert said.count("Made") == 1, "both processes speak"
     return output
 
 
 @pytest.mark.slow
 def test_two_processes_leave_less_than_one(undisturbed):
     stages = {file.parent.parent.name: json.loads(file.read_text()) for file in undisturbed.glob("*/*/manifest.json")}
-    assert {"data", "teacher", "cache", "distill", "evaluate", "report"} <= stages.keys()
+    assert stages.keys() == {"data", "teacher", "cache", "distill"}
     assert {stage["processes"] for stage in stages.values()} == {2}
     assert weights(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_teacher_apart_leaves_another_student_or_is_waited_for(inputs, tmp_path):
+    online = ("--teacher.signals", "online", "--epochs", "2", "--teacher_train.epochs", "1", "--until", "distill")
+    beside = small_run(*inputs, tmp_path / "beside", *online, "--devices", "2")
+    apart = small_run(*inputs, tmp_path / "apart", *online, "--devices", "3", "--teacher.ranks", "1")
+    finish("distill", beside)
+    assert finish("distill", apart).count("Made") == 1, "the teacher's process speaks too"
+    ours, theirs = weights(tmp_path / "apart"), weights(tmp_path / "beside")
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert "distill: done before, skipped" in finish("distill", apart), "the teacher is called and nobody asks"
+
+
+@pytest.mark.slow
+def test_deepspeed_leaves_no_student(inputs, tmp_path):
+    words = ("--devices", "2", "--strategy", "deepspeed_stage_2", "--epochs", "2", "--teacher_train.epochs", "1")
+    assert finish("distill", small_run(*inputs, tmp_path, *words)).count("Result") == 1
+    assert weights(tmp_path)
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_teacher_and_student_in_layouts_of_their_own(
     ("processes", "teachers", "teacher", "layout"),
     [
         (2, 1, "replicated", "replicated"),
-        (4, 2, "tp=2", "fsdp=2"),
+        pytest.param(4, 2, "tp=2", "fsdp=2", marks=pytest.mark.slow),
         pytest.param(3, 2, "fsdp=2", "replicated", marks=pytest.mark.slow),
         pytest.param(4, 1, "replicated", "replicated", marks=pytest.mark.slow),
         pytest.param(4, 3, "pp=3", "replicated", marks=pytest.mark.slow),
@@ -130,15 +130,9 @@ def test_a_teacher_on_processes_of_its_own(
         assert off(each["weights"], taught_by("32")["weights"]) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        pytest.param("deepspeed_stage_1", marks=pytest.mark.slow),
-        pytest.param("deepspeed_stage_2", marks=pytest.mark.slow),
-        pytest.param("deepspeed_stage_2_offload", marks=pytest.mark.slow),
-        pytest.param("deepspeed_stage_3", marks=pytest.mark.slow),
-        "deepspeed_stage_3_offload",
-    ],
+    "strategy", [f"deepspeed_stage_{stage}" for stage in ("1", "2", "2_offload", "3", "3_offload")]
 )
 def test_deepspeed_trains_another_student(strategy, student, teacher_folder, taught_by, tmp_path):
     machine = MachineConfig(accelerator="cpu", strategy=strategy)
@@ -148,7 +142,22 @@ def test_deepspeed_trains_another_student(strategy, student, teacher_folder, tau
         assert found["metrics"] == pytest.approx(taught_by("32")["metrics"], abs=1e-4)
 
 
-@pytest.mark.parametrize("layout", ["replicated", "zero2", "fsdp=2", "tp=2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["deepspeed_stage_2", "deepspeed_stage_3"])
+def test_deepspeed_goes_on_elsewhere_after_a_stop(strategy, student, alone, tmp_path):
+    machine = MachineConfig(accelerator="cpu", strategy=strategy)
+    often = replace(Training(student, tmp_path).train, checkpoint_every=1)
+    for stop in (5, 4, None):
+        job = Training(student, tmp_path, train=often, machine=machine, stop=stop)
+        found = run_ranks(train, 2, 2, job, "replicated", limit=300)
+        (tmp_path.parent / f"{tmp_path.name}.world").unlink()
+    assert off(found[0]["weights"], alone["weights"]) == {}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["fsdp=2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "zero2", "tp=2", "pp=2"))],
+)
 def test_in_bfloat16_layouts_differ_by_more_than_the_precisions_do(
     layout, student, teacher_folder, taught_by, tmp_path
 ):
@@ -159,7 +168,9 @@ def test_in_bfloat16_layouts_differ_by_more_than_the_precisions_do(
     assert distance(single, whole) > 0
 
 
-@pytest.mark.parametrize("compress", ["fp16", "bf16", "powersgd"])
+@pytest.mark.parametrize(
+    "compress", ["powersgd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fp16", "bf16"))]
+)
 def test_compressed_gradients_are_sent_whole_or_lost(compress, student, alone, tmp_path):
     job = Training(student, tmp_path, machine=MachineConfig(accelerator="cpu", compress=compress))
     one, other = (each["weights"] for each in run_ranks(train, 2, 2, job, "replicated", limit=120))

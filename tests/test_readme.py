@@ -88,7 +88,7 @@ def test_hidden_states_and_labels_run_as_the_readme_says(body_folder, data_folde
     words = shlex.split(flags)
     own = words[words.index("--loss.ce") : words.index("--output")]
     run = small_run(body_folder, data_folder, tmp_path / "run", *own, "--epochs", "1", "--teacher_train.epochs", "1")
-    said = finish("distill", run)
+    said = finish("distill", [*run, "--until", "distill"])
     about = json.loads(next((tmp_path / "run" / "cache").rglob("cache.json")).read_text())
     assert about["signals"]["hidden"]["layers"] == [0, 2, 4], said
     assert "--cache" in finish("cache", ["--help"]) + finish("cache", ["verify", "--help"])
@@ -104,8 +104,8 @@ def test_two_processes_and_early_stopping_run_as_the_readme_says(body_folder, da
     words = shlex.split(flags)
     own = words[words.index("--epochs") : words.index("--output")]
     run = small_run(body_folder, data_folder, tmp_path / "run", "--accelerator", "cpu", *own)
-    finish("distill", run)
-    assert (tmp_path / "run" / "student" / "model.safetensors").is_file()
+    finish("distill", [*run, "--until", "distill"])
+    assert list(tmp_path.glob("run/distill/*/model/model.safetensors"))
 
 
 def test_the_result_table_is_of_a_real_run_of_this_recipe():
