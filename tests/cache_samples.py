@@ -1,10 +1,7 @@
 """A tiny teacher, its samples and its caches: what the tests of the cache share, in this process and in others."""
 
-import multiprocessing
-import os
 import time
 from collections.abc import Sequence
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -14,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from commands import ROOT
 from distill.teacher.cache import CacheReader, Dense, Identity, Sampled, Samples, TopK, plan, sample_key, write_cache
 from distill.teacher.cache.writer import Written
+from forking import forking
 
 WORDS = 96
 BATCH_TOKENS = 48
@@ -32,7 +29,6 @@ IDENTITY = Identity(
     ),
     "max_length=16",
 )
-PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def make_rows(count: int = 60, seed: int = 0, shortest: int = 2) -> list[np.ndarray]:
@@ -94,21 +90,12 @@ def write(
         return write_cache(folder, identity, samples_of(rows), teacher or Teacher(), **more)
 
 
-def start_server() -> None:
-    """Starts the server that processes are forked from, everything loaded: milliseconds, not seconds, each."""
-    with pytest.MonkeyPatch.context() as patch:
-        # The server doesn't know where pytest found this folder.
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
-        PROCESSES.set_forkserver_preload(["cache_warm"])
-        forkserver.ensure_running()
-
-
 def write_apart(
     folder: Path, rows: Sequence[np.ndarray], pause: float, rank: int = 0, ranks: int = 1
 ) -> tuple[ForkServerProcess, Connection]:
     """A process that writes; the pipe gives `ready` before it begins and what `write` returned after it."""
-    receive, send = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=write_here, args=(send, folder, rows, pause, rank, ranks))
+    receive, send = forking().Pipe(duplex=False)
+    process = forking().Process(target=write_here, args=(send, folder, rows, pause, rank, ranks))
     process.start()
     send.close()
     return process, receive

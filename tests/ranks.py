@@ -1,7 +1,6 @@
 """Runs a function in several processes that are joined over gloo, and brings back what each returns."""
 
 import contextlib
-import multiprocessing
 import tempfile
 import time
 import traceback
@@ -13,18 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Imported once, by the server that the processes are forked from: four imports of torch and transformers would cost
-# more than most tests.
-IMPORTED_ONCE = [
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.checkpoint",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.distilbert.modeling_distilbert",
-    "transformers.models.llama.modeling_llama",
-    "pytest",
-]
+from forking import forking
 
 
 class RanksError(AssertionError):
@@ -53,8 +41,7 @@ class WorldError(RanksError):
 
 
 def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...], limit: float) -> list[Any]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED_ONCE)
+    context = forking()
     with tempfile.TemporaryDirectory() as folder:
         started = [
             context.Process(target=run_rank, args=(rank, processes, folder, limit, function, args), daemon=True)

@@ -14,7 +14,6 @@ from transformers import BertTokenizerFast
 
 from cache_samples import (
     IDENTITY,
-    PROCESSES,
     WORDS,
     Teacher,
     equal,
@@ -23,7 +22,6 @@ from cache_samples import (
     make_rows,
     padded,
     served,
-    start_server,
     write,
 )
 from conftest import LABELS, VOCABULARY
@@ -35,6 +33,7 @@ from distill.teacher.cache import CacheReader, Dense, Generated, Identity, sampl
 from distill.teacher.cache import reader as cache_reader
 from distill.teacher.load import tokenizer_fingerprint, weights_fingerprint
 from distill.teacher.online import OnlineTeacher
+from forking import forking
 
 ROWS = make_rows()
 EXACT = Identity("teacher-a", "tokenizer-a", (Dense(width=WORDS, each="position"), Dense(width=3, of="embedding")))
@@ -128,8 +127,7 @@ def test_workers_of_a_loader_serve_other_rows(original):
 
 
 def test_another_process_serves_other_rows(original):
-    start_server()
-    with PROCESSES.Pool(1) as pool:
+    with forking().Pool(1) as pool:
         found = pool.apply(served, (CacheReader(original, EXACT), ROWS))
     assert equal(found, {name: value.numpy() for name, value in truth(padded(ROWS)).items()})
 

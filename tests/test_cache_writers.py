@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache_samples import Teacher, files_of, make_rows, start_server, write, write_apart
+from cache_samples import Teacher, files_of, make_rows, write, write_apart
 from distill.errors import InputError
 from distill.teacher.cache import CacheReader
 from distill.teacher.cache.verify import verify
+from forking import forking
 
 ROWS = make_rows()
 FIRST = 20  # rows of a cache that is then grown to all
@@ -21,7 +22,7 @@ PAUSE = 0.02
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> None:
-    start_server()
+    forking()
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import itertools
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
 
@@ -21,6 +20,7 @@ from conftest import build_model
 from distill.errors import InputError
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer, StageForward
 from distill.sharding.pipeline_stage import cut, even_starts, load_stage, stage_layers
+from forking import forking
 
 LAYERS, VOCABULARY, SECONDS = 4, 50, 60
 CLASSIFIER, CAUSAL, MASKED = (
@@ -30,7 +30,6 @@ CLASSIFIER, CAUSAL, MASKED = (
 )
 AUTO = {"bert": CLASSIFIER, "distilbert": CLASSIFIER, "bert-tied": MASKED, "llama": CAUSAL, "llama-tied": CAUSAL}
 TIED = {"llama-tied": "model.embed_tokens.weight", "bert-tied": "bert.embeddings.word_embeddings.weight"}
-MODELING = [f"transformers.models.{name}.modeling_{name}" for name in ("auto", "bert", "distilbert", "llama")]
 CASES = [*((family, 2) for family in AUTO), ("llama-tied", 4)]
 HIDDEN = (0, 2, LAYERS)
 SHAPES = ((6, 11), (5, 7), (1, 4), (7, 5), (6, 11))  # rows, length; 5 and 7 rows don't go into 3 micro-batches
@@ -111,8 +110,7 @@ def on_processes(count: int, function: Callable, folder: Path, *args: object) ->
 
     A server that has imported torch and transformers once forks them: in a fresh interpreter that takes many seconds.
     """
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["distill.sharding.pipeline", "jaxtyping", "pytest", *MODELING])
+    context = forking()
     for attempt in (1, 2):
         place = folder / f"attempt{attempt}"
         place.mkdir(parents=True)
