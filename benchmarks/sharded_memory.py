@@ -4,9 +4,10 @@
     python -m benchmarks.sharded_memory --hidden 256 --layers 4 --processes 2
 
 A teacher's floor is its part of the weights. What a process needs beside that is measured where nothing is cut (the
-activations), plus what FSDP gathers at a time: the two largest groups that follow one another. A student's floor is 16
-bytes a parameter (weight, gradient and AdamW's two moments in float32) less what its layout cuts. On a CPU it is the
-process's own memory, without pages of files: the kernel may take those back at any time; on a GPU what PyTorch took.
+activations), plus what FSDP gathers at a time: the two largest groups that follow one another, each in the buffer it
+arrives in and in the weights it is copied to. A student's floor is 16 bytes a parameter (weight, gradient and AdamW's
+two moments in float32) less what its layout cuts. On a CPU it is the process's own memory and the pages of the
+checkpoint that its weights lie in, where they are mapped; on a GPU what PyTorch took.
 """
 
 import argparse
@@ -25,6 +26,7 @@ os.environ |= {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "655
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
@@ -104,10 +106,10 @@ def make(folder: Path, hidden: int, layers: int) -> PreTrainedModel:
 
 
 def gathered(model: PreTrainedModel) -> int:
-    """Bytes of the two largest neighbours among the groups that FSDP gathers."""
+    """Bytes that FSDP needs for the two largest neighbours among the groups that it gathers."""
     layer = 4 * sum(parameter.numel() for parameter in model.base_model.encoder.layer[0].parameters())
     embedding = 4 * model.get_input_embeddings().weight.numel()
-    return layer + max(layer, embedding)
+    return 2 * (layer + max(layer, embedding))
 
 
 def formula(layout: Layout, weights: int) -> float:
@@ -128,6 +130,7 @@ def in_world(work: Any, processes: int, folder: Path, layout: str) -> list[Peak]
 
 def in_process(work: Any, processes: int, folder: Path, store: Path, layout: str, rank: int) -> None:
     torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
     if device_type() == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if device_type() == "cuda" else "gloo"
@@ -159,6 +162,8 @@ def teacher_peak(folder: Path, layout: Layout) -> Peak:
             teacher = SharedTeacher(teacher, mesh) if layout.sharded else teacher
         for _ in range(3):
             teacher(batch())
+    if device_type() == "cpu":
+        peak.most += mapped(folder)
     return peak
 
 
@@ -213,6 +218,17 @@ def memory() -> int:
         if line.startswith("RssAnon:"):
             return 1024 * int(line.split()[1])
     raise RuntimeError("RssAnon isn't in /proc/self/status: this benchmark needs Linux or a GPU")
+
+
+def mapped(folder: Path) -> int:
+    """Bytes of the folder's files that lie in memory as this process's weights."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(maxsplit=1)[0]:
+            inside = str(folder) in line
+        elif inside and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found
 
 
 def mb(size: float) -> str:

@@ -23,7 +23,9 @@ EXAMPLES = """\
   python -m pipelines.distill --teacher runs/bert --student layers=3,hidden=192,heads=6,ffn=768 \\
       --data train.csv --data.text question --data.label intent --epochs 10 --temperature 4 --output runs/small
   python -m pipelines.distill --config configs/demo.yaml --output runs/demo --dry-run
-  python -m pipelines.distill --config configs/demo.yaml --devices 2 --student.layout fsdp=2 --output runs/two"""
+  python -m pipelines.distill --config configs/demo.yaml --devices 2 --student.layout fsdp=2 --output runs/two
+  python -m pipelines.distill --config configs/layouts/teacher-ranks.yaml --output runs/apart
+  python -m pipelines.distill --config configs/demo.yaml --until cache --output runs/cached"""
 
 
 def main(argv: Sequence[str]) -> None:

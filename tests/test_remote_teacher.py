@@ -1,11 +1,15 @@
 """What crosses between a teacher's own processes and the students'."""
 
 import threading
+from collections.abc import Mapping
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from distill.data.batches import TrainBatches
+from distill.data.language import LanguageBlocks
 from distill.teacher.remote import Bridge, serve
 from ranks import run_ranks
 
@@ -73,3 +77,36 @@ def test_students_get_answers_to_others_questions_or_none(students, teachers):
     for teacher, (answered, pupils) in enumerate(found[students:]):
         assert pupils == list(range(teacher, students, teachers))
         assert answered == sum(rank + 1 for rank in pupils)
+
+
+NOTE = 7  # the tag of what the teacher says beside its answers
+
+
+def train_ahead(rank: int) -> int | None:
+    """The student stands still in its first batch until the teacher has answered about the second."""
+    bridge, said = bridge_of(rank, 1, 1), torch.zeros(1)
+    if rank:
+        answered = 0
+
+        def answer(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            nonlocal answered
+            answered += 1
+            if answered == 2:
+                dist.send(torch.ones(1), 0, tag=NOTE)
+            return {"logits": batch["input_ids"].float()}
+
+        serve(bridge, answer)
+        return None
+    teacher, seen = bridge.teacher(), 0
+    blocks = LanguageBlocks([np.arange(8) + i for i in range(6)])
+    for batch in TrainBatches(blocks, 2, 0, seed=0, signals=teacher, threads=1):
+        if not seen:
+            dist.recv(said, 1, tag=NOTE)
+        assert torch.equal(batch["signals"]["logits"], batch["input_ids"].float())
+        seen += 1
+    teacher.finish()
+    return seen
+
+
+def test_a_teacher_apart_waits_until_a_batch_is_trained_on():
+    assert run_ranks(train_ahead, 2, limit=30)[0] == 3
