@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from distill.errors import InputError
 
@@ -165,7 +166,9 @@ def join_world(seconds: float, teachers: int = 0) -> World:
 
     if os.environ.get(LAUNCHED) and sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
-    store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=max(seconds, 120)))))
+    limit = max(seconds, 120)
+    store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=limit))))
+    store = dist.PrefixStore(start_of(store, rank, size, limit), store)
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -179,6 +182,54 @@ def join_world(seconds: float, teachers: int = 0) -> World:
             timeout=timedelta(seconds=seconds),
         )  # fmt: skip
     return own
+
+
+def start_of(store: Any, rank: int, size: int, seconds: float) -> str:
+    """A name that the processes of this start of the run share, and those of an earlier start have not.
+
+    The launcher keeps its store when it starts the processes again: without a name of their own they would read what
+    the dead ones wrote, and try to connect with them.
+
+    Raises:
+        InputError: Not all of them have come within `seconds`.
+    """
+    own, end = uuid4().hex, time.monotonic() + seconds
+    store.set(f"come/{rank}", own)
+    take_part = calling(store, size) if rank == 0 else following(store, rank, own)
+    for name in take_part:
+        if name:
+            return name
+        if time.monotonic() > end:
+            raise InputError(f"process {rank} of {size} waited {seconds:.0f} s for the others to start")
+        time.sleep(POLL_SECONDS)
+    raise AssertionError
+
+
+def calling(store: Any, size: int) -> Iterator[str]:
+    """The first process's part: it names those who have come until all of these answer to the name."""
+    named: list[str] = []
+    name = ""
+    while True:
+        keys = [f"come/{rank}" for rank in range(size)]
+        come = [store.get(key).decode() for key in keys] if store.check(keys) else []
+        if come != named:
+            named, name = come, uuid4().hex
+            store.set("named", json.dumps([name, named]))
+        if name and store.check([f"{name}/{rank}" for rank in range(1, size)]):
+            store.set(f"{name}/all", "")
+            yield name
+        yield ""
+
+
+def following(store: Any, rank: int, own: str) -> Iterator[str]:
+    """Another process's part: it answers to a name that was given to it, and not to one before it."""
+    answered = ""
+    while True:
+        name, named = json.loads(store.get("named")) if store.check(["named"]) else ("", [])
+        if own in named and name != answered:
+            answered = name
+            store.set(f"{name}/{rank}", "")
+        yield answered if answered and store.check([f"{answered}/all"]) else ""
 
 
 def part_of(everyone: World, store: Any, teachers: int) -> tuple[World, Any]:

@@ -1,6 +1,8 @@
 """Processes of a run that wait for one another and have to agree."""
 
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch.distributed as dist
 
 from distill.errors import InputError
 from pipelines.whereabouts import told
-from pipelines.world import World
+from pipelines.world import World, start_of
 from ranks import run_ranks
 
 
@@ -91,6 +93,34 @@ def test_a_process_waits_for_ever_or_says_not_for_whom(tmp_path):
     assert said.startswith("process 0 of 2 waited too long for the others in all_reduce")
     assert "process 1: validation after epoch 2, " in said
     assert "process 0: epoch 3, batch 1, " in said
+
+
+def start(store: dist.Store, order: Sequence[int], size: int) -> list[str]:
+    """What processes that come one after the other call this start."""
+    with ThreadPoolExecutor(size) as pool:
+        coming = {}
+        for rank in order:
+            coming[rank] = pool.submit(start_of, store, rank, size, 20)
+            time.sleep(0.1)
+        return [coming[rank].result() for rank in range(size)]
+
+
+def test_processes_started_again_meet_the_dead():
+    store, names = dist.HashStore(), set()
+    for size, order in ((3, (0, 1, 2)), (3, (2, 1, 0)), (3, (1, 0, 2)), (2, (0, 1)), (3, (0, 2, 1)), (1, (0,))):
+        found = start(store, order, size)
+        assert len(set(found)) == 1, "they call it by different names"
+        assert not names & set(found), "a name of an earlier start"
+        names |= set(found)
+
+
+def test_a_start_that_was_killed_half_way_names_the_next():
+    store = dist.HashStore()
+    with pytest.raises(InputError, match="process 0 of 2 waited 0 s for the others to start"):
+        start_of(store, 0, 2, 0.2)
+    with pytest.raises(InputError, match="process 1 of 2 waited"):
+        start_of(store, 1, 2, 0.2)
+    assert len(set(start(store, (0, 1), 2))) == 1
 
 
 def test_one_process_waits_for_nobody():
