@@ -50,10 +50,11 @@ STUDENTS = ("replicated", "zero1", "zero2", "fsdp={n}")
 
 @dataclass
 class Peak:
-    """Bytes above what was there before, at most and at the end."""
+    """Bytes above what was there before, at most and at the end, and those of the checkpoint's files in memory."""
 
     most: int = 0
     held: int = 0
+    mapped: int = 0
 
 
 def main() -> None:
@@ -69,13 +70,13 @@ def main() -> None:
         weights = 4 * sum(parameter.numel() for parameter in model.parameters())
         largest = gathered(model)
         alone = in_world(teacher_peak, 1, Path(folder), "replicated")[0]
-        activations = alone.most - weights
-        teachers = [["1", "replicated", mb(alone.most), mb(weights), mb(activations), ""]]
+        activations = alone.most - (0 if alone.mapped else weights)
+        teachers = [["1", "replicated", mb(alone.most + alone.mapped), mb(weights), mb(activations), ""]]
         students = []
         for n in given.processes:
             for form in TEACHERS:
                 layout = form.format(n=n)
-                most = max(peak.most for peak in in_world(teacher_peak, n, Path(folder), layout))
+                most = max(peak.most + peak.mapped for peak in in_world(teacher_peak, n, Path(folder), layout))
                 beside = activations + (largest if layout.startswith("fsdp") else 0)
                 share = (most - beside) / (weights / n)
                 teachers.append([str(n), layout, mb(most), mb(weights / n), mb(beside), f"{share:.2f}"])
@@ -163,7 +164,7 @@ def teacher_peak(folder: Path, layout: Layout) -> Peak:
         for _ in range(3):
             teacher(batch())
     if device_type() == "cpu":
-        peak.most += mapped(folder)
+        peak.mapped = mapped(folder)
     return peak
 
 
