@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,7 @@ def products(model: PreTrainedModel) -> int:
     return sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
 
 
+@cache
 def rate(precision: str, size: int = 4096) -> float:
     """Floating-point operations a second that one large product reaches here; fp8 counts twice bfloat16's."""
     size = size if device_type() == "cuda" else 1024

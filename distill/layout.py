@@ -3,7 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from distill.errors import InputError
 
@@ -113,6 +113,13 @@ def fitting(layout: Layout, heads: int, kv_heads: int, layers: int, name: str) -
             )
     if layout.pp > layers:
         raise InputError(f"{name} pp={layout.pp}: the model has {layers} layers, fewer than stages")
+
+
+def fitting_model(layout: Layout, config: Any, name: str) -> None:
+    """`fitting` for the sizes in a model's transformers config."""
+    own = config.get_text_config()
+    heads = own.num_attention_heads
+    fitting(layout, heads, getattr(own, "num_key_value_heads", None) or heads, own.num_hidden_layers, name)
 
 
 def divisors(number: int) -> str:

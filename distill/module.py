@@ -11,7 +11,7 @@ from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 
 from distill.data.encode import IGNORED
-from distill.data.share import counts
+from distill.data.share import counts, spoken_of
 from distill.errors import InputError
 from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
 from distill.losses.config import LossConfig, layer_pairs
@@ -34,19 +34,14 @@ def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
     """
     if values.dim() == dims:
         return values
-    mask = batch["attention_mask"].bool()
-    if "positions" in batch:
-        mask = mask & batch["positions"].bool()
+    mask = spoken_of(batch)
     return values.flatten(0, 1) if mask.all() else values[mask]
 
 
 def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
     """Signals cut into the rows that they belong to, each [1, ...] or [positions of the row, ...]."""
     labels = batch["labels"]
-    sizes = [1] * len(labels)
-    if labels.dim() > 1:
-        sizes = [len(rows_of({name: value[i : i + 1] for name, value in batch.items() if isinstance(value, Tensor)},
-                             labels[i : i + 1], 1)) for i in range(len(labels))]  # fmt: skip
+    sizes = spoken_of(batch).sum(1).tolist() if labels.dim() > 1 else [1] * len(labels)
     return {
         name: list(rows_of(batch, value, 2).split(sizes))
         for name, value in signals.items()

@@ -79,6 +79,7 @@ def write(argv: Sequence[str]) -> None:
     mesh = None
     if layout.sharded:
         from distill.sharding.mesh import mesh_of
+        from pipelines.placing import device_type
 
         mesh = mesh_of(layout, device_type())
     job = prepare(config, layout, mesh)
@@ -100,22 +101,15 @@ def check_layout(config: WriteConfig, processes: int) -> "Layout":
     """The teacher's layout, checked before a process loads a weight."""
     from transformers import AutoConfig
 
-    from distill.layout import fitting, parse_layout
+    from distill.layout import fitting_model, parse_layout
     from distill.teacher.load import checkpoint_folder
+    from pipelines.placing import device_type
 
     layout = parse_layout(config.layout, processes, "layout")
-    own = AutoConfig.from_pretrained(checkpoint_folder(config.teacher)).get_text_config()
-    heads = own.num_attention_heads
-    fitting(layout, heads, getattr(own, "num_key_value_heads", None) or heads, own.num_hidden_layers, "layout")
+    fitting_model(layout, AutoConfig.from_pretrained(checkpoint_folder(config.teacher)), "layout")
     if layout.sharded and config.device not in ("auto", device_type()):
         raise InputError(f"--device {config.device!r}: a teacher in parts lies on {device_type()} here; leave it out")
     return layout
-
-
-def device_type() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def fill_together(console: Console, config: WriteConfig, job: "Job", world: World, mesh: Any) -> None:

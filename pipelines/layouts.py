@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from distill.errors import InputError
-from distill.layout import Layout, fitting, parse_layout
+from distill.layout import Layout, fitting_model, parse_layout
 from pipelines.config import DistillConfig
 
 SHARE = 0.5  # of a process's memory that weights and what trains them may take: activations need the rest
-FROZEN_BYTES, TRAINED_BYTES = 4, 16  # a parameter: fp32; with gradient and AdamW's two moments
+TRAINED_BYTES = 16  # a parameter in fp32 with its gradient and AdamW's two moments
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
         check_deepspeed(config)
         others = tuned = "replicated"  # as far as this project has a say in it
     found = Layouts(
-        one(text, teacher, TRAINED_BYTES, own or processes, "teacher.layout"),
-        one(others, student, TRAINED_BYTES, processes - own, "student.layout"),
-        one(tuned, teacher, TRAINED_BYTES, processes - own, "teacher.layout"),
+        one(text, teacher, own or processes, "teacher.layout"),
+        one(others, student, processes - own, "student.layout"),
+        one(tuned, teacher, processes - own, "teacher.layout"),
     )
     for name, offload, layout in (
         ("teacher", config.teacher.offload, found.teacher),
@@ -77,19 +77,18 @@ def check_deepspeed(config: DistillConfig) -> None:
         )
 
 
-def one(text: str, own: Any, bytes_each: int, processes: int, name: str) -> Layout:
+def one(text: str, own: Any, processes: int, name: str) -> Layout:
     if text == "auto":
-        text = fitting_kind(own, bytes_each, processes)
+        text = fitting_kind(own, processes)
     layout = parse_layout(text, processes, name)
-    heads = own.num_attention_heads
-    fitting(layout, heads, getattr(own, "num_key_value_heads", None) or heads, own.num_hidden_layers, name)
+    fitting_model(layout, own, name)
     return layout
 
 
-def fitting_kind(own: Any, bytes_each: int, processes: int) -> str:
+def fitting_kind(own: Any, processes: int) -> str:
     from pipelines.plan import parameters
 
-    if processes == 1 or parameters(own) * bytes_each <= SHARE * memory_of_process(processes):
+    if processes == 1 or parameters(own) * TRAINED_BYTES <= SHARE * memory_of_process(processes):
         return "replicated"
     return f"fsdp={processes}"
 

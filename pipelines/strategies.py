@@ -24,6 +24,7 @@ from distill.sharding.mesh import data_rank
 from pipelines.checkpoint import load_training, save_training
 from pipelines.config import MachineConfig
 from pipelines.deepspeed import OnDeepSpeed, deepspeed_settings
+from pipelines.gradients import register_compression
 
 
 class Portable(Strategy):
@@ -90,8 +91,6 @@ class Copies(Portable, DDPStrategy):
 
     def _register_ddp_hooks(self) -> None:
         """Lightning registers hooks on CUDA alone, and says nothing elsewhere."""
-        from pipelines.gradients import register_compression
-
         register_compression(self.model, self.compress)
 
 

@@ -60,11 +60,12 @@ def fit(
     checkpoints = Checkpoints(folder / SCRATCH / "checkpoints", train.checkpoint_every)
     stopper = EarlyStop(folder / SCRATCH / "best", train.patience)
     progress = FitProgress(console, label, train)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     try:
         trainer = lightning.Trainer(
             accelerator=machine.accelerator,
-            devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            num_nodes=layout.processes // int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            devices=here,
+            num_nodes=layout.processes // here,
             strategy=strategy_of(layout, machine, mesh),
             precision=precision,  # type: ignore[arg-type]
             max_epochs=train.epochs,

@@ -9,13 +9,17 @@ from torch import Tensor
 from distill.data.encode import IGNORED
 
 
+def spoken_of(batch: Mapping[str, Tensor]) -> Tensor:
+    """Which positions [rows, length] signals and losses are about: the batch's `positions`, or all of its tokens."""
+    mask = batch["attention_mask"].bool()
+    return mask & batch["positions"].bool() if "positions" in batch else mask
+
+
 def counts(batch: Mapping[str, Tensor]) -> dict[str, int]:
     """What the terms of a loss are means over: `rows` the teacher speaks of, `labels`, `tokens`."""
-    labels, mask = batch["labels"], batch["attention_mask"].bool()
-    tokens = int(mask.sum())
-    rows = len(labels)
-    if labels.dim() > 1:
-        rows = int((mask & batch["positions"].bool()).sum()) if "positions" in batch else tokens
+    labels = batch["labels"]
+    rows = int(spoken_of(batch).sum()) if labels.dim() > 1 else len(labels)
+    tokens = int(batch["attention_mask"].bool().sum())
     return {"rows": rows, "labels": int((labels != IGNORED).sum()), "tokens": tokens}
 
 

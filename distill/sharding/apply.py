@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from transformers import PreTrainedModel
 
 from distill.errors import InputError
-from distill.layout import Layout, fitting
+from distill.layout import Layout, fitting_model
 from distill.sharding.mesh import data_mesh
 from distill.sharding.plan import layer_names, tensor_plan
 
@@ -58,10 +58,7 @@ def apply_layout(
 
 def cut_products(model: PreTrainedModel, layout: Layout, mesh: DeviceMesh, *, exact: bool) -> None:
     """Tensor parallelism over the 1-D `mesh`; weights that several modules share stay shared."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    fitting(layout, heads, kv_heads, config.num_hidden_layers, "layout")
+    fitting_model(layout, model.config, "layout")
     plan = tensor_plan(model, exact=exact)
     for name, style in plan.items():
         check_cut(model, name, style, mesh.size())

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,11 +122,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     Of a model that lies on several processes it is the same, if all of them call it: tensors are put together one by
     one.
     """
-    total = hashlib.sha256(json.dumps(model.config.id2label, sort_keys=True).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
-        total.update(tensor_bytes(whole(tensor)))
-    return total.hexdigest()
+    return fingerprint(model, ((name, whole(tensor)) for name, tensor in sorted(model.state_dict().items())))
 
 
 def stored_fingerprint(folder: Path, auto_class: Any) -> str:
@@ -134,16 +131,21 @@ def stored_fingerprint(folder: Path, auto_class: Any) -> str:
         model = auto_class.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     tensors = model.state_dict(keep_vars=True)
     stored = {tensors[name]: place for place, name in weights_to_read(model, folder).items()}
-    total = hashlib.sha256(json.dumps(model.config.id2label, sort_keys=True).encode())
     with ExitStack() as opened:
         files = [opened.enter_context(safe_open(file, framework="pt")) for file in sorted(folder.glob("*.safetensors"))]
         places = {name: file for file in files for name in file.keys()}  # noqa: SIM118
-        for name, tensor in sorted(tensors.items()):
-            value = tensor
-            if tensor in stored:
-                value = places[stored[tensor]].get_tensor(stored[tensor]).float()
-            total.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
-            total.update(tensor_bytes(value))
+
+        def read(tensor: Tensor) -> Tensor:
+            return places[stored[tensor]].get_tensor(stored[tensor]).float() if tensor in stored else tensor
+
+        return fingerprint(model, ((name, read(tensor)) for name, tensor in sorted(tensors.items())))
+
+
+def fingerprint(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> str:
+    total = hashlib.sha256(json.dumps(model.config.id2label, sort_keys=True).encode())
+    for name, tensor in tensors:
+        total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+        total.update(tensor_bytes(tensor))
     return total.hexdigest()
 
 

@@ -13,6 +13,7 @@ from distill.errors import InputError
 from distill.teacher.load import frozen
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+ASKED = (*INPUTS, "positions")  # of a batch, all that decides an answer
 ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
 # What families call the three maps of their attention.
 PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-ASKED = ("input_ids", "attention_mask", "token_type_ids", "positions")
+from distill.teacher.online import ASKED
 
 
 @dataclass(frozen=True)

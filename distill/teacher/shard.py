@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from distill.teacher.online import ASKED
+
 Ask = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
 
 
@@ -21,7 +23,7 @@ class SharedTeacher:
     waiting for its part of the weights.
 
     Args:
-        ask: The teacher on this process: an `OnlineTeacher` of a model laid out on `mesh`, or a `PipelineTeacher`.
+        ask: The teacher on this process: an `OnlineTeacher` of a model laid out on `mesh`, or a `PipelineForward`.
         mesh: From `mesh_of`.
     """
 
@@ -46,7 +48,9 @@ class SharedTeacher:
     @torch.no_grad()
     def round(self, batch: Mapping[str, Tensor] | None) -> Mapping[str, Any] | None:
         """At most one question a process; None when nobody has any."""
-        name, size = digest(batch) if batch is not None else None, dist.get_world_size(self.turns)
+        size = dist.get_world_size(self.turns)
+        # Where each process has a turn of its own nobody can ask the same as another.
+        name = None if batch is None else digest(batch) if size > 1 else "own"
         names = gathered(name, self.copy)
         if not any(names):
             return None
@@ -78,7 +82,7 @@ def gathered(value: str | None, group: dist.ProcessGroup) -> list[str | None]:
 def digest(batch: Mapping[str, Tensor]) -> str:
     """A name that two batches share when the teacher sees the same in them."""
     total = blake2b(digest_size=16)
-    for name in ("input_ids", "attention_mask", "token_type_ids", "positions"):
+    for name in ASKED:
         if name in batch:
             total.update(f"{name}:{tuple(batch[name].shape)}".encode())
             total.update(batch[name].detach().cpu().contiguous().numpy().tobytes())
