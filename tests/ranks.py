@@ -1,6 +1,7 @@
 """Runs a function in several processes that are joined over gloo, and brings back what each returns."""
 
 import contextlib
+import faulthandler
 import tempfile
 import time
 import traceback
@@ -59,7 +60,8 @@ def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...
         if own:
             raise RanksError("\n".join(own))
         if not in_time:
-            raise WorldError(f"not done after {limit:.0f} s; {errors}")
+            traces = [file.read_text() for file in sorted(Path(folder).glob("*.trace"))]
+            raise WorldError("\n".join([f"not done after {limit:.0f} s; {errors}", *traces]))
         if any(process.exitcode for process in started):
             raise WorldError(f"exit codes {[process.exitcode for process in started]}; {errors}")
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(processes)]
@@ -88,19 +90,24 @@ def run_rank(
     rank: int, processes: int, folder: str, limit: float, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
-    try:
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/store",
-            rank=rank,
-            world_size=processes,
-            timeout=timedelta(seconds=limit),
-        )
-        result = function(rank, *args)
-        torch.save(result, Path(folder, f"{rank}.pt"))
-        dist.barrier()  # none leaves while another still talks to it
-    except BaseException:
-        Path(folder, f"{rank}.error").write_text(traceback.format_exc())
-        raise SystemExit(1) from None
+    with Path(folder, f"{rank}.trace").open("w") as trace:
+        # Where each process stands when the time is nearly over.
+        faulthandler.dump_traceback_later(0.9 * limit, file=trace)
+        try:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{folder}/store",
+                rank=rank,
+                world_size=processes,
+                timeout=timedelta(seconds=limit),
+            )
+            result = function(rank, *args)
+            torch.save(result, Path(folder, f"{rank}.pt"))
+            dist.barrier()  # none leaves while another still talks to it
+        except BaseException:
+            Path(folder, f"{rank}.error").write_text(traceback.format_exc())
+            raise SystemExit(1) from None
+        finally:
+            faulthandler.cancel_dump_traceback_later()
     with contextlib.suppress(Exception):
         dist.destroy_process_group()

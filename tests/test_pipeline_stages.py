@@ -1,12 +1,8 @@
 """A model cut into stages on processes of their own answers and learns as the whole model in one process does."""
 
-import faulthandler
 import itertools
-import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
-from time import monotonic
 
 import pytest
 import torch
@@ -20,7 +16,7 @@ from conftest import build_model
 from distill.errors import InputError
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer, StageForward
 from distill.sharding.pipeline_stage import cut, even_starts, load_stage, stage_layers
-from forking import forking
+from ranks import run_ranks
 
 LAYERS, VOCABULARY, SECONDS = 4, 50, 60
 CLASSIFIER, CAUSAL, MASKED = (
@@ -105,54 +101,6 @@ def loss_of(family: str, whole: dict[str, object]) -> Callable[[Tensor, dict], T
 # Processes
 
 
-def on_processes(count: int, function: Callable, folder: Path, *args: object) -> list:
-    """What `function(rank, count, *args)` returns in each of `count` gloo processes; tried twice but for wrong values.
-
-    A server that has imported torch and transformers once forks them: in a fresh interpreter that takes many seconds.
-    """
-    context = forking()
-    for attempt in (1, 2):
-        place = folder / f"attempt{attempt}"
-        place.mkdir(parents=True)
-        processes = [
-            context.Process(target=enter, args=(rank, count, place, function, args), daemon=True)
-            for rank in range(count)
-        ]
-        for process in processes:
-            process.start()
-        end = monotonic() + SECONDS
-        while any(p.exitcode is None for p in processes) and not any(p.exitcode for p in processes):
-            if monotonic() > end:
-                break
-            processes[0].join(0.05)
-        for process in processes:
-            process.join(2)
-            process.kill()
-        if all((place / f"{rank}.pt").exists() for rank in range(count)):
-            return [torch.load(place / f"{rank}.pt") for rank in range(count)]
-        reports = [file.read_text() for file in sorted(place.glob("*.txt"))]
-        if attempt == 2 or any("AssertionError" in report for report in reports):
-            raise AssertionError("\n".join(reports) or f"no answer within {SECONDS} seconds")
-    raise AssertionError
-
-
-def enter(rank: int, count: int, place: Path, function: Callable, args: tuple) -> None:
-    report = (place / f"{rank}.txt").open("w")
-    faulthandler.dump_traceback_later(SECONDS - 5, file=report)
-    try:
-        torch.set_num_threads(1)
-        store = f"file://{place}/store"
-        dist.init_process_group("gloo", store, timedelta(seconds=SECONDS), rank=rank, world_size=count)
-        found = function(rank, count, *args)
-        torch.save(found, place / f"{rank}.part")
-        dist.barrier()
-        dist.destroy_process_group()
-        (place / f"{rank}.part").rename(place / f"{rank}.pt")
-    except BaseException:
-        print(f"process {rank} of {count}", traceback.format_exc(), sep="\n", file=report, flush=True)
-        raise
-
-
 def answers_and_gradients(rank: int, count: int, family: str, folder: Path) -> dict:
     stage = load_stage(folder, AUTO[family], rank, count)
     weights = {name: each for name, each in stage.named_parameters() if each.requires_grad}
@@ -187,7 +135,7 @@ def ran(request, tmp_path_factory) -> tuple:
     family, count = request.param
     folder = tmp_path_factory.mktemp(family)
     model_of(family).save_pretrained(folder / "model")
-    found = on_processes(count, answers_and_gradients, folder, family, folder / "model")
+    found = run_ranks(answers_and_gradients, count, count, family, folder / "model", limit=SECONDS)
     # Loaded as the stages are: a product of one row sums in an order that depends on where in memory the matrix lies.
     return family, AUTO[family].from_pretrained(folder / "model"), found
 
@@ -293,7 +241,7 @@ def in_two_pipelines(rank: int, count: int, folder: Path) -> dict:
 def test_two_pipelines_in_one_world_don_t_meet(tmp_path):
     model = model_of("llama-tied")
     model.save_pretrained(tmp_path / "model")
-    found = on_processes(4, in_two_pipelines, tmp_path, tmp_path / "model")
+    found = run_ranks(in_two_pipelines, 4, 4, tmp_path / "model", limit=SECONDS)
     assert [each["index"] for each in found] == [0, 0, 1, 1]
     for rank, each in enumerate(found):
         batch = batch_of(5, 6, seed=rank % 2)
@@ -326,7 +274,7 @@ def refused_in_processes(rank: int, count: int, folder: Path) -> list[str]:
 
 def test_a_stage_in_the_wrong_process_and_a_state_that_isn_t_there_are_refused(tmp_path):
     build_model("bert").save_pretrained(tmp_path / "model")
-    for rank, messages in enumerate(on_processes(2, refused_in_processes, tmp_path, tmp_path / "model")):
+    for rank, messages in enumerate(run_ranks(refused_in_processes, 2, 2, tmp_path / "model", limit=SECONDS)):
         assert f"stage {1 - rank} of 2 was loaded in process {rank} of a group of 2" in messages[0]
         assert f"stage {rank} of 4 was loaded in process {rank} of a group of 2" in messages[1]
         assert "from 0 to 4, found 5" in messages[2]
