@@ -1,5 +1,9 @@
-"""The error for an artefact that doesn't keep its promise."""
+"""The errors of this package that a person can mend."""
 
 
 class ArtefactError(RuntimeError):
     """An exported artefact could not be written, or doesn't reproduce the model it was made from."""
+
+
+class CompressError(ValueError):
+    """Something asked of a model or runtime that it can't give: names the thing, the expected and the found."""

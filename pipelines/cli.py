@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from compress.errors import ArtefactError
+from compress.errors import ArtefactError, CompressError
 from distill.errors import InputError
 from pipelines.console import fail
 
@@ -167,7 +167,7 @@ def explain(error: BaseException) -> str | None:
     """The message for an error that a person can mend; None for one that is ours."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, InputError | ArtefactError):
+        if isinstance(seen, InputError | ArtefactError | CompressError):
             return str(seen)
         where = getattr(seen, "filename", None) or "output"
         if number(seen) in (errno.ENOSPC, errno.EDQUOT):

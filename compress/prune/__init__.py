@@ -1,0 +1,1 @@
+"""Structured pruning: what can go, what should go, how much of it, and taking it out."""
