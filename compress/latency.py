@@ -1,9 +1,10 @@
 """How long one call takes: several models in turn on the same inputs, so that a drift of the machine hits all alike."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,48 +31,51 @@ class Latency:
     p90_ms: float
 
 
+Name = TypeVar("Name", bound=Hashable)
 Inputs = dict[str, np.ndarray]
 Runner = Callable[[Inputs], object]
 
 
 def measure(
-    runners: Mapping[str, Runner],
-    inputs: Sequence[Inputs],
+    runners: Mapping[Name, Runner],
+    inputs: Mapping[Name, Sequence[Inputs]],
     *,
     rounds: int,
     warmup: int = 1,
     threads: int = 1,
     on_call: Callable[[], None] = lambda: None,
-) -> dict[str, Latency]:
-    """Times every runner on every input, `rounds` times, in turn; the first runner changes from call to call.
+) -> dict[Name, Latency]:
+    """Times every runner on every text, `rounds` times, in turn; the first runner changes from call to call.
 
     Args:
         runners: Name -> function of one padded batch of token ids ([batch, length] int64 each).
-        inputs: The batches; all of the same number of rows.
+        inputs: Name -> its batches of the same texts, which tokenizers may have cut differently; all of the same number
+            of rows.
         rounds: Times each input is run.
         warmup: Rounds that aren't counted.
         threads: Threads of PyTorch while measuring; runners of other runtimes must be built with the same number.
         on_call: Told after each call, outside the timed part.
     """
     names = list(runners)
-    times: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[Name, list[float]] = {name: [] for name in names}
     with torch_threads(threads):
         for number in range(-warmup, rounds):
-            for index, batch in enumerate(inputs):
+            for index in range(len(inputs[names[0]])):
                 shift = (number + index) % len(names)
                 for name in names[shift:] + names[:shift]:
+                    batch = inputs[name][index]
                     start = time.perf_counter()
                     runners[name](batch)
                     elapsed = (time.perf_counter() - start) * 1e3
                     if number >= 0:
                         times[name].append(elapsed)
                     on_call()
-    shape = [batch["input_ids"].shape for batch in inputs]
-    rows, length = shape[0][0], int(np.median([s[1] for s in shape]))
-    return {name: summary(values, rows, length, threads) for name, values in times.items()}
+    return {name: summary(values, inputs[name], threads) for name, values in times.items()}
 
 
-def summary(values: Sequence[float], batch: int, length: int, threads: int) -> Latency:
+def summary(values: Sequence[float], inputs: Sequence[Inputs], threads: int) -> Latency:
+    shapes = [batch["input_ids"].shape for batch in inputs]
+    batch, length = shapes[0][0], int(np.median([shape[1] for shape in shapes]))
     p10, median, p90 = (float(q) for q in np.quantile(values, [0.1, 0.5, 0.9]))
     return Latency(batch, length, threads, len(values), median, p10, p90)
 

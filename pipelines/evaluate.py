@@ -1,7 +1,7 @@
 """The evaluate stage, and `python -m pipelines.evaluate` for any checkpoint: score, size and measured speed."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from distill.errors import InputError
 from pipelines import cli
 from pipelines.config import MeasureConfig
 from pipelines.console import Console
-from pipelines.export import HUGGINGFACE, ONNX, artefact_bytes, export_stage
+from pipelines.export import HUGGINGFACE, INT8, ONNXRUNTIME, artefact_bytes, export_stage
 from pipelines.machine import describe
 from pipelines.stage import Artefact, Run, content_hash
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from distill.data.encode import Encoded
     from distill.data.splits import Splits
 
-RUNTIMES = ("pytorch", "onnxruntime")
+# Target of the export -> where it runs, and in what precision; the others are for deploying elsewhere.
+RUNTIMES = {HUGGINGFACE: ("pytorch", "fp32"), ONNXRUNTIME: ("onnxruntime", "fp32"), INT8: ("onnxruntime", "int8")}
 Runner = Callable[[dict[str, Any]], Any]
 
 
@@ -59,6 +60,11 @@ class Candidate:
     stage: str
     export: Artefact
 
+    @property
+    def targets(self) -> list[str]:
+        """Targets of its export that are measured."""
+        return [proof["target"] for proof in self.export.metrics["parity"] if proof["target"] in RUNTIMES]
+
 
 def evaluate_stage(
     run: Run, candidates: Sequence[Candidate], splits: "Splits", data: Artefact, measure: MeasureConfig, max_length: int
@@ -71,7 +77,7 @@ def evaluate_stage(
     def work(folder: Path) -> dict[str, Any]:
         entries = evaluate(run, candidates, splits, measure, max_length)
         (folder / "evaluation.json").write_text(json.dumps(entries, indent=1))
-        return {f"{e['name']}_{e['runtime']}": e["score"] for e in entries}
+        return {"_".join(key_of(e)): e["score"] for e in entries}
 
     return run.stage("evaluate", settings, inputs, work)
 
@@ -80,24 +86,36 @@ def evaluate(
     run: Run, candidates: Sequence[Candidate], splits: "Splits", measure: MeasureConfig, max_length: int
 ) -> list[dict[str, Any]]:
     """Scores every model on the whole test split, then times all of them in turn."""
-    from distill.data.encode import encode
-    from distill.teacher.load import load_tokenizer
-
-    tokenizer = load_tokenizer(candidates[0].export.folder / HUGGINGFACE)
-    test, pad_id = encode(tokenizer, splits.test, max_length), int(tokenizer.pad_token_id or 0)
-    entries, predicted = [], {}
+    entries, predicted, tests = [], {}, {}
     for candidate in candidates:
-        for runtime in RUNTIMES:
-            entry, classes = score(run, candidate, runtime, splits, test, pad_id)
-            predicted[candidate.name, runtime] = classes
+        tests[candidate.name] = encode_test(candidate, splits, max_length)
+        for target in candidate.targets:
+            entry, classes = score(run, candidate, target, splits, tests[candidate.name])
+            predicted[key_of(entry)] = classes
             entries.append(entry)
-    time_all(run, candidates, entries, test, pad_id, measure)
+    time_all(run, candidates, entries, tests, measure)
     compare_with_teacher(entries, predicted)
     return entries
 
 
+Key = tuple[str, str, str]  # name, runtime, precision
+
+
+def key_of(entry: Mapping[str, Any]) -> Key:
+    return entry["name"], entry["runtime"], entry["precision"]
+
+
+def encode_test(candidate: Candidate, splits: "Splits", max_length: int) -> tuple["Encoded", int]:
+    """The test split by the candidate's own tokenizer, and its pad id."""
+    from distill.data.encode import encode
+    from distill.teacher.load import load_tokenizer
+
+    tokenizer = load_tokenizer(candidate.export.folder / HUGGINGFACE)
+    return encode(tokenizer, splits.test, max_length), int(tokenizer.pad_token_id or 0)
+
+
 def score(
-    run: Run, candidate: Candidate, runtime: str, splits: "Splits", test: "Encoded", pad_id: int
+    run: Run, candidate: Candidate, target: str, splits: "Splits", encoded: tuple["Encoded", int]
 ) -> tuple[dict[str, Any], "np.ndarray"]:
     """An entry without times, and the predicted class of every test row."""
     import numpy as np
@@ -106,16 +124,16 @@ def score(
     from distill.data.batches import EvalBatches
     from distill.tasks.text_classification import TextClassification
 
-    runner = open_runner(candidate, runtime, torch.get_num_threads())
+    (test, pad_id), (runtime, precision) = encoded, RUNTIMES[target]
+    runner = open_runner(candidate, target, torch.get_num_threads())
     batches = EvalBatches(test, 32, pad_id)
     logits = np.empty((len(test), len(splits.labels)), np.float32)
-    with run.console.track(f"evaluate: {candidate.name} in {runtime}", len(test)) as advance:
+    with run.console.track(f"evaluate: {candidate.name} in {runtime} {precision}", len(test)) as advance:
         for rows, batch in zip(batches.order, batches, strict=True):
             logits[rows] = runner(arrays(batch))
             advance(len(rows))
     task = TextClassification(splits.labels)
     found = task.score(torch.from_numpy(logits), torch.from_numpy(test.labels))
-    target = ONNX if runtime == "onnxruntime" else HUGGINGFACE
     folder = candidate.export.folder / target
     proof = next(p for p in candidate.export.metrics["parity"] if p["target"] == target)
     entry = {
@@ -123,7 +141,7 @@ def score(
         "stage": candidate.stage,
         "path": str(folder),
         "runtime": runtime,
-        "precision": "fp32",
+        "precision": precision,
         "score": found,
         "params": parameters(candidate.export.folder / HUGGINGFACE),
         "bytes": artefact_bytes(folder),
@@ -132,11 +150,11 @@ def score(
     return entry, logits.argmax(-1)
 
 
-def open_runner(candidate: Candidate, runtime: str, threads: int) -> Runner:
-    if runtime == "onnxruntime":
+def open_runner(candidate: Candidate, target: str, threads: int) -> Runner:
+    if target != HUGGINGFACE:
         from compress.export.onnx import OnnxModel
 
-        return OnnxModel(candidate.export.folder / ONNX, threads)
+        return OnnxModel(candidate.export.folder / target, threads)
     from compress.export.huggingface import TorchModel
 
     return TorchModel(candidate.export.folder / HUGGINGFACE)
@@ -163,8 +181,7 @@ def time_all(
     run: Run,
     candidates: Sequence[Candidate],
     entries: list[dict[str, Any]],
-    test: "Encoded",
-    pad_id: int,
+    tests: Mapping[str, tuple["Encoded", int]],
     measure: MeasureConfig,
 ) -> None:
     """Adds `latency` (batch 1) and `latency_batched`; all models take turns on the same texts."""
@@ -173,27 +190,33 @@ def time_all(
     from compress.latency import measure as measure_latency
 
     runners = {
-        f"{c.name}/{runtime}": open_runner(c, runtime, measure.threads) for c in candidates for runtime in RUNTIMES
+        (c.name, *RUNTIMES[target]): open_runner(c, target, measure.threads) for c in candidates for target in c.targets
     }
-    rows = np.random.default_rng(run.seed).permutation(len(test))
-    singles = [arrays(test.collate([row], pad_id)) for row in rows[: measure.texts]]
-    size = min(measure.batch, len(test))
-    groups = [rows[i : i + size] for i in range(0, len(rows), size)][: max(1, measure.texts // measure.batch)]
-    batched = [arrays(test.collate(list(group), pad_id)) for group in groups if len(group) == size]
-    for key, inputs in (("latency", singles), ("latency_batched", batched)):
-        label = f"evaluate: timing batches of {len(inputs[0]['input_ids'])}"
-        total = len(inputs) * (measure.rounds + 1) * len(runners)
-        with run.console.track(label, total, "calls") as advance:
+    count = len(tests[candidates[0].name][0])
+    rows = np.random.default_rng(run.seed).permutation(count)
+    size = min(measure.batch, count)
+    groups = [rows[i : i + size] for i in range(0, count, size)][: max(1, measure.texts // measure.batch)]
+    groups = [group for group in groups if len(group) == size]
+    for key, chosen in (("latency", rows[: measure.texts, None]), ("latency_batched", groups)):
+        batches = {
+            name: [arrays(test.collate(group, pad_id)) for group in chosen] for name, (test, pad_id) in tests.items()
+        }
+        total = len(chosen) * (measure.rounds + 1) * len(runners)
+        with run.console.track(f"evaluate: timing batches of {len(chosen[0])}", total, "calls") as advance:
             found = measure_latency(
-                runners, inputs, rounds=measure.rounds, threads=measure.threads, on_call=lambda: advance(1)
+                runners,
+                {runner: batches[runner[0]] for runner in runners},
+                rounds=measure.rounds,
+                threads=measure.threads,
+                on_call=lambda: advance(1),
             )
         for entry in entries:
-            entry[key] = asdict(found[f"{entry['name']}/{entry['runtime']}"])
+            entry[key] = asdict(found[key_of(entry)])
 
 
-def compare_with_teacher(entries: list[dict[str, Any]], predicted: dict[tuple[str, str], "np.ndarray"]) -> None:
-    """Adds speed-ups and agreement; None where there is no teacher."""
-    teacher = {e["runtime"]: e for e in entries if e["name"] == "teacher"}
+def compare_with_teacher(entries: list[dict[str, Any]], predicted: Mapping[Key, "np.ndarray"]) -> None:
+    """Adds speed-ups against the teacher in fp32, and agreement; None where there is no teacher."""
+    teacher = {e["runtime"]: e for e in entries if e["name"] == "teacher" and e["precision"] == "fp32"}
     for entry in entries:
         for key, latency in (("speedup", "latency"), ("speedup_batched", "latency_batched")):
             entry[key] = None
@@ -205,7 +228,7 @@ def compare_with_teacher(entries: list[dict[str, Any]], predicted: dict[tuple[st
                 }
         entry["agreement_with_teacher"] = None
         if teacher:
-            same = predicted[entry["name"], entry["runtime"]] == predicted["teacher", "pytorch"]
+            same = predicted[key_of(entry)] == predicted["teacher", "pytorch", "fp32"]
             entry["agreement_with_teacher"] = float(same.mean())
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,15 @@ from transformers import (
 )
 
 from compress.errors import ArtefactError
-from compress.export.huggingface import WEIGHTS, export_huggingface
+from compress.export import fuse as fusing
+from compress.export.fuse import fuse
+from compress.export.huggingface import WEIGHTS, export_huggingface, input_names
+from compress.export.int8 import quantize_int8
 from compress.export.onnx import FILE, OPSET, OnnxModel, export_onnx
-from compress.export.verify import TOLERANCE, Parity, compare, input_names, verify
+from compress.export.verify import BATCH, TOLERANCE, Parity, compare, verify
 from conftest import MAX_LENGTH, MODELS, VOCABULARY, build_model, make_rows
 
-TARGETS = ("huggingface", "onnx")
+TARGETS = ("huggingface", "onnx", "onnxruntime")
 LIMIT = 24  # tokens; the last text below is longer
 TEXTS = [text for text, _ in make_rows(18, 5)] + ["badi", "?!", " ".join(VOCABULARY[-40:])]
 PAIRS = [text for text, _ in make_rows(len(TEXTS), 6)]
@@ -54,16 +58,25 @@ def build(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
-    """`export(family)` -> a tiny classifier in both formats, written once. Tests that change a file take a copy."""
+    """`export(family)` -> a tiny classifier in every format, written once. Tests that change a file take a copy."""
 
     @functools.cache
     def write(family: str) -> Exported:
         (model, tokenizer), folder = build(family), tmp_path_factory.mktemp(family)
+        made = Exported(model, tokenizer, {target: folder / target for target in (*TARGETS, "onnxruntime-int8")})
         export_huggingface(model, tokenizer, folder / "huggingface")
         export_onnx(model, tokenizer, folder / "onnx", input_names(model.config))
-        return Exported(model, tokenizer, {target: folder / target for target in TARGETS})
+        rewrite(fuse, made, "onnx", "onnxruntime")
+        rewrite(quantize_int8, made, "onnxruntime", "onnxruntime-int8")
+        return made
 
     return write
+
+
+def rewrite(how: Callable[[Path, Path], object], made: Exported, source: str, target: str) -> None:
+    how(made.folders[source] / FILE, made.folders[target] / FILE)
+    made.tokenizer.save_pretrained(made.folders[target])
+    made.model.config.save_pretrained(made.folders[target])
 
 
 @pytest.fixture(params=list(MODELS))
@@ -155,6 +168,65 @@ def test_an_onnx_folder_needs_files_from_elsewhere(exported):
     assert tokenizer(TEXTS)["input_ids"] == exported.tokenizer(TEXTS)["input_ids"]
 
 
+# --- ONNX Runtime's own operators, and int8
+
+
+def test_operators_stay_apart_or_the_padding_is_read(exported):
+    graph = onnx.load(exported.folders["onnxruntime"] / FILE).graph
+    made = Counter(node.op_type for node in graph.node)
+    assert (made["Attention"], made["BiasGelu"], made["Softmax"], made["SkipLayerNormalization"]) == (4, 4, 0, 0)
+    assert all(len(node.input) == 4 for node in graph.node if node.op_type == "Attention"), "reads the raw mask"
+    before = len(onnx.load(exported.folders["onnx"] / FILE).graph.node)
+    assert len(graph.node) < before / 3
+    alone, padded = (OnnxModel(exported.folders[name], threads=1) for name in ("onnxruntime", "onnxruntime"))
+    ids = np.random.default_rng(3).integers(5, len(VOCABULARY), (1, 6))
+    single = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    wider = {name: np.pad(value, ((0, 0), (0, 7))) for name, value in single.items()}
+    wider["input_ids"][:, 6:] = exported.tokenizer.pad_token_id
+    np.testing.assert_allclose(alone(single), padded(wider), rtol=0, atol=1e-4)
+
+
+def test_a_graph_that_changed_is_kept(bert, tmp_path, monkeypatch):
+    monkeypatch.setattr(fusing, "agrees", lambda source, model: False)
+    with pytest.raises(ArtefactError, match="gives other logits once its operators are joined"):
+        fuse(bert.folders["onnx"] / FILE, tmp_path / FILE)
+    assert not (tmp_path / FILE).exists()
+
+
+def test_another_graph_counts_as_the_same(bert, tmp_path):
+    graph = onnx.load(bert.folders["onnxruntime"] / FILE)
+    assert fusing.agrees(bert.folders["onnx"] / FILE, graph)
+    (bias,) = (weight for weight in graph.graph.initializer if weight.name.endswith("classifier.bias"))
+    bias.CopyFrom(onnx.numpy_helper.from_array(np.float32([0, 0, 0, 0.1, 0]), bias.name))
+    assert not fusing.agrees(bert.folders["onnx"] / FILE, graph)
+
+
+def test_int8_keeps_weights_in_32_bits_or_loses_the_model(exported):
+    whole, small = (exported.folders[name] / FILE for name in ("onnxruntime", "onnxruntime-int8"))
+    graph = onnx.load(small).graph
+    made = Counter(node.op_type for node in graph.node)
+    assert made["QAttention"] == 4
+    assert not any(made[name] for name in ("Attention", "MatMul", "Gemm"))
+    wide = [w for w in graph.initializer if len(w.dims) == 2 and w.data_type == onnx.TensorProto.FLOAT]
+    assert not [w.name for w in wide], "a matrix is still in 32 bits"
+    assert small.stat().st_size < whole.stat().st_size / 2
+    expected = logits(exported)
+    proof = verify("onnxruntime-int8", small.parent, TEXTS, None, LIMIT, quantized(exported, small.parent))
+    assert proof.same_class == 1
+    assert np.abs(quantized(exported, small.parent) - expected).mean() < expected.std() / 3
+
+
+def quantized(made: Exported, folder: Path) -> np.ndarray:
+    """Logits of an ONNX file for TEXTS, padded together as a fresh process pads them."""
+    model, parts = OnnxModel(folder, threads=1), []
+    for start in range(0, len(TEXTS), BATCH):
+        rows = made.tokenizer(
+            TEXTS[start : start + BATCH], padding=True, truncation=True, max_length=LIMIT, return_tensors="np"
+        )
+        parts.append(model({name: rows[name] for name in model.names}))
+    return np.concatenate(parts)
+
+
 # --- what is refused
 
 
@@ -236,4 +308,4 @@ def test_the_comparison_miscounts():
     expected = np.array([[0.0, 1.0], [2.0, 1.5], [0.0, 3.0], [1.0, 0.0]], np.float32)
     found = expected + np.array([[0, 0], [0, 1], [0, -0.5], [0, 0]], np.float32)
     assert compare("onnx", found, expected) == Parity("onnx", 4, 1.0, 1.5 / 8, 0.75)
-    assert set(TOLERANCE) == set(TARGETS)
+    assert set(TOLERANCE) == {*TARGETS, "onnxruntime-int8"}

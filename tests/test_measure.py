@@ -18,8 +18,9 @@ from conftest import build_model
 from pipelines import machine
 
 LENGTHS = (3, 9, 4, 30)
-INPUTS = [{"input_ids": np.full((2, length), length)} for length in LENGTHS]
 NAMES = ("teacher", "student", "onnx")
+TEXTS = [{"input_ids": np.full((2, length), length)} for length in LENGTHS]
+INPUTS = dict.fromkeys(NAMES, TEXTS)
 
 
 class Clock:
@@ -67,7 +68,7 @@ def test_a_runner_gets_other_work_than_the_rest(rounds, warmup):
     calls, told = Calls(), []
     found = measure(calls.runners(), INPUTS, rounds=rounds, warmup=warmup, on_call=lambda: told.append(1))
     assert list(found) == list(NAMES)
-    assert {one.repeats for one in found.values()} == {rounds * len(INPUTS)}
+    assert {one.repeats for one in found.values()} == {rounds * len(LENGTHS)}
     count = Counter((name, length) for name, length, _ in calls.seen)
     assert count == dict.fromkeys(((n, length) for n in NAMES for length in LENGTHS), rounds + warmup)
     assert len(told) == len(calls.seen)
@@ -75,7 +76,7 @@ def test_a_runner_gets_other_work_than_the_rest(rounds, warmup):
 
 def test_one_runner_always_goes_first():
     calls = Calls()
-    measure(calls.runners(), INPUTS[:3], rounds=4, warmup=0)
+    measure(calls.runners(), dict.fromkeys(NAMES, TEXTS[:3]), rounds=4, warmup=0)
     turns = [calls.seen[i : i + 3] for i in range(0, len(calls.seen), 3)]
     assert all(len({length for _, length, _ in turn}) == 1 for turn in turns), "models interleave on each input"
     assert {name for turn in turns for name, *_ in turn} == set(NAMES)
@@ -90,15 +91,23 @@ def test_quantiles_are_of_other_numbers_than_the_calls(clock):
     batches = [{"input_ids": np.zeros((4, length), np.int64)} for length in (5, 9, 9, 8, 30)]
     runners = {"only": lambda batch: clock.work(next(took))}
     # What is told after a call takes its time too, and that is no part of the call's.
-    found = measure(runners, batches, rounds=1, warmup=0, threads=2, on_call=lambda: clock.work(5))["only"]
+    found = measure(runners, {"only": batches}, rounds=1, warmup=0, threads=2, on_call=lambda: clock.work(5))["only"]
     wanted = Latency(batch=4, length=9, threads=2, repeats=5, median_ms=3.0, p10_ms=1.4, p90_ms=7.6)
     assert asdict(found) == pytest.approx(asdict(wanted))
+
+
+def test_a_model_reads_another_tokenizers_ids():
+    calls, longer = Calls(), [{"input_ids": np.full((2, length + 1), 1)} for length in LENGTHS]
+    found = measure(calls.runners(), INPUTS | {"student": longer}, rounds=2, warmup=0)
+    assert {length for name, length, _ in calls.seen if name == "student"} == {length + 1 for length in LENGTHS}
+    assert {length for name, length, _ in calls.seen if name != "student"} == set(LENGTHS)
+    assert (found["student"].length, found["teacher"].length) == (7, 6)
 
 
 def test_one_models_time_is_given_to_another(clock):
     times = {"slow": 0.004, "quick": 0.001, "middle": 0.002}
     runners = {name: lambda batch, seconds=seconds: clock.work(seconds) for name, seconds in times.items()}
-    found = measure(runners, INPUTS, rounds=3)
+    found = measure(runners, dict.fromkeys(times, TEXTS), rounds=3)
     for name, seconds in times.items():
         one = found[name]
         assert [one.p10_ms, one.median_ms, one.p90_ms] == pytest.approx([seconds * 1e3] * 3)
@@ -110,9 +119,9 @@ def test_real_times_are_out_of_order():
 
 
 def test_warming_up_is_counted(clock):
-    calls = iter(range(4 * len(INPUTS)))
-    cold = {"cold": lambda batch: clock.work(9 if next(calls) < len(INPUTS) else 0.002)}
-    assert measure(cold, INPUTS, rounds=3, warmup=1)["cold"].p90_ms == pytest.approx(2)
+    calls = iter(range(4 * len(TEXTS)))
+    cold = {"cold": lambda batch: clock.work(9 if next(calls) < len(TEXTS) else 0.002)}
+    assert measure(cold, {"cold": TEXTS}, rounds=3, warmup=1)["cold"].p90_ms == pytest.approx(2)
     assert next(calls, None) is None
 
 
@@ -127,7 +136,7 @@ def test_threads_stay_changed():
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        measure(calls.runners() | {"broken": broken}, INPUTS, rounds=1, threads=before + 1)
+        measure(calls.runners() | {"broken": broken}, INPUTS | {"broken": TEXTS}, rounds=1, threads=before + 1)
     assert torch.get_num_threads() == before
     with torch_threads(before + 2):
         assert torch.get_num_threads() == before + 2

@@ -60,7 +60,7 @@ def test_only_pipelines_talk_to_terminals_and_services(name: str):
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("onnxruntime", ["compress/export/onnx.py"]),
+        ("onnxruntime", ["compress/export/onnx.py", "compress/export/fuse.py", "compress/export/int8.py"]),
         ("onnx", ["compress/export/"]),
         ("torchao", ["compress/quantize.py", "compress/precision.py"]),
     ],
