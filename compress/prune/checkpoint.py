@@ -1,0 +1,80 @@
+"""Writes and reads pruned models; of the code that lies beside their weights, only what this package ships is used."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedModel
+
+from compress.errors import CompressError
+from compress.prune import modeling_pruned
+from compress.prune.sizes import is_pruned
+
+CODE = Path(modeling_pruned.__file__)
+
+
+def save_pruned(model: PreTrainedModel, folder: Path) -> None:
+    """Writes weights and config, and modeling_pruned.py beside them where the model isn't of a stock class.
+
+    Raises:
+        CompressError: The model's code isn't what this package ships, as after loading it from a folder of another
+            version: it's written, but `load_pruned` would refuse it.
+    """
+    model.save_pretrained(folder)
+    if is_pruned(model):
+        check_code(folder)
+
+
+def load_pruned(folder: Path, auto_class: str = "AutoModelForSequenceClassification") -> PreTrainedModel:
+    """The model in `folder`, stock or pruned, in eval mode.
+
+    No code is taken from the folder: modeling_pruned.py there must equal the package's own, byte for byte, and it's
+    the package's that runs.
+
+    Args:
+        folder: What `save_pruned` wrote.
+        auto_class: Name of the auto class that fits the model's head.
+
+    Raises:
+        CompressError: The folder's code is another, it's for another head, or weights are missing or of another shape.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    loader = getattr(transformers, auto_class, None)
+    if loader is None:
+        raise CompressError(f"{auto_class}: transformers has no such class to load {folder} with")
+    if "auto_map" in config:
+        check_code(folder)
+        loader = pruned_class(config["auto_map"], auto_class, folder)
+    loaded: Any = loader.from_pretrained(folder, output_loading_info=True, use_safetensors=True)
+    model, report = loaded
+    wrong = {what: sorted(map(str, names)) for what, names in report.items() if names}
+    if wrong:
+        raise CompressError(f"{folder}: expected every weight of {type(model).__name__}, found {wrong}")
+    return model.eval()
+
+
+def check_code(folder: Path) -> None:
+    """Refuses modelling code other than the package's own."""
+    path = folder / CODE.name
+    ours = sha256(CODE)
+    theirs = sha256(path) if path.is_file() else "no such file"
+    if ours != theirs:
+        raise CompressError(
+            f"{path}: expected the code that this package ships (SHA-256 {ours[:16]}), found {theirs[:16]}: it could "
+            "do anything, and is not run"
+        )
+
+
+def pruned_class(auto_map: dict[str, str], auto_class: str, folder: Path) -> type[PreTrainedModel]:
+    """The package's own class that `auto_map` names for the auto class."""
+    code, _, name = auto_map.get(auto_class, "").rpartition(".")
+    found = getattr(modeling_pruned, name, None) if code == CODE.stem else None
+    if found is None:
+        raise CompressError(f"{folder}: expected a model for {auto_class}, found {auto_map}")
+    return found
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
