@@ -1,0 +1,108 @@
+"""Which linear layers become sparse, and what reaches them."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from compress.errors import CompressError
+
+Chosen = Callable[[str, nn.Linear], bool]
+Batch = Mapping[str, Any]
+
+
+def sparse_layers(model: nn.Module, chosen: Chosen | None = None) -> dict[str, nn.Linear]:
+    """Name -> linear layers that `chosen(name, layer)` takes; left out: all inside the model's lists of layers.
+
+    Lists of layers are `nn.ModuleList`s, so embeddings, pooler and classifier stay as they are.
+
+    Raises:
+        CompressError: There are none, or a weight is spread over processes.
+    """
+    lists = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
+    take = chosen or (lambda name, layer: name.startswith(lists))
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    found = {name: layer for name, layer in linear.items() if take(name, layer)}
+    if not found:
+        raise CompressError(
+            f"{type(model).__name__}: expected linear layers to make sparse, found none among {len(linear)}; "
+            "take some with `chosen`, or nothing would become sparse"
+        )
+    for name, layer in found.items():
+        if isinstance(layer.weight, DTensor):
+            raise CompressError(
+                f"weight '{name}.weight': expected it whole, found a part: scores would see a part only"
+            )
+    return found
+
+
+def zero_share(model: nn.Module, chosen: Chosen | None = None) -> dict[str, float]:
+    """Name of each layer's weight -> share of it that is exactly zero."""
+    layers = sparse_layers(model, chosen)
+    return {f"{name}.weight": (layer.weight == 0).double().mean().item() for name, layer in layers.items()}
+
+
+def stages(layers: Mapping[str, nn.Linear]) -> list[dict[str, nn.Linear]]:
+    """The layers in groups of one block of the model each (`encoder.layer.0`), in the model's order."""
+    groups: dict[str, dict[str, nn.Linear]] = {}
+    for name, layer in layers.items():
+        block = re.match(r".*?\.\d+(?=\.|$)", name)
+        groups.setdefault(block[0] if block else name, {})[name] = layer
+    return list(groups.values())
+
+
+def sum_over_inputs(
+    model: nn.Module,
+    layers: Mapping[str, nn.Linear],
+    batches: Iterable[Batch],
+    of: Callable[[Tensor], Tensor],
+) -> dict[str, Tensor]:
+    """Runs the model on all batches and sums `of(inputs [tokens, width], float64)` for each layer.
+
+    Args:
+        batches: Keyword arguments of the model; tokens that their `attention_mask` leaves out aren't counted.
+
+    Raises:
+        CompressError: A layer that no batch reaches.
+    """
+    sums: dict[str, Tensor] = {}
+    real: dict[str, Tensor | None] = {"mask": None}
+
+    def hook_of(name: str) -> Callable:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            value = of(tokens_of(inputs[0], real["mask"]).double())
+            sums[name] = sums[name] + value if name in sums else value
+
+        return hook
+
+    handles = [layer.register_forward_pre_hook(hook_of(name)) for name, layer in layers.items()]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        with torch.no_grad():
+            for batch in batches:
+                real["mask"] = batch.get("attention_mask")
+                model(**batch)
+    finally:
+        restore(modes, handles)
+    missing = [name for name in layers if name not in sums]
+    if missing:
+        raise CompressError(f"layer {missing[0]!r}: no calibration batch reached it: its inputs are unknown")
+    return sums
+
+
+def tokens_of(inputs: Tensor, mask: Tensor | None) -> Tensor:
+    """Rows [tokens, width] of a layer's input, without padding where the mask's shape [batch, length] tells it."""
+    if mask is not None and inputs.shape[:-1] == mask.shape:
+        return inputs[mask.bool()]
+    return inputs.flatten(0, -2)
+
+
+def restore(modes: Sequence[tuple[nn.Module, bool]], handles: Sequence[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+    for module, training in modes:
+        module.training = training

@@ -1,0 +1,82 @@
+"""Sparse at once, from the weights alone or with calibration data; no training."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from compress.errors import CompressError
+from compress.sparsity.config import Sparsity
+from compress.sparsity.layers import Batch, Chosen, sparse_layers, stages, sum_over_inputs
+from compress.sparsity.patterns import Masks, check_shape, keep
+from compress.sparsity.sparsegpt import sparsegpt
+
+
+@torch.no_grad()
+def sparsify(
+    model: nn.Module, config: Sparsity, batches: Iterable[Batch] | None = None, *, chosen: Chosen | None = None
+) -> Masks:
+    """Sets weights of the model to exact zeros, in place; the schedule of `config` doesn't matter here.
+
+    Wanda and SparseGPT go block by block, so that a block's inputs are those that the sparse blocks before it give.
+
+    Args:
+        model: Any module with linear layers.
+        config: Pattern, amount and score.
+        batches: Calibration data for wanda and sparsegpt: keyword arguments of the model, kept in memory; padding is
+            left out where there is an `attention_mask` [batch, length].
+        chosen: Which linear layers; see `sparse_layers`.
+
+    Returns:
+        Name of each weight -> bool [output, input], True where it stays; `prepare` takes it to train on.
+
+    Raises:
+        CompressError: movement, which needs training; no data for a score that needs some; a shape that the pattern
+            doesn't divide.
+
+    Source: Sun et al. 2023, Wanda (arXiv 2306.11695), equation 1 and algorithm 1; the norm runs over all real tokens.
+    """
+    layers = sparse_layers(model, chosen)
+    for name, layer in layers.items():
+        check_shape(f"{name}.weight", layer.weight, config)
+    if config.score == "movement":
+        raise CompressError("sparsity.score: movement's scores come from training; use `prepare`, found `sparsify`")
+    if config.score == "magnitude":
+        masks = keep({f"{name}.weight": layer.weight.abs() for name, layer in layers.items()}, config, config.share)
+        for name, layer in layers.items():
+            layer.weight.masked_fill_(~masks[f"{name}.weight"], 0)
+        return masks
+    held = list(batches or ())
+    if not held:
+        raise CompressError(f"sparsity.score: {config.score} needs calibration batches, found none: inputs are unknown")
+    masks = {}
+    for stage in stages(layers):
+        masks |= (
+            wanda_stage(model, stage, held, config)
+            if config.score == "wanda"
+            else obs_stage(model, stage, held, config)
+        )
+    return masks
+
+
+def wanda_stage(model: nn.Module, layers: dict[str, nn.Linear], batches: list[Batch], config: Sparsity) -> Masks:
+    squares = sum_over_inputs(model, layers, batches, lambda rows: rows.square().sum(0))
+    scores = {f"{name}.weight": wanda_scores(layer.weight, squares[name]) for name, layer in layers.items()}
+    masks = keep(scores, config, config.share)
+    for name, layer in layers.items():
+        layer.weight.masked_fill_(~masks[f"{name}.weight"], 0)
+    return masks
+
+
+def wanda_scores(weight: Tensor, squares: Tensor) -> Tensor:
+    """|w_ij| times the norm of input j; weight [output, input], sums of squares [input]."""
+    return weight.abs().double() * squares.sqrt()
+
+
+def obs_stage(model: nn.Module, layers: dict[str, nn.Linear], batches: list[Batch], config: Sparsity) -> Masks:
+    grams = sum_over_inputs(model, layers, batches, lambda rows: rows.T @ rows)
+    masks = {}
+    for name, layer in layers.items():
+        pruned, masks[f"{name}.weight"] = sparsegpt(f"{name}.weight", layer.weight, grams[name], config)
+        layer.weight.copy_(pruned)
+    return masks

@@ -1,0 +1,91 @@
+"""From scores to masks: which weights of a pattern stay."""
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from compress.errors import CompressError
+from compress.sparsity.config import Sparsity
+
+Masks = dict[str, Tensor]  # name of a weight -> bool [output, input], True where it stays
+
+
+def keep(scores: Mapping[str, Tensor], config: Sparsity, share: float) -> Masks:
+    """Masks that leave out round(share * n) of n units: the lowest-scoring of each row, each layer or of all layers.
+
+    A unit is a weight, or a block with the sum of its weights' scores. Of an N:M pattern only the M - N lowest of a
+    group can go, so a share below 1 - N/M leaves some groups whole. Of equal scores the one that comes first goes.
+
+    Args:
+        scores: Name -> scores [output, input].
+        config: Pattern and scope.
+        share: From 0 to the pattern's own.
+
+    Raises:
+        CompressError: A size that the pattern doesn't divide; a score that is no number.
+    """
+    units = {name: unit_scores(name, score, config) for name, score in scores.items()}
+    if config.compared == "global":
+        one = torch.cat([unit.flatten() for unit in units.values()])[None]
+        parts = without_lowest(one, round(share * one.numel()))[0].split([unit.numel() for unit in units.values()])
+        kept = {name: part.view_as(unit) for (name, unit), part in zip(units.items(), parts, strict=True)}
+    else:
+        kept = {}
+        for name, unit in units.items():
+            groups = unit if config.compared == "row" else unit.reshape(1, -1)
+            kept[name] = without_lowest(groups, round(share * groups.shape[1])).view_as(unit)
+    return {name: spread(mask, config.block) for name, mask in kept.items()}
+
+
+def unit_scores(name: str, score: Float[Tensor, "out in"], config: Sparsity) -> Float[Tensor, "units_out units_in"]:
+    """Scores of a weight's units; +inf for what an N:M pattern protects."""
+    check_shape(name, score, config)
+    score = score.float()
+    if score.isnan().any():
+        raise CompressError(f"weight {name!r}: expected numbers as scores, found NaN: any weight could go")
+    if config.n_m is None:
+        return block_sums(score, config.block)
+    n, m = config.n_m
+    return score.masked_fill(~lowest_of_groups(score, m, m - n), torch.inf)
+
+
+def check_shape(name: str, weight: Tensor, config: Sparsity) -> None:
+    """Raises CompressError where the pattern doesn't divide the weight: it would be left dense, or partly so."""
+    rows, columns = (1, config.n_m[1]) if config.n_m else config.block
+    for dim, size, what in ((0, rows, "outputs"), (1, columns, "inputs")):
+        if weight.shape[dim] % size:
+            raise CompressError(
+                f"weight {name!r}: expected a number of {what} that {size} divides, found {weight.shape[dim]}: pattern "
+                f"{config.pattern} has no place for the rest; leave this layer out with `chosen`"
+            )
+
+
+def lowest_of_groups(score: Float[Tensor, "out in"], size: int, count: int) -> Bool[Tensor, "out in"]:
+    """True for the `count` lowest of every `size` neighbours along the input; of equals the first."""
+    groups = score.reshape(-1, size)
+    return ~without_lowest(groups, count).view_as(score)
+
+
+def without_lowest(scores: Float[Tensor, "groups units"], count: int) -> Bool[Tensor, "groups units"]:
+    """False for the `count` lowest of each group; of equals the first."""
+    if not count:
+        return torch.ones_like(scores, dtype=torch.bool)
+    edge = scores.kthvalue(count, dim=1, keepdim=True).values  # a sort of all takes three times as long
+    lower, equal = scores < edge, scores == edge
+    room = count - lower.sum(1, keepdim=True)
+    return ~(lower | equal & (equal.cumsum(1) <= room))
+
+
+def block_sums(values: Float[Tensor, "out in"], block: tuple[int, int]) -> Float[Tensor, "units_out units_in"]:
+    rows, columns = block
+    if block == (1, 1):
+        return values
+    return values.reshape(len(values) // rows, rows, -1, columns).sum((1, 3))
+
+
+def spread(units: Bool[Tensor, "units_out units_in"], block: tuple[int, int]) -> Bool[Tensor, "out in"]:
+    """Each unit's value at every weight of its block."""
+    rows, columns = block
+    return units.repeat_interleave(rows, 0).repeat_interleave(columns, 1)

@@ -1,0 +1,95 @@
+"""SparseGPT: what a removed weight did is made up for by the weights that come after it in its row."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from compress.errors import CompressError
+from compress.sparsity.config import Sparsity
+from compress.sparsity.patterns import check_shape, lowest_of_groups, without_lowest
+
+COLUMNS = 128  # inputs whose mask is chosen together, the paper's blocks
+DAMPING = 0.01  # of the mean of the diagonal, the paper's
+
+
+def sparsegpt(
+    name: str,
+    weight: Float[Tensor, "out in"],
+    gram: Float[Tensor, "in in"],
+    config: Sparsity,
+    *,
+    columns: int = COLUMNS,
+    damping: float = DAMPING,
+) -> tuple[Float[Tensor, "out in"], Bool[Tensor, "out in"]]:
+    """The pruned weight, and its mask, with a small sum of squares of (W - W_pruned) X.
+
+    Inputs are gone through in order. A weight w of input j is worth w²/c_j², where c is the diagonal of the Cholesky
+    factor C (upper, C^T C = H^-1) and H the damped gram matrix; of each block of inputs the lowest go. With w goes
+    w/c_j * C[j, j:] from its row: the optimal change of the weights that are still to come.
+
+    Args:
+        name: The weight's, for errors.
+        weight: W.
+        gram: X X^T of its inputs, summed over tokens.
+        config: Pattern (single weights or N:M), share and scope; `row` takes as many from each row.
+        columns: Inputs a block.
+        damping: Added to the diagonal, as a share of its mean.
+
+    Raises:
+        CompressError: The gram matrix has no inverse.
+
+    Source: Frantar & Alistarh 2023 (arXiv 2301.00774), algorithm 1; in float64, and over several blocks the counts are
+    rounded so that the layer's is exact. An input that is always 0 keeps no weight.
+    """
+    check_shape(name, weight, config)
+    work, factor = weight.double().clone(), inverse_factor(name, gram, damping)
+    work[:, gram.diagonal() == 0] = 0
+    mask = torch.ones_like(work, dtype=torch.bool)
+    step = max(columns // config.n_m[1], 1) * config.n_m[1] if config.n_m else columns
+    for begin in range(0, work.shape[1], step):
+        end = min(begin + step, work.shape[1])
+        if not config.n_m:
+            mask[:, begin:end] = choose(work, factor, begin, end, config)
+        errors = prune_block(work, factor, mask, begin, end, config)
+        work[:, end:] -= errors @ factor[begin:end, end:]
+    return work.to(weight.dtype).masked_fill(~mask, 0), mask
+
+
+def inverse_factor(name: str, gram: Float[Tensor, "in in"], damping: float) -> Float[Tensor, "in in"]:
+    """Upper Cholesky factor of the inverse of the damped gram matrix."""
+    hessian = gram.double().clone()
+    diagonal = hessian.diagonal()  # a view
+    diagonal[diagonal == 0] = 1
+    diagonal += damping * diagonal.mean()
+    lower, failed = torch.linalg.cholesky_ex(hessian)
+    if failed or not lower.isfinite().all():
+        raise CompressError(
+            f"weight {name!r}: the gram matrix of its inputs has no inverse: expected finite activations and "
+            f"damping above 0, found damping {damping:g}; nothing could make up for a removed weight"
+        )
+    return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
+
+
+def choose(work: Tensor, factor: Tensor, begin: int, end: int, config: Sparsity) -> Bool[Tensor, "out block"]:
+    """Which weights of the block stay; the counts of all blocks add up to round(share * n)."""
+    worth = (work[:, begin:end] / factor.diagonal()[begin:end]).square()
+    groups = worth if config.compared == "row" else worth.reshape(1, -1)
+    per_input = groups.shape[1] // (end - begin)  # units of a group at each input
+    count = round(config.share * per_input * end) - round(config.share * per_input * begin)
+    return without_lowest(groups, count).view_as(worth)
+
+
+def prune_block(
+    work: Tensor, factor: Tensor, mask: Tensor, begin: int, end: int, config: Sparsity
+) -> Float[Tensor, "out block"]:
+    """Removes what the mask leaves out, in place; returns each removed weight divided by its input's c."""
+    errors = torch.zeros_like(work[:, begin:end])
+    for j in range(begin, end):
+        if config.n_m and (j - begin) % config.n_m[1] == 0:
+            n, m = config.n_m
+            worth = (work[:, j : j + m] / factor.diagonal()[j : j + m]).square()
+            mask[:, j : j + m] = ~lowest_of_groups(worth, m, m - n)
+        error = (work[:, j] / factor[j, j]).masked_fill(mask[:, j], 0)
+        work[:, j:end] -= error[:, None] * factor[j, j:end]
+        errors[:, j - begin] = error
+    return errors
