@@ -12,8 +12,8 @@ WEIGHTS = "model.safetensors"
 
 
 def export_huggingface(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes model and tokenizer so that `from_pretrained(folder)` of the stock class loads them; a pruned model that no
-    stock class can express takes its modelling code along.
+    """Writes model and tokenizer so that `from_pretrained(folder)` of the stock class loads them; a pruned model that
+    no stock class can express takes its modelling code along.
     """
     save_pruned(model, folder)
     tokenizer.save_pretrained(folder)

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from compress.errors import ArtefactError
+from compress.export.runtimes import open_export
 
 # Largest difference of logits that is rounding: another order of float32 sums, nothing else.
-TOLERANCE = {"huggingface": 1e-4, "onnx": 1e-3, "onnxruntime": 1e-3, "onnxruntime-int8": 1e-3}
+TOLERANCE = {"huggingface": 1e-4, "onnx": 1e-3, "onnxruntime": 1e-3, "onnxruntime-int8": 1e-3, "openvino": 1e-3}
 BATCH = 16
 
 
@@ -82,19 +83,9 @@ def reload_logits(target: str, folder: Path, samples: dict) -> np.ndarray:
     tokenizer.enable_truncation(samples["max_length"])
     tokenizer.enable_padding(pad_id=pad_id(folder))
     rows = list(zip(samples["texts"], samples["pairs"], strict=True)) if samples["pairs"] else samples["texts"]
-    model = open_model(target, folder)
+    model = open_export(target, folder, threads=1)
     parts = [model(arrays(tokenizer.encode_batch(rows[i : i + BATCH]), model)) for i in range(0, len(rows), BATCH)]
     return np.concatenate(parts)
-
-
-def open_model(target: str, folder: Path):
-    if target.startswith("onnx"):
-        from compress.export.onnx import OnnxModel
-
-        return OnnxModel(folder, threads=1)
-    from compress.export.huggingface import TorchModel
-
-    return TorchModel(folder)
 
 
 def pad_id(folder: Path) -> int:

@@ -16,8 +16,8 @@ Kept = Mapping[str, Tensor]  # axis name -> numbers of the units that stay, risi
 class Slot:
     """Where an axis runs through a weight.
 
-    The weight's dimension `dim` has outer x units x inner coordinates, in that order: the queries of 12 heads of width 32
-    are one outer block of 12 units with inner 32, a fused query-key-value weight has outer 3.
+    The weight's dimension `dim` has outer x units x inner coordinates, in that order: the queries of 12 heads of width
+    32 are one outer block of 12 units with inner 32, a fused query-key-value weight has outer 3.
 
     Args:
         parameter: Name in the model's state_dict.

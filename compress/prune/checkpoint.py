@@ -55,6 +55,25 @@ def load_pruned(folder: Path, auto_class: str = "AutoModelForSequenceClassificat
     return model.eval()
 
 
+def admit(folder: Path) -> None:
+    """Lets the auto classes of this process load the pruned model in `folder`, by the package's own code.
+
+    A stock checkpoint needs nothing of this.
+
+    Raises:
+        CompressError: The folder's code is another than what this package ships.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if "auto_map" not in config:
+        return
+    check_code(folder)
+    for auto_class in config["auto_map"].keys() - {"AutoConfig"}:
+        model = pruned_class(config["auto_map"], auto_class, folder)
+        known: Any = model.config_class
+        transformers.AutoConfig.register(known.model_type, known, exist_ok=True)
+        getattr(transformers, auto_class).register(known, model, exist_ok=True)
+
+
 def check_code(folder: Path) -> None:
     """Refuses modelling code other than the package's own."""
     path = folder / CODE.name

@@ -6,11 +6,12 @@ BertForSequenceClassification, built as it was before pruning and then cut to th
 everything that depends on a layer's place, its head width or its rotary angles stays what it was. The classes are made
 when they are asked for: `Pruned` before the name of any stock model or config. `config.pruned` holds
 
-    dense       settings of the stock config before pruning, where they differ from those of the pruned model
-    stack       name of the module list that holds the layers
-    layers      numbers of the layers that stay
-    shapes      name of a parameter -> its size in each dimension, null where the stock class has it already
-    attributes  name of a module -> numbers that it holds, such as its number of heads
+    dense           settings of the stock config before pruning, where they differ from those of the pruned model
+    stack           name of the module list that holds the layers
+    layers          numbers of the layers that stay
+    shapes          name of a parameter -> its size in each dimension, null where the class has it already
+    attributes      name of a module -> numbers that it holds, such as its number of heads
+    embedding_rank  columns of the word table, which a projection takes to the width of the model; 0 for a whole table
 """
 
 # mypy: ignore-errors
@@ -42,6 +43,7 @@ class PrunedModel:
     def __init__(self, config, *args, **kwargs):
         dense = dense_config(config)
         super().__init__(dense, *args, **kwargs)
+        factorise(self, config.pruned.get("embedding_rank", 0))
         drop_layers(self, config.pruned["stack"], config.pruned["layers"])
         for name, shape in config.pruned["shapes"].items():
             resize(self, name, shape)
@@ -52,6 +54,26 @@ class PrunedModel:
             if type(getattr(module, "config", None)) is type(dense):
                 module.config = config
         self.tie_weights(recompute_mapping=False)
+
+
+class LowRankEmbedding(nn.Embedding):
+    """A table of words [words, rank] whose rows are projected to the width of the model."""
+
+    def __init__(self, words, rank, width, padding_idx=None, **made):
+        super().__init__(words, rank, padding_idx=padding_idx, **made)
+        self.projection = nn.Linear(rank, width, bias=False, **made)
+
+    def forward(self, input):
+        return self.projection(super().forward(input))
+
+
+def factorise(model, rank):
+    """Puts factors in the place of the word table, where there is a rank; the checkpoint says what they hold."""
+    if rank:
+        old = model.get_input_embeddings()
+        words, width = old.weight.shape
+        made = {"device": old.weight.device, "dtype": old.weight.dtype}
+        model.set_input_embeddings(LowRankEmbedding(words, rank, width, old.padding_idx, **made))
 
 
 def drop_layers(model, stack, layers):

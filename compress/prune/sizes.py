@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from compress.prune import modeling_pruned
 
@@ -29,6 +30,7 @@ class Sizes:
         vocabulary, pad: Words and padding id; None where all words stay.
         heads, ffn: Units in each kept layer; empty where the model has no such axis.
         width: Width of a head; None where there is no axis of heads.
+        rank: Columns of a word table in two factors; 0 where it's whole.
     """
 
     stack: str
@@ -39,11 +41,17 @@ class Sizes:
     heads: tuple[int, ...]
     ffn: tuple[int, ...]
     width: int | None
+    rank: int = 0
 
 
 def is_pruned(model: PreTrainedModel) -> bool:
     """Whether the model is of the class shipped with the weights and not a stock one."""
     return getattr(model.config, "pruned", None) is not None
+
+
+def embedding_rank(model: PreTrainedModel) -> int:
+    """Columns of the model's word table where it's in two factors, otherwise 0."""
+    return model.config.pruned.get("embedding_rank", 0) if is_pruned(model) else 0
 
 
 def dense_stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -55,6 +63,20 @@ def empty_model(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTra
     """A model on the meta device: its names, shapes and settings without memory."""
     with torch.device("meta"):
         return kind._from_config(copy.deepcopy(config))
+
+
+def filled_model(
+    kind: type[PreTrainedModel], config: PreTrainedConfig, weights: Mapping[str, Tensor], like: PreTrainedModel
+) -> PreTrainedModel:
+    """A model with copies of `weights`, all that it has; type, device and mode are those of `like`."""
+    with no_init_weights():
+        config = copy.deepcopy(config)
+        new = kind._from_config(config, dtype=like.dtype, attn_implementation=like.config._attn_implementation)
+    new.load_state_dict(weights, strict=True)
+    new.tie_weights()
+    if getattr(like, "generation_config", None) is not None:
+        new.generation_config = copy.deepcopy(like.generation_config)
+    return new.to(like.device).train(like.training)
 
 
 def resized(config: PreTrainedConfig, sizes: Sizes) -> PreTrainedConfig:
@@ -89,6 +111,8 @@ def cut_layers(config: PreTrainedConfig, layers: Sequence[int]) -> None:
 
 def stock_config(kind: type[PreTrainedModel], dense: PreTrainedConfig, sizes: Sizes, shapes: Shapes) -> Any:
     """The config with which the stock class is exactly the pruned model, or the reason (str) why there is none."""
+    if sizes.rank:
+        return f"its words are a table of {sizes.rank} columns and a projection, and its class has one whole table"
     for what, units in (("heads", sizes.heads), ("feed-forward units", sizes.ffn)):
         if len(set(units)) > 1:
             return f"its layers keep {min(units)} to {max(units)} {what}, and its config has one number for all"
@@ -150,8 +174,9 @@ def pruned_config(
     visible = copy.deepcopy(dense)
     if sizes.vocabulary is not None:
         visible.vocab_size, visible.pad_token_id = sizes.vocabulary, sizes.pad
-    built = empty_model(kind, visible).state_dict()
-    before = {renamed(name, sizes.stack, sizes.layers): tensor.shape for name, tensor in built.items()}
+    built = empty_model(kind, visible)
+    modeling_pruned.factorise(built, sizes.rank)
+    before = {renamed(name, sizes.stack, sizes.layers): tensor.shape for name, tensor in built.state_dict().items()}
     cuts = {
         name: [new if new != old else None for new, old in zip(shape, before[name], strict=True)]
         for name, shape in shapes.items()
@@ -161,6 +186,7 @@ def pruned_config(
         "layers": list(sizes.layers),
         "shapes": {name: cut for name, cut in cuts.items() if any(size is not None for size in cut)},
         "attributes": dict(held),
+        "embedding_rank": sizes.rank,
     }
     new_class = getattr(modeling_pruned, f"Pruned{type(dense).__name__}")
     code = modeling_pruned.__name__.rpartition(".")[2]

@@ -10,12 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.initialization import no_init_weights
 
 from compress.errors import CompressError
 from compress.prune import modeling_pruned
 from compress.prune.axes import Axis, Kept
-from compress.prune.sizes import BY_HEADS, Sizes, dense_stock_config, is_pruned, pruned_config, renamed, stock_config
+from compress.prune.rank import joined_shapes, joined_weights, kept_rank
+from compress.prune.sizes import (
+    BY_HEADS,
+    Sizes,
+    dense_stock_config,
+    embedding_rank,
+    filled_model,
+    is_pruned,
+    pruned_config,
+    renamed,
+    stock_config,
+)
 from compress.prune.trace import layer_stack
 
 
@@ -47,7 +57,8 @@ def prune(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape, *, uniform
 
     It's of the stock class where that can express the shape, otherwise of the class in modeling_pruned.py, which
     save_pretrained writes beside the weights. With pruned vocabulary, the padding id becomes the new number of its row;
-    other ids in the config stay what they were.
+    other ids in the config stay what they were. A word table in two factors becomes a whole one where, the hidden
+    size being cut, they would save nothing.
 
     Args:
         model: A stock model, or one that was pruned before.
@@ -64,14 +75,10 @@ def prune(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape, *, uniform
             f"{plan.stock.__name__} can't express this shape: {plan.reason}; without uniform=True the checkpoint would "
             "ship its own modelling code"
         )
-    with no_init_weights():
-        config = copy.deepcopy(plan.config)
-        new = plan.kind._from_config(config, dtype=model.dtype, attn_implementation=model.config._attn_implementation)
-    new.load_state_dict(slice_weights(model.state_dict(), axes, shape, layer_stack(model)), strict=True)
-    new.tie_weights()
-    if getattr(model, "generation_config", None) is not None:
-        new.generation_config = copy.deepcopy(model.generation_config)
-    return new.to(model.device).train(model.training)
+    weights = slice_weights(model.state_dict(), axes, shape, layer_stack(model))
+    if embedding_rank(model) and not plan.rank:
+        weights = joined_weights(model, weights)
+    return filled_model(plan.kind, plan.config, weights, model)
 
 
 def is_uniform(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> bool:
@@ -160,12 +167,15 @@ def padding(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> int |
 
 @dataclass(frozen=True)
 class Plan:
-    """The class and config of the model to be made; `reason` says why it isn't the stock class."""
+    """The class and config of the model to be made; `reason` says why it isn't the stock class, `rank` is that of its
+    word table.
+    """
 
     kind: type[PreTrainedModel]
     stock: type[PreTrainedModel]
     config: Any
     reason: str | None
+    rank: int
 
 
 def planned(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Plan:
@@ -178,9 +188,10 @@ def planned(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Plan:
     shapes = sliced_shapes(model, axes, shape)
     found = stock_config(stock, dense, sizes, shapes)
     if not isinstance(found, str):
-        return Plan(stock, stock, found, None)
+        return Plan(stock, stock, found, None, sizes.rank)
     kind = getattr(modeling_pruned, f"Pruned{stock.__name__}")
-    return Plan(kind, stock, pruned_config(stock, dense, sizes, shapes, held_numbers(model, axes, shape)), found)
+    config = pruned_config(stock, dense, sizes, shapes, held_numbers(model, axes, shape))
+    return Plan(kind, stock, config, found, sizes.rank)
 
 
 def sizes_of(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Sizes:
@@ -196,18 +207,20 @@ def sizes_of(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Size
         heads=tuple(left[name] for i in shape.layers if (name := f"layers.{i}.heads") in left),
         ffn=tuple(left[name] for i in shape.layers if (name := f"layers.{i}.ffn") in left),
         width=min((slot.inner for axis in axes if axis.kind == "heads" for slot in axis.slots), default=None),
+        rank=kept_rank(model, sliced_shapes(model, axes, shape)),
     )
 
 
 def sliced_shapes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of each weight that stays, without slicing any."""
+    """Name -> shape of each weight of the pruned model, without slicing any."""
     cuts = {name: {dim: len(places) for dim, places in cut} for name, cut in coordinates(axes, shape).items()}
     stack = layer_stack(model)
-    return {
+    found = {
         new: tuple(cuts.get(name, {}).get(d, size) for d, size in enumerate(weight.shape))
         for name, weight in model.state_dict().items()
         if (new := renamed(name, stack, shape.layers)) is not None
     }
+    return joined_shapes(model, found)
 
 
 def held_numbers(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> dict[str, dict[str, int]]:

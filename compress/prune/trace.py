@@ -201,6 +201,8 @@ class Axes:
 
     def classify(self, roles: Mapping[tuple[str, int], Role], embedding: str) -> Traced:
         rows, columns = (set(self.labels.resolve(dimension)) for dimension in self.parameters[embedding])
+        projection = self.parameters.get(f"{embedding.removesuffix('weight')}projection.weight")
+        columns |= set(self.labels.resolve(projection[0])) if projection else set()
         slots, twice = self.slots(roles)
         for label in twice:
             self.labels.block((label,), "it runs twice through one dimension of a weight")

@@ -1,0 +1,66 @@
+"""OpenVINO on the CPU, in float32: the intermediate representation and what runs it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compress.errors import ArtefactError, CompressError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FILE = "model.xml"
+
+
+def library():
+    """
+    Raises:
+        CompressError: OpenVINO isn't installed.
+    """
+    try:
+        import openvino
+    except ImportError as error:
+        raise CompressError(
+            "openvino: expected the runtime to be installed, found none; pip install 'stillroom[openvino]'"
+        ) from error
+    return openvino
+
+
+def export_openvino(source: Path, target: Path) -> None:
+    """Converts a float32 ONNX file; weights stay in 32 bits.
+
+    Args:
+        source: What `export_onnx` wrote.
+        target: The .xml file to write; its weights lie beside it as .bin.
+
+    Raises:
+        CompressError: OpenVINO isn't installed.
+        ArtefactError: OpenVINO can't read the graph.
+    """
+    openvino = library()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        openvino.save_model(openvino.convert_model(str(source)), str(target), compress_to_fp16=False)
+    except RuntimeError as error:
+        raise ArtefactError(f"openvino: {source} can't be converted: {error}") from error
+
+
+class OpenVinoModel:
+    """An exported model on OpenVINO's CPU plugin, one call at a time."""
+
+    def __init__(self, folder: Path, threads: int):
+        openvino = library()
+        # float32 said out loud: where the processor has bfloat16, OpenVINO would take that.
+        settings = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": threads,
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+        }
+        self.model = openvino.Core().compile_model(str(folder / FILE), "CPU", settings)
+        self.names = [value.any_name for value in self.model.inputs]
+        self.request = self.model.create_infer_request()
+
+    def __call__(self, inputs: "dict[str, np.ndarray]") -> "np.ndarray":
+        """Logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
+        found = self.request.infer({name: inputs[name] for name in self.names})
+        return next(iter(found.values())).copy()

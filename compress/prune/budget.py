@@ -1,0 +1,110 @@
+"""What a pruned model may cost: a speed, a size, a score to keep, and under which conditions they are measured."""
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+from compress.errors import CompressError
+
+UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
+RUNTIMES = ("onnxruntime", "openvino", "pytorch")
+TOLERANCE = 0.05  # by how much the speed asked for may be overshot: more would have bought accuracy
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Settings of a measured budget; without a speed and a latency nothing is pruned.
+
+    Args:
+        speedup: How many times faster than the teacher in fp32 on the same runtime, such as 10; several, such as
+            2,4,8,15, give a family.
+        latency_ms: Or the milliseconds a call may take.
+        max_bytes: The most that the deployed files may take, such as 10MB.
+        min_score: The least share of the teacher's score on the validation split, such as 0.98.
+        runtime: Where latency is measured: onnxruntime, pytorch, or openvino (an extra).
+        precision: The student's: int8 (dynamic, on ONNX Runtime) or fp32; auto is int8 where there is a choice. The
+            teacher's is fp32.
+        batch: Texts a call.
+        length: Tokens a text; 0 takes the data set's own lengths.
+        threads: Threads of the runtime.
+        uniform: Every layer gets the same sizes and the checkpoint loads in the stock class.
+    """
+
+    speedup: str = ""
+    latency_ms: float = 0.0
+    max_bytes: str = ""
+    min_score: float = 0.0
+    runtime: str = "onnxruntime"
+    precision: Literal["auto", "int8", "fp32"] = "auto"
+    batch: int = 1
+    length: int = 0
+    threads: int = 1
+    uniform: bool = False
+
+    def __post_init__(self) -> None:
+        if self.speedup and self.latency_ms:
+            raise CompressError("budget: expected a speed-up or a latency, found both: one of them would be ignored")
+        if any(each <= 1 for each in self.speedups):
+            raise CompressError(f"budget.speedup: expected more than 1, found {self.speedup}: the teacher is that fast")
+        if self.latency_ms < 0:
+            raise CompressError(f"budget.latency_ms: expected more than 0, found {self.latency_ms}")
+        if not 0 <= self.min_score <= 1:
+            raise CompressError(
+                f"budget.min_score: expected a share from 0 to 1 of the teacher's score, found {self.min_score}"
+            )
+        for name, least in (("batch", 1), ("length", 0), ("threads", 1)):
+            if getattr(self, name) < least:
+                raise CompressError(f"budget.{name}: expected at least {least}, found {getattr(self, name)}")
+        check_runtime(self.runtime, self.precision)
+        if self.precision == "auto":
+            object.__setattr__(self, "precision", "int8" if self.runtime == "onnxruntime" else "fp32")
+        if self.max_bytes:
+            parse_bytes(self.max_bytes)
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is anything to prune for."""
+        return bool(self.speedup or self.latency_ms)
+
+    @property
+    def speedups(self) -> tuple[float, ...]:
+        """The speed-ups asked for, the smallest first."""
+        parts = [part.strip() for part in self.speedup.split(",")] if self.speedup else []
+        if not all(re.fullmatch(r"\d+(\.\d+)?", part) for part in parts):
+            raise CompressError(f"budget.speedup: expected numbers such as 10 or 2,4,8,15, found {self.speedup!r}")
+        return tuple(sorted({float(part) for part in parts}))
+
+    @property
+    def most_bytes(self) -> int | None:
+        return parse_bytes(self.max_bytes) if self.max_bytes else None
+
+
+def check_runtime(runtime: str, precision: str) -> None:
+    """
+    Raises:
+        CompressError: A runtime that isn't known, isn't installed or can't run the precision.
+    """
+    if runtime not in RUNTIMES:
+        raise CompressError(f"budget.runtime: expected {', '.join(RUNTIMES)}, found {runtime!r}")
+    if runtime != "pytorch" and find_spec(runtime) is None:
+        raise CompressError(
+            f"budget.runtime {runtime!r}: not installed here, so nothing could be measured on it; "
+            f"pip install 'stillroom[{runtime}]'"
+        )
+    if runtime != "onnxruntime" and precision == "int8":
+        raise CompressError(
+            f"budget.precision int8: expected runtime onnxruntime, found {runtime}: use --budget.precision fp32"
+        )
+
+
+def parse_bytes(text: str) -> int:
+    """`10MB` -> 10,000,000; `8MiB` -> 8,388,608.
+
+    Raises:
+        CompressError: No number with one of these units.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if not found or found.group(2).lower() not in UNITS:
+        raise CompressError(f"budget.max_bytes: expected a size such as 10MB, 8MiB or 500000, found {text!r}")
+    return int(float(found.group(1)) * UNITS[found.group(2).lower()])

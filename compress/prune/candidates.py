@@ -1,0 +1,191 @@
+"""The shapes worth a trial: for every width and depth the allocation that spends the budget best."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from compress.prune.allocate import Choice, Options, allocate
+from compress.prune.axes import Axis
+from compress.prune.cost import CostModel, Outline
+from compress.prune.scores import Scores
+from compress.prune.slice import Shape
+
+WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25)
+STEPS = 48  # ffn sizes are multiples of this part of the whole
+RATIO = (1, 8)  # of neurons to width; blocks far outside learn worse at the same size
+SPENT = 0.85  # a shape that takes less of the budget than this part of what the largest takes isn't tried
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape, and what the solver expects of it."""
+
+    shape: Shape
+    outline: Outline
+    choice: Choice
+
+    @property
+    def label(self) -> str:
+        layers = ", ".join(f"{n}:{h}x{f}" for n, h, f in zip(self.choice.layers, *self.sizes, strict=True))
+        return f"width {self.outline.hidden}, layers {layers}"
+
+    @property
+    def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.outline.heads, self.outline.ffn
+
+
+@dataclass(frozen=True)
+class Space:
+    """What candidates are made of.
+
+    Args:
+        axes: Axes of the whole model.
+        scores: What its units are worth.
+        costs: What sizes cost.
+        step: Widths are multiples of it.
+        uniform: The same sizes in every layer, and heads in proportion to the width.
+    """
+
+    axes: Sequence[Axis]
+    scores: Scores
+    costs: CostModel
+    step: int
+    uniform: bool = False
+
+    def units(self, kind: str) -> dict[int, Axis]:
+        """Layer -> its axis of a kind; a layer with a single unit of it has none."""
+        return {axis.layer: axis for axis in self.axes if axis.kind == kind and axis.layer is not None}
+
+    @property
+    def layers(self) -> list[int]:
+        return sorted({axis.layer for axis in self.axes if axis.layer is not None})
+
+    @property
+    def hidden(self) -> int:
+        return next((axis.units for axis in self.axes if axis.kind == "hidden"), 0)
+
+    def widths(self) -> list[int]:
+        """Widths to try, the whole one first; only that one where the residual stream can't be cut."""
+        if not any(axis.kind == "hidden" for axis in self.axes):
+            return [self.hidden]
+        return list(dict.fromkeys(max(self.step, round(self.hidden * w / self.step) * self.step) for w in WIDTHS))
+
+
+def candidates(space: Space, milliseconds: float) -> list[Candidate]:
+    """Every width and depth that fits into `milliseconds` and uses them, in two choices of layers: the solver's, and
+    spread evenly. Blocks of unusual proportions are left out where there are others. The fewest layers first.
+
+    Source of RATIO: between these the loss hardly depends on it, Kaplan et al. 2020 (arXiv 2001.08361, figure 5).
+    """
+    depth = len(space.layers)
+    found: dict[tuple, Candidate] = {}
+    for hidden in space.widths():
+        layers = options(space, hidden)
+        for count in range(1, depth + 1):
+            for among in (None, evenly(count, depth)):
+                choice = allocate(layers, space.costs, hidden, count, milliseconds, uniform=space.uniform, among=among)
+                if choice is not None:
+                    made = candidate(space, hidden, choice)
+                    found.setdefault((hidden, choice.layers, *made.sizes), made)
+    most = max((each.choice.milliseconds for each in found.values()), default=0.0)
+    spent = [each for each in found.values() if each.choice.milliseconds >= SPENT * most]
+    usual = [each for each in spent if is_usual(each.outline)]
+    return sorted(usual or spent, key=lambda each: (each.outline.depth, -each.outline.hidden))
+
+
+def is_usual(outline: Outline) -> bool:
+    low, high = RATIO
+    return low <= sum(outline.ffn) / (outline.depth * max(outline.hidden, 1)) <= high
+
+
+def reallocated(space: Space, chosen: Candidate, milliseconds: float) -> Candidate | None:
+    """The candidate with its layers and width, and units for another budget; None where it can't be met so."""
+    hidden, kept = chosen.outline.hidden, chosen.choice.layers
+    layers = options(space, hidden)
+    choice = allocate(layers, space.costs, hidden, len(kept), milliseconds, uniform=space.uniform, among=kept)
+    return candidate(space, hidden, choice) if choice is not None else None
+
+
+def smallest(space: Space) -> Candidate:
+    """One layer of the least of everything: nothing is faster."""
+    hidden = min(space.widths())
+    layers = options(space, hidden)
+    best = int(torch.argmax(torch.tensor([each.layer_loss for each in layers])))
+    one = layers[best]
+    cost = space.costs.base(hidden) + space.costs.layer(hidden, one.heads[0], one.ffn[0])
+    return candidate(space, hidden, Choice((best,), one.heads[:1], one.ffn[:1], float("inf"), cost))
+
+
+def evenly(count: int, total: int) -> tuple[int, ...]:
+    """`count` of `total` layers, the first and the last among them."""
+    return (0,) if count == 1 else tuple(round(i * (total - 1) / (count - 1)) for i in range(count))
+
+
+def options(space: Space, hidden: int) -> list[Options]:
+    """What each layer may be cut to, and the estimated loss."""
+    heads, ffn, full = space.units("heads"), space.units("ffn"), outline_of(space.axes)
+    found = []
+    for layer, units, neurons in zip(space.layers, full.heads, full.ffn, strict=True):
+        counts = [max(1, units * hidden // space.hidden)] if space.uniform else list(range(1, units + 1))
+        step = max(1, neurons // STEPS)
+        sizes = list(range(step, neurons + 1, step))
+        found.append(
+            Options(
+                tuple(counts),
+                tuple(sizes),
+                removed_loss(space, heads.get(layer), counts),
+                removed_loss(space, ffn.get(layer), sizes),
+                float(space.scores.layers[layer]),
+            )
+        )
+    return found
+
+
+def removed_loss(space: Space, axis: Axis | None, kept: Sequence[int]) -> tuple[float, ...]:
+    """Half the sum of the smallest scores, for each number of units that stay."""
+    if axis is None:
+        return (0.0,) * len(kept)
+    scores = space.scores.values[axis.name]
+    rising = torch.cat([torch.zeros(1, dtype=scores.dtype), scores.sort().values.cumsum(0)])
+    return tuple(0.5 * float(rising[len(scores) - count]) for count in kept)
+
+
+def candidate(space: Space, hidden: int, choice: Choice) -> Candidate:
+    heads, ffn = space.units("heads"), space.units("ffn")
+    kept: dict[str, Tensor] = {}
+    if hidden != space.hidden:
+        kept["hidden"] = best(space.scores.values["hidden"], hidden)
+    for layer, count, size in zip(choice.layers, choice.heads, choice.ffn, strict=True):
+        for axis, units in ((heads.get(layer), count), (ffn.get(layer), size)):
+            if axis is not None and units != axis.units:
+                kept[axis.name] = best(space.scores.values[axis.name], units)
+    return Candidate(Shape(choice.layers, kept), Outline(hidden, choice.heads, choice.ffn), choice)
+
+
+def best(scores: Tensor, count: int) -> Tensor:
+    """Numbers of the `count` units of the highest scores, rising; the lower number first among equals."""
+    return torch.sort(scores, descending=True, stable=True).indices[:count].sort().values
+
+
+def outline_of(axes: Sequence[Axis]) -> Outline:
+    """Sizes of the whole model; what has no axis is a single unit."""
+    hidden = next((axis.units for axis in axes if axis.kind == "hidden"), 0)
+    layers = sorted({axis.layer for axis in axes if axis.layer is not None})
+    heads, ffn = ({axis.layer: axis.units for axis in axes if axis.kind == kind} for kind in ("heads", "ffn"))
+    return Outline(hidden, *(tuple(each.get(layer, 1) for layer in layers) for each in (heads, ffn)))
+
+
+def first_units(axes: Sequence[Axis], outline: Outline) -> Shape:
+    """A shape of these sizes whatever the units are worth: what costs are measured on."""
+    kept: dict[str, Tensor] = {}
+    sizes: Mapping[str, Sequence[int]] = {"heads": outline.heads, "ffn": outline.ffn}
+    for axis in axes:
+        if axis.kind == "hidden" and outline.hidden < axis.units:
+            kept[axis.name] = torch.arange(outline.hidden)
+        elif axis.kind in sizes and axis.layer is not None and axis.layer < outline.depth:
+            count = sizes[axis.kind][axis.layer]
+            if count < axis.units:
+                kept[axis.name] = torch.arange(count)
+    return Shape(tuple(range(outline.depth)), kept)

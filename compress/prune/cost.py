@@ -1,0 +1,100 @@
+"""What a pruned model will cost in time and bytes, told from its sizes by what was measured of a few others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compress.errors import CompressError
+
+WIDTHS = (1.0, 0.5, 0.25)  # of the full hidden width, the plan of what is measured
+BLOCKS = ((1, 1.0, 1.0), (2, 0.5, 0.25), (1, 0.25, 0.0625), (2, 1.0, 0.5))  # (layers, share of heads, share of ffn)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Sizes of a model: all that its latency and its bytes depend on.
+
+    Args:
+        hidden: Width of the residual stream.
+        heads, ffn: Units of each layer that is kept, in order: attention heads (or key-value heads), ffn neurons.
+    """
+
+    hidden: int
+    heads: tuple[int, ...]
+    ffn: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        return len(self.heads)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Milliseconds a call as a sum over the parts: `base` of a width, and for each layer its attention and its ffn.
+
+    Args:
+        coefficients: Of 1, hidden, and summed over layers 1, hidden, heads, heads x hidden, ffn, ffn x hidden.
+        error: Median relative error on the models it was fitted to.
+    """
+
+    coefficients: tuple[float, ...]
+    error: float
+
+    def predict(self, outline: Outline) -> float:
+        """Milliseconds a call."""
+        return float(features(outline) @ np.asarray(self.coefficients))
+
+    def base(self, hidden: int) -> float:
+        """What a model of this width costs without a layer: embeddings, head, the call itself."""
+        return self.predict(Outline(hidden, (), ()))
+
+    def layer(self, hidden: int, heads: int, ffn: int) -> float:
+        """What one layer adds."""
+        return self.predict(Outline(hidden, (heads,), (ffn,))) - self.base(hidden)
+
+
+def features(outline: Outline) -> np.ndarray:
+    heads, ffn, hidden = sum(outline.heads), sum(outline.ffn), outline.hidden
+    depth = outline.depth
+    return np.array([1, hidden, depth, depth * hidden, heads, heads * hidden, ffn, ffn * hidden], float)
+
+
+def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> CostModel:
+    """Non-negative least squares on relative errors: no part of a model gives time back.
+
+    Raises:
+        CompressError: Times that aren't positive.
+
+    Source: ZipLM (Kurtic et al. 2023, arXiv 2302.04089, section 3.2) keeps a table of block latencies; this is linear
+    between what was measured, so that any width can be asked for after a dozen measurements.
+    """
+    from scipy.optimize import nnls
+
+    times = np.asarray(milliseconds, float)
+    if not (times > 0).all():
+        raise CompressError(f"latency: expected times above 0 ms, found {times.min()}: nothing was measured")
+    rows = np.stack([features(outline) for outline in outlines])
+    scale = rows.max(0)
+    solution, _ = nnls(rows / times[:, None] / scale, np.ones(len(times)))
+    coefficients = solution / scale
+    error = float(np.median(np.abs(rows @ coefficients / times - 1)))
+    return CostModel(tuple(coefficients), error)
+
+
+def plan(full: Outline, *, step: int) -> list[Outline]:
+    """The models to measure: the widths WIDTHS, each with the blocks BLOCKS.
+
+    Args:
+        full: The whole model.
+        step: Hidden widths are multiples of it.
+    """
+    heads, ffn = full.heads[0], full.ffn[0]
+    found = []
+    for share in WIDTHS:
+        hidden = max(step, round(full.hidden * share / step) * step)
+        for layers, of_heads, of_ffn in BLOCKS:
+            depth = min(layers, full.depth)
+            sizes = max(1, round(heads * of_heads)), max(1, round(ffn * of_ffn))
+            found.append(Outline(hidden, (sizes[0],) * depth, (sizes[1],) * depth))
+    return list(dict.fromkeys(found))
