@@ -1,6 +1,6 @@
 """The one LightningModule: a student, the objectives, and a source of teacher signals."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning
@@ -14,8 +14,10 @@ from distill.data.encode import IGNORED
 from distill.data.share import counts, spoken_of
 from distill.errors import InputError
 from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
-from distill.losses.config import LossConfig, layer_pairs
+from distill.losses.config import DYNAMIC, LossConfig, layer_pairs
+from distill.losses.features import DISTANCES
 from distill.losses.logits import cross_entropy
+from distill.losses.matching import layer_distances, rising_map
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.sharding.clip import clip_gradients
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer
@@ -53,7 +55,8 @@ class DistillationModule(lightning.LightningModule):
     """Trains `student` on the terms of `loss`; without a teacher term it is plain fine-tuning.
 
     Logs for every term its value, weight and share of the gradient norm (`train/kl`, `train/kl_weight`,
-    `train/kl_gradient_share`), the sum, the learning rate and the validation score.
+    `train/kl_gradient_share`), the sum, the learning rate and the validation score; with `loss.layer_map: dynamic` the
+    teacher's layer that each of the student's is matched to (`train/matched_3`).
 
     Args:
         student: A stock transformers model with logits.
@@ -91,7 +94,8 @@ class DistillationModule(lightning.LightningModule):
             raise InputError(
                 "loss.hidden: a student in pipeline stages has no process with all its hidden states; use kl"
             )
-        self.pairs: list[tuple[int, int]] = []
+        self.pairs: list[tuple[int, int]] = []  # of a dynamic layer map all that can be matched
+        self.matched: list[tuple[int, int]] = []  # of a dynamic layer map those of the last step
         self.projections = nn.ModuleList()
         if loss.hidden:
             self._build_projections(teacher_sizes)
@@ -104,7 +108,8 @@ class DistillationModule(lightning.LightningModule):
         layers, width = teacher_sizes
         self.pairs = layer_pairs(self.loss.layer_map, self.student.config.num_hidden_layers, layers)
         own = self.student.config.hidden_size
-        for _ in self.pairs:
+        dynamic = self.loss.layer_map == DYNAMIC
+        for _ in {s for s, _ in self.pairs} if dynamic else self.pairs:
             self.projections.append(nn.Identity() if own == width else nn.Linear(own, width, bias=False))
 
     def forward(self, batch: Batch, **kwargs: Any) -> Any:
@@ -119,8 +124,7 @@ class DistillationModule(lightning.LightningModule):
         """Values of the terms on a batch, unweighted; of a share of a batch, scaled by it."""
         out = self(batch, output_hidden_states=bool(self.pairs))
         signals = self.signals_of(batch)
-        mapped = zip(self.projections, self.pairs, strict=True)
-        hidden = [(project(out.hidden_states[s]), signals["hidden"][t]) for project, (s, t) in mapped]
+        hidden = self._hidden_pairs(batch, out.hidden_states, signals["hidden"]) if self.pairs else []
         given = {name: value.to(out.logits.device) for name, value in signals.items() if isinstance(value, Tensor)}
         terms = loss_terms(
             self.loss,
@@ -131,6 +135,27 @@ class DistillationModule(lightning.LightningModule):
             hidden,
         )
         return shared(terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
+
+    def _hidden_pairs(
+        self, batch: Batch, own: Sequence[Tensor], taught: Mapping[int, Tensor] | Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Hidden states to compare, (student's, teacher's) by pair, the student's projected."""
+        if self.loss.layer_map != DYNAMIC:
+            mapped = zip(self.projections, self.pairs, strict=True)
+            return [(project(own[s]), taught[t]) for project, (s, t) in mapped]
+        projected = [project(each) for project, each in zip(self.projections, own, strict=True)]
+        self.matched = self._nearest(batch, projected, [taught[t] for t in range(self.pairs[-1][1] + 1)])
+        return [(projected[s], taught[t]) for s, t in self.matched]
+
+    def _nearest(self, batch: Batch, projected: Sequence[Tensor], taught: Sequence[Tensor]) -> list[tuple[int, int]]:
+        """Pairs by the distances over the whole batch, so that every process learns from the same layers."""
+        distances = layer_distances(
+            projected[1:], taught[1:], batch["attention_mask"], DISTANCES[self.loss.hidden_kind]
+        )
+        if self._trainer is not None and self._trainer.world_size > 1:
+            share: Any = batch.get("shares", {"tokens": 1.0})
+            distances = self._trainer.strategy.reduce(distances * share["tokens"], reduce_op="mean")
+        return [(0, 0), *((s + 1, t + 1) for s, t in enumerate(rising_map(distances)))]
 
     def signals_of(self, batch: Batch) -> Mapping[str, Any]:
         """The teacher's signals of a batch, from the batch or by asking."""
@@ -203,6 +228,7 @@ class DistillationModule(lightning.LightningModule):
             values[f"train/{name}_weight"] = getattr(self.loss, name)
             if name in shares:
                 values[f"train/{name}_gradient_share"] = shares[name]
+        values |= {f"train/matched_{s}": float(t) for s, t in self.matched if s}
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "wait_share"):
             values["train/wait_share"] = data.wait_share()

@@ -27,7 +27,7 @@ def cache_stage(
 ) -> Artefact:
     """Writes `cache/`; `python -m pipelines.cache` reads, verifies and rebuilds it like any other."""
     own = AutoConfig.from_pretrained(teacher.folder / MODEL) if teacher.digest else None
-    keep = kept_for(config.loss, own, student_layers) if own else KeepConfig()
+    keep = kept_for(config.loss, own, student_layers, pruned=config.budget.asked) if own else KeepConfig()
     settings = {"signals": keep.signals, "layers": keep.layers, "max_length": config.data.max_length}
 
     def work(folder: Path) -> dict[str, Any]:
@@ -52,12 +52,16 @@ def cache_stage(
     return run.stage("cache", settings, {"data": data, "teacher": teacher}, work, together=True)
 
 
-def kept_for(loss: LossConfig, teacher: PretrainedConfig, student_layers: int) -> KeepConfig:
-    """Logits, and the hidden states that the layer map names."""
+def kept_for(loss: LossConfig, teacher: PretrainedConfig, student_layers: int, *, pruned: bool = False) -> KeepConfig:
+    """Logits, and the hidden states that the layer map names: for `dynamic` those of every layer.
+
+    A student that is `pruned` may end with fewer layers, which an even map pairs with others.
+    """
     if not loss.hidden:
         return KeepConfig(signals="logits")
-    pairs = layer_pairs(loss.layer_map, student_layers, teacher.num_hidden_layers)
-    layers = ",".join(str(layer) for layer in sorted({layer for _, layer in pairs}))
+    depths = range(1, student_layers + 1) if pruned and loss.layer_map == "uniform" else (student_layers,)
+    found = {t for depth in depths for _, t in layer_pairs(loss.layer_map, depth, teacher.num_hidden_layers)}
+    layers = ",".join(map(str, sorted(found)))
     return KeepConfig(signals="logits,hidden" if loss.kl else "hidden", layers=layers)
 
 

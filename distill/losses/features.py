@@ -32,3 +32,6 @@ def hidden_cosine(
 
 def masked_mean(values: Float[Tensor, "batch length"], mask: Int[Tensor, "batch length"]) -> Float[Tensor, ""]:
     return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+DISTANCES = {"mse": hidden_mse, "cosine": hidden_cosine}
