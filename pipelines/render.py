@@ -1,38 +1,25 @@
 """Turns a finished report into what people read: a page, a model card, a table for the terminal."""
 
-import html
-import io
 import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-Report = Mapping[str, Any]
-Row = Mapping[str, Any]
-Lines = Mapping[str, list[tuple[float, float]]]
-
-RUNTIMES = {"pytorch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "executorch": "ExecuTorch"}
-MARKERS = "osD^vPX*"
-# matplotlib writes plain colours; these stand for the page's own, which follow the reader's light or dark scheme.
-INK, MUTED, LINE = "#010101", "#020202", "#030303"
-SERIES = ("#0a0a00", "#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05")
-PAGE_COLOURS = {INK: "ink", MUTED: "muted", LINE: "line"} | {value: f"series-{i}" for i, value in enumerate(SERIES)}
-CHART_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 11,
-    "text.color": INK,
-    "axes.edgecolor": LINE,
-    "axes.grid": True,
-    "axes.labelcolor": MUTED,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "grid.color": LINE,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-}
+from pipelines.charts import colours_of, speed_charts, stage_charts
+from pipelines.numbers import (
+    Report,
+    Row,
+    count_text,
+    listed,
+    ms_text,
+    percent_text,
+    runtime_text,
+    score_text,
+    times_text,
+)
+from pipelines.pareto import pareto_charts
+from pipelines.road_text import kept, road_notes, road_table, shape_text, verdicts, winner
 
 
 def render_html(report: dict[str, Any], curves: dict[str, list[dict[str, Any]]]) -> str:
@@ -42,30 +29,65 @@ def render_html(report: dict[str, Any], curves: dict[str, list[dict[str, Any]]])
         report: The finished report.
         curves: Stage -> the rows of its training log.
     """
+    several = family(report)
     return template("report.html.jinja").render(
         report=report,
         headline=headline(report),
         best=shown(report),
+        why_best=why_shown(report) if several else None,
         teacher=teacher_of(report, shown(report)),
         summary=summary_rows(report),
         measured=measured(report),
-        speed_charts=speed_charts(report),
+        speed_charts=speed_charts(report) + pareto_charts(report),
         stage_charts={stage: stage_charts(rows, report["metric"]) for stage, rows in curves.items()},
         config=json.dumps(report["config"], indent=2, default=str, ensure_ascii=False),
+        dots=colours_of(entry["name"] for entry in report["models"]) if several else {},
+        road=road_of_page(report) if report.get("road") else None,
     )
 
 
-def render_card(report: dict[str, Any]) -> str:
-    """The Hugging Face model card of the student: a README.md with its front matter."""
-    folders = {entry["runtime"]: entry["path"].removesuffix("/model.onnx") for entry in reversed(students(report))}
+def road_of_page(report: Report) -> dict[str, Any]:
+    header, stages = road_table(report)
+    trials = [
+        (each["name"], winner(each["trials"]), each["trials"])
+        for each in report["road"]["students"]
+        if winner(each["trials"]) is not None
+    ]
+    return {
+        "header": header,
+        "stages": stages,
+        "verdicts": verdicts(report),
+        "notes": road_notes(report),
+        "trials": trials,
+    }
+
+
+def render_cards(report: dict[str, Any]) -> dict[str, str]:
+    """The Hugging Face model cards, by file name: README.md of the only student, NAME.md of each of a family."""
+    if not family(report):
+        return {"README.md": render_card(report)}
+    return {f"{name}.md": render_card(report, name) for name in family(report)}
+
+
+def render_card(report: dict[str, Any], name: str | None = None) -> str:
+    """The model card of a student (left out, of the only one): a README.md with its front matter."""
+    own = (
+        report if name is None else report | {"models": [e for e in report["models"] if e["name"] in ("teacher", name)]}
+    )
+    mine = students(own)
+    folders = {entry["runtime"]: entry["path"].removesuffix("/model.onnx") for entry in reversed(mine)}
     return template("card.md.jinja").render(
         report=report,
-        headline=headline(report),
-        teacher=teacher_of(report, shown(report)),
+        headline=headline(own),
+        teacher=teacher_of(own, shown(own)),
         summary=summary_rows(report),
-        measured=measured(report),
+        measured=measured(own),
         max_length=report["config"].get("data", {}).get("max_length"),
         folders=folders,
+        onnx=[entry for entry in mine if entry["runtime"] == "onnxruntime"],
+        int8=next((e["path"] for e in mine if (e["runtime"], e["precision"]) == ("onnxruntime", "int8")), None),
+        code=next((entry["code"] for entry in mine if entry.get("code")), None),
+        shape=shape_text(report, mine[0]["name"]),
     )
 
 
@@ -92,9 +114,48 @@ def students(report: Report) -> Sequence[Row]:
     return [entry for entry in report["models"] if entry["name"] != "teacher"] or report["models"]
 
 
+def family(report: Report) -> list[str]:
+    """Names of the students where a run has several."""
+    names = list(dict.fromkeys(entry["name"] for entry in report["models"] if entry["name"] != "teacher"))
+    return names if len(names) > 1 else []
+
+
+def deployed(report: Report, entries: Sequence[Row]) -> Row:
+    """The entry that answers one text fastest, of those in the runtime and precision that a budget was about."""
+    wanted = (report.get("road") or {}).get("conditions", {})
+    meant = [each for each in entries if all(each[key] == wanted.get(key) for key in ("runtime", "precision"))]
+    return min(meant or entries, key=lambda entry: entry["latency"]["median_ms"])
+
+
 def shown(report: Report) -> Row:
-    """The entry that stands for the result: the student where it answers one text fastest."""
-    return min(students(report), key=lambda entry: entry["latency"]["median_ms"])
+    """The entry that stands for the result: the student where it answers one text fastest; of a family the fastest
+    student that keeps the score asked for, or the most accurate where none does.
+    """
+    entries = students(report)
+    if family(report) and (least := least_score(report)):
+        shares = {each["name"]: kept(each) for each in report["road"]["students"]}
+        good = [entry for entry in entries if (shares.get(entry["name"]) or 0) >= least]
+        best = max(entries, key=lambda entry: shares.get(entry["name"]) or 0)["name"]
+        entries = good or [entry for entry in entries if entry["name"] == best]
+    return deployed(report, entries)
+
+
+def least_score(report: Report) -> float:
+    """The share of the teacher's score that the run was to keep; 0 where nothing was asked or it can't be told."""
+    known = any(kept(each) for each in (report.get("road") or {}).get("students", []))
+    return report["config"].get("budget", {}).get("min_score", 0) if known else 0
+
+
+def why_shown(report: Report) -> str:
+    """Which student of a family the figures at the top are of."""
+    name, least = shown(report)["name"], least_score(report)
+    if not least:
+        return f"The figures below are those of {name}, the fastest."
+    asked = f"at least {percent_text(least)} of the teacher's validation {report['metric']}"
+    share = next(kept(each) or 0 for each in report["road"]["students"] if each["name"] == name)
+    if share < least:
+        return f"No student keeps {asked}, as was asked; the figures below are those of {name}, which keeps most."
+    return f"The figures below are those of {name}, the fastest that keeps {asked}."
 
 
 def teacher_of(report: Report, entry: Row) -> Row | None:
@@ -105,16 +166,38 @@ def teacher_of(report: Report, entry: Row) -> Row | None:
 
 
 def headline(report: Report) -> str:
-    """The result in one sentence."""
-    entry, metric = shown(report), report["metric"]
+    """The result in one sentence, which names each student of a family."""
+    found = [deployed(report, [e for e in report["models"] if e["name"] == name]) for name in family(report)]
+    if not found:
+        return headline_of_one(report, shown(report))
+    runtimes = list(dict.fromkeys(map(runtime_text, found)))
+    said = listed([family_part(report, entry, first=i == 0) for i, entry in enumerate(found)])
+    return f"{said[0].upper()}{said[1:]}, on {listed(runtimes)}."
+
+
+def family_part(report: Report, entry: Row, *, first: bool) -> str:
+    """One student in the sentence; what the first says in full the others need not."""
+    name, metric, teacher = entry["name"], report["metric"], teacher_of(report, entry)
+    speedup = (entry["speedup"] or {}).get("vs_teacher_same_runtime")
+    if speedup is None or teacher is None or not teacher["score"]:
+        took = f"{ms_text(entry['latency']['median_ms'])} ms a text"
+        return f"{name} reaches {score_text(entry['score'], metric)} {metric} in {took}"
+    kept_share = percent_text(entry["score"] / teacher["score"])
+    if first:
+        return f"{name} keeps {kept_share} of the teacher's {metric} at {times_text(speedup)} its speed"
+    return f"{name} {kept_share} at {times_text(speedup)}"
+
+
+def headline_of_one(report: Report, entry: Row) -> str:
+    metric = report["metric"]
     teacher, speedup = teacher_of(report, entry), (entry["speedup"] or {}).get("vs_teacher_same_runtime")
     took = f"{ms_text(entry['latency']['median_ms'])} ms a text on {runtime_text(entry)}"
     if teacher is None or not teacher["score"]:  # a teacher that was hardly trained can score 0
         return f"The {entry['name']} reaches {score_text(entry['score'], metric)} {metric} in {took}."
-    kept = f"The {entry['name']} keeps {percent_text(entry['score'] / teacher['score'])} of the teacher's {metric}"
+    keeps = f"The {entry['name']} keeps {percent_text(entry['score'] / teacher['score'])} of the teacher's {metric}"
     if speedup is None:
-        return f"{kept} and takes {took}."
-    return f"{kept} at {times_text(speedup)} its speed on {runtime_text(entry)}."
+        return f"{keeps} and takes {took}."
+    return f"{keeps} at {times_text(speedup)} its speed on {runtime_text(entry)}."
 
 
 def measured(report: Report) -> list[str]:
@@ -139,124 +222,17 @@ def measured(report: Report) -> list[str]:
 
 def parity_text(entry: Row) -> str:
     parity = entry["parity"]
+    if entry["precision"] == "int8":
+        return (
+            f"The {entry['name']} on {runtime_text(entry)}, loaded in a fresh process, gave the logits that it gave "
+            f"where it was written, on {parity['texts']:,} texts to within {parity['max_difference']:.1e}; what "
+            "rounding to int8 takes is in its score."
+        )
     return (
         f"The {entry['name']} on {runtime_text(entry)}, loaded in a fresh process, was compared with the trained model "
         f"on {parity['texts']:,} texts: the logits differ by {parity['max_difference']:.1e} at most, "
         f"{percent_text(parity['same_class'])} of the classes are the same."
     )
-
-
-def speed_charts(report: Report) -> list[tuple[str, str]]:
-    """Score against latency, for one text a call and for a batch: (caption, SVG) each."""
-    charts = []
-    for key in ("latency", "latency_batched"):
-        if entries := [entry for entry in report["models"] if entry.get(key)]:
-            batch = entries[0][key]["batch"]
-            caption = f"{report['metric'].capitalize()} against latency, {batch} text{'s' * (batch > 1)} a call"
-            charts.append((caption, chart(caption, draw_speed, entries, key, report["metric"])))
-    return charts
-
-
-def draw_speed(axes: Any, entries: Sequence[Row], key: str, metric: str) -> None:
-    names = list(dict.fromkeys(["teacher", "student", *(entry["name"] for entry in entries)]))
-    runtimes = list(dict.fromkeys(map(runtime_text, entries)))
-    for entry in entries:
-        times, score = [entry[key][q] for q in ("p10_ms", "median_ms", "p90_ms")], entry["score"]
-        colour = SERIES[names.index(entry["name"]) % len(SERIES)]
-        marker = MARKERS[runtimes.index(runtime_text(entry)) % len(MARKERS)]
-        axes.plot(times, [score] * 3, color=colour, marker=marker, markersize=9, markevery=[1])
-        axes.plot([], [], color=colour, linewidth=6, label=entry["name"])
-    for name, marker in zip(runtimes, MARKERS * len(runtimes), strict=False):
-        axes.plot([], [], color=MUTED, marker=marker, linestyle="", label=name)
-    axes.set_xlabel("ms a call (median, p10 to p90; log scale)")
-    log_axis(axes, [entry[key][q] for entry in entries for q in ("p10_ms", "p90_ms")])
-    score_axis(axes, metric, [entry["score"] for entry in entries])
-
-
-def stage_charts(rows: Sequence[Row], metric: str) -> list[tuple[str, str]]:
-    """What a training log holds, as (caption, SVG) each: loss terms, score, and which term pulls how hard."""
-    keys = dict.fromkeys(key.removeprefix("train/") for row in rows for key in row if key.startswith("train/"))
-    terms = [key for key in keys if key != "loss" and not key.endswith(("_weight", "_gradient_share"))]
-    several = len(terms) > 1
-    losses = {name: points(rows, f"train/{name}") for name in (terms if len(terms) == 1 else ["loss", *terms])}
-    shares = {name: points(rows, f"train/{name}_gradient_share") for name in terms if several}
-    wanted: list[tuple[str, Lines, Callable[..., None]]] = [
-        ("Training loss" + " and its unweighted terms" * several, losses, draw_lines),
-        (f"Validation {metric}", {metric: points(rows, "val/score")}, draw_score),
-        ("Share of the gradient", shares, draw_shares),
-    ]
-    colours = {"loss": INK} | {term: SERIES[(i + 2) % len(SERIES)] for i, term in enumerate(terms)}
-    return [(caption, chart(caption, draw, lines, colours)) for caption, lines, draw in wanted if any(lines.values())]
-
-
-def points(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
-    """(step, value) of the rows that logged a finite value, in the order of the steps."""
-    found = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
-    return sorted(point for point in found if math.isfinite(point[1]))
-
-
-def draw_lines(axes: Any, lines: Lines, colours: Mapping[str, str], marker: str = "") -> None:
-    for name, line in lines.items():
-        steps, values = [step for step, _ in line], [value for _, value in line]
-        axes.plot(steps, values, color=colours.get(name, SERIES[1]), marker=marker, label=name)
-    axes.set_xlabel("step")
-
-
-def draw_score(axes: Any, lines: Lines, colours: Mapping[str, str]) -> None:
-    draw_lines(axes, lines, colours, marker="o")
-    for metric, line in lines.items():
-        score_axis(axes, metric, [value for _, value in line])
-
-
-def draw_shares(axes: Any, lines: Lines, colours: Mapping[str, str]) -> None:
-    draw_lines(axes, lines, colours)
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(lambda value, _: percent_text(value, 0))
-
-
-def score_axis(axes: Any, metric: str, scores: Sequence[float]) -> None:
-    """At least two points high, so that noise doesn't look like a difference."""
-    middle, half = (max(scores) + min(scores)) / 2, max((max(scores) - min(scores)) * 0.6, 0.01)
-    axes.set_ylim(middle - half, middle + half)
-    axes.set_ylabel(metric)
-    axes.yaxis.set_major_formatter(lambda value, _: score_text(value, metric, 1))
-
-
-def log_axis(axes: Any, values: Sequence[float]) -> None:
-    """A log x-axis with round ticks: matplotlib's own are powers of ten, and most charts span less than one."""
-    low, high = min(values) / 1.3, max(values) * 1.3
-    steps = (1, 1.5, 2, 3, 5, 7) if high < 8 * low else (1, 2, 5) if high < 100 * low else (1,)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
-    axes.set_xscale("log")
-    axes.set_xticks([step * 10.0**power for power in powers for step in steps])
-    axes.set_xticks([], minor=True)
-    axes.set_xlim(low, high)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def chart(caption: str, draw: Callable[..., None], *content: Any) -> str:
-    """An inline SVG of what `draw(axes, *content)` draws, in the page's colours and as wide as its place."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    file = io.StringIO()
-    with rc_context(CHART_STYLE | {"svg.hashsalt": caption}):
-        figure = Figure(figsize=(4.8, 3.2), layout="constrained")
-        axes = figure.add_subplot()
-        draw(axes, *content)
-        handles, labels = axes.get_legend_handles_labels()
-        legend = dict(zip(labels, handles, strict=True))
-        if len(legend) > 1:
-            columns = min(max(50 // max(map(len, legend)), 1), 4)  # wider than the chart, it would be cut
-            look = {"columnspacing": 1.0, "fontsize": 10, "frameon": False, "handlelength": 0.8}
-            figure.legend(legend.values(), legend, loc="outside upper left", ncols=columns, **look)
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    drawn = file.getvalue()
-    for colour, name in PAGE_COLOURS.items():
-        drawn = drawn.replace(colour, f"var(--{name})")
-    drawn = re.sub(r'<g id="[^"]*"', "<g", drawn[drawn.index("<svg") :])  # the same in every chart
-    return re.sub(r'width="[^"]*" height="[^"]*"', f'role="img" aria-label="{html.escape(caption)}"', drawn, count=1)
 
 
 def template(name: str) -> Any:
@@ -273,28 +249,3 @@ def template(name: str) -> Any:
     texts = (score_text, percent_text, times_text, ms_text, runtime_text)
     environment.filters |= {text.__name__: text for text in texts} | {"quoted": json.dumps}
     return environment.get_template(name)
-
-
-def runtime_text(entry: Row) -> str:
-    name = RUNTIMES.get(entry["runtime"]) or entry["runtime"]
-    return name if entry["precision"] == "fp32" else f"{name} {entry['precision']}"
-
-
-def score_text(score: float, metric: str, digits: int = 2) -> str:
-    return percent_text(score, digits) if metric == "accuracy" else f"{score:.{digits + 2}f}"
-
-
-def percent_text(share: float | None, digits: int = 1) -> str:
-    return "–" if share is None else f"{share * 100:.{digits}f} %"
-
-
-def times_text(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.2f}×"
-
-
-def ms_text(milliseconds: float) -> str:
-    return f"{milliseconds:.2f}" if milliseconds < 100 else f"{milliseconds:.0f}"
-
-
-def count_text(count: int) -> str:
-    return f"{count:,}" if count < 1e6 else f"{count / 1e6:.1f} M"

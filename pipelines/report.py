@@ -14,10 +14,11 @@ from distill.data.config import DataConfig
 from pipelines import cli
 from pipelines.config import MeasureConfig
 from pipelines.console import Console
-from pipelines.evaluate import EvaluateConfig
-from pipelines.export import HUGGINGFACE, ONNX
+from pipelines.evaluate import MEASURED, EvaluateConfig
+from pipelines.export import HUGGINGFACE
 from pipelines.machine import commit, describe
-from pipelines.render import render_card, render_html, summary_rows
+from pipelines.render import render_cards, render_html, summary_rows
+from pipelines.road import code_of, road_of
 from pipelines.stage import LOGS, Artefact, Run, replacing, write_json
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class ReportConfig:
 
 
 def report_stage(run: Run, config: Mapping[str, Any], splits: "Splits", evaluation: Artefact) -> Artefact:
-    """Writes report.json, report.html and the model card of everything the run did."""
+    """Writes report.json, report.html and the students' model cards of everything the run did."""
     stages = list(run.done)
 
     def work(folder: Path) -> dict[str, Any]:
@@ -59,7 +60,8 @@ def report_stage(run: Run, config: Mapping[str, Any], splits: "Splits", evaluati
         write_json(folder / REPORT, report)
         (folder / "curves.json").write_text(json.dumps({k: v for k, v in curves.items() if v}))
         (folder / PAGE).write_text(render_html(report, {k: v for k, v in curves.items() if v}))
-        (folder / CARD).write_text(render_card(report | {"models": published(run, report["models"])}))
+        for name, card in render_cards(report | {"models": published(run, report["models"])}).items():
+            (folder / name).write_text(card)
         return {}
 
     return run.stage("report", {"config": config}, {stage.name: stage for stage in stages}, work)
@@ -70,13 +72,15 @@ def build_report(
 ) -> dict[str, Any]:
     """The report as one dict; its layout is described in the README."""
     data = next(stage for stage in stages if stage.name == "data")
-    return {
+    models = json.loads((evaluation.folder / "evaluation.json").read_text())
+    codes, road = [code_of(Path(entry["path"])) for entry in models], road_of(stages)
+    report = {
         "task": "text-classification",
         "metric": "accuracy",
         "seed": run.seed,
         "license": None,
         "data": {"path": config.get("data", {}).get("path"), "classes": len(splits.labels)} | dict(data.metrics),
-        "models": json.loads((evaluation.folder / "evaluation.json").read_text()),
+        "models": [entry | ({"code": code} if code else {}) for entry, code in zip(models, codes, strict=True)],
         "stages": [stage_row(stage) for stage in stages],
         "config": config,
         "machine": describe(),
@@ -84,13 +88,25 @@ def build_report(
         "commit": commit(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    return report | ({"road": road} if road else {})
 
 
 def published(run: Run, models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Entries with the student's path where `publish` puts it: the card travels with that folder."""
-    student = run.output / STUDENT
-    places = {"pytorch": student, "onnxruntime": student / ONNX}
-    return [dict(m) | ({} if m["name"] == "teacher" else {"path": str(places[m["runtime"]])}) for m in models]
+    inside = {where: "" if target == HUGGINGFACE else target for target, where in MEASURED.items()}
+    return [
+        dict(m)
+        | (
+            {}
+            if m["name"] == "teacher"
+            else {
+                "path": str(
+                    run.output / (STUDENT if m["name"] == "model" else m["name"]) / inside[m["runtime"], m["precision"]]
+                )
+            }
+        )
+        for m in models
+    ]
 
 
 def stage_row(stage: Artefact) -> dict[str, Any]:
@@ -111,18 +127,31 @@ def read_curves(logs: Path) -> list[dict[str, float]]:
     return rows
 
 
-def publish(run: Run, report: Artefact, export: Artefact) -> dict[str, Path]:
-    """Puts the newest result where a person looks for it: the page, the numbers and the student, ready to deploy."""
+def publish(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict[str, Path]:
+    """Puts the newest result where a person looks for it: the page, the numbers and the students, ready to deploy.
+
+    `exports` has a model's name for each export; its folder has that name.
+    """
     for name in (REPORT, PAGE):
         partial = run.output / f".{name}.partial"
         shutil.copyfile(report.folder / name, partial)
         partial.replace(run.output / name)
-    student = run.output / STUDENT
-    with replacing(student) as fresh:
+    places = {"report": run.output / PAGE, "numbers": run.output / REPORT}
+    for name, export in exports.items():
+        places |= publish_model(run.output / name, report, export)
+    return places
+
+
+def publish_model(place: Path, report: Artefact, export: Artefact) -> dict[str, Path]:
+    """A folder with the checkpoint and its card, and one for each other format inside."""
+    others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != HUGGINGFACE]
+    with replacing(place) as fresh:
         link_tree(export.folder / HUGGINGFACE, fresh)
-        link_tree(export.folder / ONNX, fresh / ONNX)
-        shutil.copyfile(report.folder / CARD, fresh / CARD)
-    return {"report": run.output / PAGE, "numbers": run.output / REPORT, "student": student, "onnx": student / ONNX}
+        for target in others:
+            link_tree(export.folder / target, fresh / target)
+        own = report.folder / f"{place.name}.md"  # of a family each has its own
+        shutil.copyfile(own if own.is_file() else report.folder / CARD, fresh / CARD)
+    return {place.name: place} | {f"{place.name}/{target}": place / target for target in others}
 
 
 def link_tree(source: Path, target: Path) -> None:
@@ -189,7 +218,7 @@ def measured(config: ReportConfig, console: Console) -> None:
     settings = EvaluateConfig(config.model, config.output, config.teacher, config.data, config.measure, config.seed)
     run, candidates, data, evaluation = standalone(settings, console)
     report = report_stage(run, asdict(settings), read_data(data), evaluation)
-    places = publish(run, report, candidates[-1].export)
+    places = publish(run, report, {STUDENT: candidates[-1].export})
     show(console, json.loads((report.folder / REPORT).read_text()), places)
 
 
