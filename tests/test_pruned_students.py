@@ -1,0 +1,214 @@
+"""The benchmark of pruned students, at tiny size and with every peer for real."""
+
+import csv
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.export.huggingface import TorchModel
+from compress.export.onnx import OnnxModel
+from conftest import build_model, make_rows, saved
+from distill.student.build import build_student
+from pipelines.export import ONNX, ONNXRUNTIME, write_target
+
+PEERS = ("textbrewer", "torch_pruning")
+ABSENT = [name for name in PEERS if find_spec(name) is None]
+needs_peers = pytest.mark.skipif(
+    bool(ABSENT), reason=f"{', '.join(ABSENT)} not installed: pip install stillroom[bench]"
+)
+WAYS = ["ours", "layers", "textbrewer", "torch-pruning"]
+WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 512}  # so that its width costs time
+
+
+@pytest.fixture(scope="module")
+def teacher() -> PreTrainedModel:
+    """4 layers, 4 heads of width 32, 512 neurons."""
+    return build_model("bert", **WIDE)
+
+
+def sizes(model: PreTrainedModel) -> tuple[list[int], list[int]]:
+    """Heads and neurons of each layer."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "intermediate")]
+    return (
+        [layer.attention.self.num_attention_heads for layer in layers],
+        [layer.intermediate.dense.out_features for layer in layers],
+    )
+
+
+@needs_peers
+@pytest.mark.slow
+@pytest.mark.parametrize("even", [False, True])
+def test_what_torch_pruning_left_computes_the_same_once_it_is_deployed(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, even: bool
+):
+    from benchmarks.pruning_peers import torch_pruned
+
+    before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
+    small = torch_pruned(teacher, 0.5, even=even)
+    heads, neurons = sizes(small)
+    if even:
+        assert heads == [2] * 4
+        assert neurons == [256] * 4
+    assert sum(neurons) < 4 * 512
+    assert sum(heads) < 16
+    assert all(torch.equal(weight, before[name]) for name, weight in teacher.state_dict().items())
+    model = TorchModel.of(small)
+    for target in (ONNX, ONNXRUNTIME):
+        write_target(target, model, tokenizer, tmp_path)
+    given = {name: np.ones((2, 7), np.int64) for name in model.names}
+    given["input_ids"] = np.random.default_rng(0).integers(5, 100, (2, 7))
+    assert np.abs(OnnxModel(tmp_path / ONNXRUNTIME, 1)(given) - model(given)).max() < 1e-4
+
+
+def test_the_ratio_found_is_the_smallest_that_is_fast_enough():
+    from benchmarks.pruning_peers import MOST, nearest_ratio
+
+    ratio = nearest_ratio(lambda ratio: 1 / (1 - ratio), 3.0)
+    assert 3.0 <= 1 / (1 - ratio) <= 3.0 * 1.025
+    assert nearest_ratio(lambda ratio: 1 + ratio, 3.0) == MOST
+
+
+def test_textbrewers_students_start_as_its_examples_say(teacher: PreTrainedModel):
+    from benchmarks.pruning_peers import Brewed, brewed_sizes, brewed_student
+
+    found = brewed_sizes(teacher)
+    assert Brewed("T3", 2, 128, 512) in found
+    assert Brewed("T3-small", 4, 64, 256) in found
+    assert all(size.hidden % 4 == 0 for size in found)
+    copied = brewed_student(teacher, Brewed("T3", 2, 128, 512), 0).state_dict()
+    expected = build_student(teacher, "layers=0,1").state_dict()
+    assert all(torch.equal(weight, expected[name]) for name, weight in copied.items())
+    narrow: Any = brewed_student(teacher, Brewed("T3-small", 3, 64, 256), 0)
+    other: Any = brewed_student(teacher, Brewed("T3-small", 3, 64, 256), 1)
+    assert narrow.config.num_attention_heads == 4
+    assert not torch.equal(narrow.classifier.weight, other.classifier.weight)
+
+
+def test_every_layer_is_matched_and_projected_where_it_is_narrower():
+    from benchmarks.pruning_peers import matches
+
+    found = matches(2, 6, (64, 128))
+    assert [(each["layer_S"], each["layer_T"]) for each in found if each["loss"] == "hidden_mse"] == [
+        (0, 0),
+        (1, 3),
+        (2, 6),
+    ]
+    assert all(each["proj"] == ["linear", 64, 128] for each in found if each["loss"] == "hidden_mse")
+    assert all("proj" not in each for each in matches(2, 6, (128, 128)))
+
+
+def test_fewer_rows_keep_every_class(tmp_path: Path):
+    from benchmarks.pruned_students import limited
+    from distill.data.source import read_splits
+
+    data = write_data(tmp_path / "data")
+    kept = read_splits(limited(str(data), 10, tmp_path))
+    assert sorted(kept["train"]["label"].to_pylist()) == sorted(2 * list(dict(make_rows(5, 0)).values()))
+    assert kept["test"].num_rows == 40
+
+
+def write_data(folder: Path) -> Path:
+    folder.mkdir()
+    for split, count, seed in (("train", 160, 1), ("test", 40, 2)):
+        with (folder / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("text", "label"), *make_rows(count, seed)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bench(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[str], Path]:
+    """A finished benchmark: its words and its folder."""
+    from benchmarks.pruned_students import main
+
+    place = tmp_path_factory.mktemp("bench")
+    folder, data = saved(teacher, tokenizer, place / "teacher"), write_data(place / "data")
+    words = f"--teacher {folder} --data {data} --speedup 1.4 --epochs 2 --seeds 0 1 --rates 1e-3 --trials 0 --rounds 2"
+    words += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {place / 'out'}"
+    main(words.split())
+    return words.split(), place / "out"
+
+
+@needs_peers
+@pytest.mark.slow
+def test_every_way_is_trained_deployed_and_measured(bench: tuple[list[str], Path], teacher: PreTrainedModel):
+    found = json.loads((bench[1] / "results.json").read_text())
+    assert [student["way"] for student in found["students"]] == [way for way in WAYS for _ in range(2)]
+    for student in found["students"]:
+        assert student["speedup"] > 1.1, student
+        assert student["without_words"] < found["teacher"]["without_words"]
+        assert student["test"] == pytest.approx(accuracy(Path(student["folder"])))
+    kinds = [student for student in found["tried"] if student["seed"] == 0]
+    assert len(kinds) == 6, "one of ours and of whole layers, two of each peer"
+    for way in WAYS:
+        own = [student for student in kinds if student["way"] == way]
+        taken = [student for student in own if student["taken"]]
+        assert len(taken) == 1
+        assert taken[0]["validation"] == max(student["validation"] for student in own)
+
+
+def accuracy(folder: Path) -> float:
+    """By the deployed file and the tokenizer beside it, without the benchmark's code."""
+    from tokenizers import Tokenizer
+
+    model, tokenizer = (
+        OnnxModel(folder / ONNXRUNTIME, 1),
+        Tokenizer.from_file(str(folder / ONNXRUNTIME / "tokenizer.json")),
+    )
+    labels = sorted({label for _, label in make_rows(40, 2)})
+    hits = []
+    for text, label in make_rows(40, 2):
+        row = tokenizer.encode(text)
+        fields: dict[str, Any] = {
+            "input_ids": row.ids,
+            "attention_mask": row.attention_mask,
+            "token_type_ids": row.type_ids,
+        }
+        logits = model({name: np.asarray([value], np.int64) for name, value in fields.items()})
+        hits.append(labels[int(logits.argmax())] == label)
+    return sum(hits) / len(hits)
+
+
+@needs_peers
+@pytest.mark.slow
+def test_a_second_call_trains_nothing_again(
+    bench: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    import textbrewer
+
+    from benchmarks import pruned_students
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("trained once more")
+
+    monkeypatch.setattr(textbrewer.GeneralDistiller, "train", forbidden)
+    monkeypatch.setattr("benchmarks.pruning_peers.fit", forbidden)
+    before = json.loads((bench[1] / "results.json").read_text())
+    pruned_students.main(bench[0])
+    after = json.loads((bench[1] / "results.json").read_text())
+    names = ("way", "seed", "test", "params", "bytes", "label")
+    assert [[s[n] for n in names] for s in before["students"]] == [[s[n] for n in names] for s in after["students"]]
+    shown = capsys.readouterr().out
+    for student in after["students"]:
+        assert student["way"] in shown
+
+
+@needs_peers
+@pytest.mark.slow
+def test_a_finished_run_is_taken_with_its_own_settings(bench: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch):
+    from benchmarks import pruned_students
+
+    monkeypatch.delattr("benchmarks.pruning_peers.fit")
+    before = json.loads((bench[1] / "results.json").read_text())
+    run = str(bench[1] / "ours" / "seed-1")
+    pruned_students.main(["--ours", run, "--ways", "ours", "--epochs", "7", "--rounds", "1", "--output", str(bench[1])])
+    after = json.loads((bench[1] / "results.json").read_text())
+    assert after["settings"] == before["settings"] | {"seeds": [1]}
+    assert [s["test"] for s in after["students"]] == [s["test"] for s in before["students"] if s["seed"] == 1][:1]
