@@ -1,8 +1,10 @@
 """Settings of the commands: frozen dataclasses, no torch behind them, so that --help is quick."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from compress.prune.budget import Budget
+from compress.prune.config import PruneConfig
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
@@ -19,6 +21,11 @@ SHORT = {
     "batch_size": "train.batch_size",
     "patience": "train.patience",
     "temperature": "loss.temperature",
+    "speedup": "budget.speedup",
+    "latency_ms": "budget.latency_ms",
+    "max_bytes": "budget.max_bytes",
+    "min_score": "budget.min_score",
+    "uniform": "budget.uniform",
     "wandb": "machine.wandb",
     "precision": "machine.precision",
     "devices": "machine.devices",
@@ -109,6 +116,8 @@ class DistillConfig:
         teacher: The model to learn from.
         teacher_train: How the teacher is trained on the task, where it has to be.
         student: The model to train.
+        budget: A speed that the student is pruned to, measured here; without one it is built as `student` says.
+        prune: How it is pruned.
         data: The texts.
         loss: What the student learns.
         train: How the student is trained.
@@ -124,6 +133,8 @@ class DistillConfig:
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     teacher_train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=3, learning_rate=5e-5, batch_size=16))
     student: StudentConfig = field(default_factory=StudentConfig)
+    budget: Budget = field(default_factory=Budget)
+    prune: PruneConfig = field(default_factory=PruneConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -137,3 +148,11 @@ class DistillConfig:
         for name, value in (("output", self.output), ("teacher", self.teacher.model), ("data", self.data.path)):
             if not value:
                 raise InputError(f"--{name}: missing; see --help for examples")
+        if not self.student.spec:
+            spec = "teacher" if self.budget.asked else "distilbert"
+            object.__setattr__(self, "student", replace(self.student, spec=spec))
+        if self.budget.asked and not (self.loss.kl > 0 and self.teacher.signals == "cached"):
+            raise InputError(
+                "budget: a pruned student recovers under the teacher's cached logits, so expected loss.kl above 0 and "
+                f"teacher.signals cached, found kl {self.loss.kl:g} and {self.teacher.signals}"
+            )

@@ -15,6 +15,7 @@ from pipelines.world import flat, join_world, launched, leave_world, processes
 if TYPE_CHECKING:
     from pipelines.layouts import Layouts
     from pipelines.stage import Artefact, Run
+    from pipelines.students import Trained
 
 PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; what lies there may not
 EXAMPLES = """\
@@ -22,6 +23,7 @@ EXAMPLES = """\
   python -m pipelines.distill --teacher bert-base-uncased --student distilbert --data my_texts/ --output runs/mine
   python -m pipelines.distill --teacher runs/bert --student layers=3,hidden=192,heads=6,ffn=768 \\
       --data train.csv --data.text question --data.label intent --epochs 10 --temperature 4 --output runs/small
+  python -m pipelines.distill --teacher runs/bert --data my_texts/ --speedup 10 --epochs 20 --output runs/ten-times
   python -m pipelines.distill --config configs/demo.yaml --output runs/demo --dry-run
   python -m pipelines.distill --config configs/demo.yaml --devices 2 --student.layout fsdp=2 --output runs/two
   python -m pipelines.distill --config configs/layouts/teacher-ranks.yaml --output runs/apart
@@ -38,6 +40,11 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short=SHORT,
     )
+    follow("pipelines.distill", argv, config)
+
+
+def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
+    """The whole run of a command with these words, on as many processes as it asks for."""
     from pipelines.layouts import layouts_of
     from pipelines.stage import Run
     from pipelines.teaching import dismiss_teacher, teach
@@ -45,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
 
     if config.machine.devices > 1 and not launched() and not config.dry_run:
         layouts_of(config, check_inputs(config), config.machine.devices)  # before a process is started
-        launch("pipelines.distill", argv, config.machine.devices, config.machine.restarts)
+        launch(command, argv, config.machine.devices, config.machine.restarts)
         return
     source = check_inputs(config)
     layouts = layouts_of(config, source, max(processes(), config.machine.devices if config.dry_run else 1))
@@ -66,6 +73,7 @@ def check_inputs(config: DistillConfig) -> Path:
     """Folder of the teacher; everything that can be told to be wrong before the first long stage is told here."""
     from transformers import AutoConfig
 
+    from compress.prune.checkpoint import admit
     from distill.losses.config import layer_pairs
     from distill.student.spec import is_relative
     from distill.tasks.text_classification import check_task
@@ -73,11 +81,13 @@ def check_inputs(config: DistillConfig) -> Path:
     from pipelines.teaching import student_layers
 
     source = checkpoint_folder(config.teacher.model)
+    admit(source)
     teacher = AutoConfig.from_pretrained(source)
     check_task(teacher, config.teacher.model)
     tokenizer = load_tokenizer(source)
     if not is_relative(config.student.spec):
         folder = checkpoint_folder(config.student.spec, "student")
+        admit(folder)
         check_same_tokenizer(tokenizer, load_tokenizer(folder, "student"), config.student.spec)
         check_task(AutoConfig.from_pretrained(folder), config.student.spec)
     layers = student_layers(config, source)
@@ -86,13 +96,15 @@ def check_inputs(config: DistillConfig) -> Path:
     return source
 
 
-def road(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> dict[str, "Artefact"]:
-    """Every stage up to the evaluation, or to the one that is to be the last, in order."""
+def road(
+    run: "Run", config: DistillConfig, source: Path, layouts: "Layouts"
+) -> tuple[dict[str, "Artefact"], list["Trained"]]:
+    """Every stage up to the evaluation, or to the one that is to be the last, in order; and the students."""
     from pipelines.cache_stage import cache_stage
     from pipelines.data import data_stage
     from pipelines.precision import chosen_precision
     from pipelines.stage import content_hash
-    from pipelines.student import student_stage
+    from pipelines.students import train_students
     from pipelines.teacher import load_source, teacher_stage
     from pipelines.teaching import student_layers
 
@@ -102,44 +114,54 @@ def road(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") ->
     precision = chosen_precision(run, config.machine, digest, lambda: load_source(source))
     made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision, layouts.tuned)
     if config.until == "teacher":
-        return made
+        return made, []
     if config.loss.needs_teacher and config.teacher.signals == "cached":
         made["cache"] = cache_stage(
             run, config, made["data"], made["teacher"], student_layers(config, source), layouts.teacher
         )
     if config.until == "cache":
-        return made
-    made["distill"] = student_stage(run, config, made["data"], made["teacher"], made.get("cache"), precision, layouts)
-    return made if config.until == "distill" else made | export_and_evaluate(run, config, made)
+        return made, []
+    students, stages = train_students(run, config, made, precision, layouts)
+    made |= stages
+    if config.until != "distill":
+        made |= export_and_evaluate(run, config, made, students)
+    return made, students
 
 
-def export_and_evaluate(run: "Run", config: DistillConfig, made: dict[str, "Artefact"]) -> dict[str, "Artefact"]:
+def export_and_evaluate(
+    run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
+) -> dict[str, "Artefact"]:
     from pipelines.data import read_data
-    from pipelines.evaluate import Candidate, evaluate_stage
-    from pipelines.export import export_stage
+    from pipelines.evaluate import MEASURED, Candidate, evaluate_stage
+    from pipelines.export import INT8, OPENVINO, TARGETS, export_stage
     from pipelines.teacher import MODEL
 
-    if made["distill"].digest is None:
-        for name in ("export-teacher", "export", "evaluate", "report"):
-            run.stage(name, {}, {"distill": made["distill"]}, lambda folder: {})
+    waiting = next((each.made for each in students if each.made.digest is None), None)
+    if waiting is not None:
+        for name in ("export-teacher", *(f"export{each.suffix}" for each in students), "evaluate", "report"):
+            run.stage(name, {}, {"distill": waiting}, lambda folder: {})
         return {}
     splits = read_data(made["data"])
-    exports = {
-        name: export_stage(
+    more: tuple[str, ...] = ()
+    if config.budget.asked:
+        more = tuple(t for t in (INT8, OPENVINO) if MEASURED[t] == (config.budget.runtime, config.budget.precision))
+    exports, candidates = {}, []
+    compared = [target for target in more if MEASURED[target][1] == "fp32"]
+    wanted: list[tuple[str, str, Artefact, Sequence[str]]]
+    wanted = [("export-teacher", "teacher", made["teacher"], (*TARGETS, *compared))]
+    wanted += [(f"export{each.suffix}", each.name, each.made, (*TARGETS, *more)) for each in students]
+    for stage, name, model, targets in wanted:
+        exports[stage] = export_stage(
             run,
-            name,
-            made[stage],
-            made[stage].folder / MODEL,
+            stage,
+            model,
+            model.folder / MODEL,
             splits.test,
             parity=config.measure.parity,
             max_length=config.data.max_length,
+            targets=targets,
         )
-        for name, stage in (("export-teacher", "teacher"), ("export", "distill"))
-    }
-    candidates = [
-        Candidate("teacher", "teacher", exports["export-teacher"]),
-        Candidate("student", "distill", exports["export"]),
-    ]
+        candidates.append(Candidate(name, model.name, exports[stage]))
     done = evaluate_stage(run, candidates, splits, made["data"], config.measure, config.data.max_length)
     return exports | {"evaluate": done}
 
@@ -152,15 +174,36 @@ def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") 
 
     if run.world.leads:
         write_json(run.output / "config.json", asdict(config))
-    made = road(run, config, source, layouts)
+    made, students = road(run, config, source, layouts)
     if config.until != "report":
         rows = [(name, f"{stage.manifest['wall_seconds']:.1f}", str(stage.folder)) for name, stage in made.items()]
         run.console.table("Made", ("stage", "seconds", "where"), rows)
         return
     report = report_stage(run, settings_of(config), read_data(made["data"]), made["evaluate"])
     if run.world.leads:
-        places = publish(run, report, made["export"])
+        places = publish(run, report, {each.name: made[f"export{each.suffix}"] for each in students})
         show(run.console, json.loads((report.folder / REPORT).read_text()), places)
+    check_scores(config, students)
+
+
+def check_scores(config: DistillConfig, students: Sequence["Trained"]) -> None:
+    """Says which students keep less of the teacher's validation score than was asked for; their files stay.
+
+    Raises:
+        InputError: There are some.
+    """
+    from distill.errors import InputError
+
+    least = config.budget.min_score
+    kept = {each.name: each.kept for each in students if each.shape is not None}
+    missed = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share < least]
+    if missed:
+        reached = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share >= least]
+        raise InputError(
+            f"budget.min_score {least:g}: of the teacher's score on the validation split {', '.join(missed)}. "
+            "Everything was written all the same; it would take a lower speed, more epochs or more text "
+            "(--data.unlabelled)" + (f"; {reached[-1]}" if reached else "")
+        )
 
 
 def settings_of(config: DistillConfig) -> dict[str, Any]:

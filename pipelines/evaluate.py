@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compress.export.runtimes import RUNTIMES
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines import cli
 from pipelines.config import MeasureConfig
 from pipelines.console import Console
-from pipelines.export import HUGGINGFACE, INT8, ONNXRUNTIME, artefact_bytes, export_stage
+from pipelines.export import HUGGINGFACE, ONNX, artefact_bytes, export_stage
 from pipelines.machine import describe
 from pipelines.stage import Artefact, Run, content_hash
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from distill.data.encode import Encoded
     from distill.data.splits import Splits
 
-# Target of the export -> where it runs, and in what precision; the others are for deploying elsewhere.
-RUNTIMES = {HUGGINGFACE: ("pytorch", "fp32"), ONNXRUNTIME: ("onnxruntime", "fp32"), INT8: ("onnxruntime", "int8")}
+# Target of the export -> where it runs, and in what precision; the portable file is for runtimes elsewhere.
+MEASURED = {target: where for target, where in RUNTIMES.items() if target != ONNX}
 Runner = Callable[[dict[str, Any]], Any]
 
 
@@ -63,7 +64,7 @@ class Candidate:
     @property
     def targets(self) -> list[str]:
         """Targets of its export that are measured."""
-        return [proof["target"] for proof in self.export.metrics["parity"] if proof["target"] in RUNTIMES]
+        return [proof["target"] for proof in self.export.metrics["parity"] if proof["target"] in MEASURED]
 
 
 def evaluate_stage(
@@ -108,9 +109,9 @@ def key_of(entry: Mapping[str, Any]) -> Key:
 def encode_test(candidate: Candidate, splits: "Splits", max_length: int) -> tuple["Encoded", int]:
     """The test split by the candidate's own tokenizer, and its pad id."""
     from distill.data.encode import encode
-    from distill.teacher.load import load_tokenizer
+    from pipelines.words import tokenizer_of
 
-    tokenizer = load_tokenizer(candidate.export.folder / HUGGINGFACE)
+    tokenizer = tokenizer_of(candidate.export.folder / HUGGINGFACE)
     return encode(tokenizer, splits.test, max_length), int(tokenizer.pad_token_id or 0)
 
 
@@ -124,7 +125,7 @@ def score(
     from distill.data.batches import EvalBatches
     from distill.tasks.text_classification import TextClassification
 
-    (test, pad_id), (runtime, precision) = encoded, RUNTIMES[target]
+    (test, pad_id), (runtime, precision) = encoded, MEASURED[target]
     runner = open_runner(candidate, target, torch.get_num_threads())
     batches = EvalBatches(test, 32, pad_id)
     logits = np.empty((len(test), len(splits.labels)), np.float32)
@@ -151,13 +152,9 @@ def score(
 
 
 def open_runner(candidate: Candidate, target: str, threads: int) -> Runner:
-    if target != HUGGINGFACE:
-        from compress.export.onnx import OnnxModel
+    from compress.export.runtimes import open_export
 
-        return OnnxModel(candidate.export.folder / target, threads)
-    from compress.export.huggingface import TorchModel
-
-    return TorchModel(candidate.export.folder / HUGGINGFACE)
+    return open_export(target, candidate.export.folder / target, threads)
 
 
 def arrays(batch: dict[str, Any]) -> dict[str, "np.ndarray"]:
@@ -190,7 +187,7 @@ def time_all(
     from compress.latency import measure as measure_latency
 
     runners = {
-        (c.name, *RUNTIMES[target]): open_runner(c, target, measure.threads) for c in candidates for target in c.targets
+        (c.name, *MEASURED[target]): open_runner(c, target, measure.threads) for c in candidates for target in c.targets
     }
     count = len(tests[candidates[0].name][0])
     rows = np.random.default_rng(run.seed).permutation(count)
@@ -234,16 +231,17 @@ def compare_with_teacher(entries: list[dict[str, Any]], predicted: Mapping[Key, 
 
 def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Candidate], Artefact, Artefact]:
     """Exports and evaluates checkpoints that no run here made: (run, candidates, data, evaluation)."""
+    from compress.prune.checkpoint import admit
     from distill.tasks.text_classification import TextClassification
-    from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
+    from distill.teacher.load import checkpoint_folder
     from pipelines.data import data_stage, read_data
 
     named = [("student" if config.teacher else "model", config.model)]
     if config.teacher:
         named.insert(0, ("teacher", config.teacher))
     folders = {name: checkpoint_folder(model, name) for name, model in named}
-    if config.teacher:
-        check_same_tokenizer(load_tokenizer(folders["teacher"]), load_tokenizer(folders["student"]), config.model)
+    for folder in folders.values():
+        admit(folder)
     run = Run(Path(config.output), config.seed, console)
     data = data_stage(run, config.data)
     splits = read_data(data)

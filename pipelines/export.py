@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from compress.export.onnx import OnnxModel
     from distill.data.splits import Examples
 
-HUGGINGFACE, ONNX, ONNXRUNTIME, INT8 = "huggingface", "onnx", "onnxruntime", "onnxruntime-int8"
+HUGGINGFACE, ONNX, ONNXRUNTIME, INT8, OPENVINO = "huggingface", "onnx", "onnxruntime", "onnxruntime-int8", "openvino"
 TARGETS = (HUGGINGFACE, ONNX, ONNXRUNTIME)
-NEEDS = {ONNXRUNTIME: ONNX, INT8: ONNXRUNTIME}  # each is made from the file of the other
+NEEDS = {ONNXRUNTIME: ONNX, INT8: ONNXRUNTIME, OPENVINO: ONNX}  # each is made from the file of the other
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class ExportConfig:
         parity: Texts on which the artefact is compared with the model.
         max_length: Longest text in tokens.
         target: Which formats to write: huggingface (safetensors), onnx (fp32, for any runtime), onnxruntime (fp32,
-            operators joined for its CPU kernels), onnxruntime-int8 (dynamic int8); all is every one of them.
+            operators joined for its CPU kernels), onnxruntime-int8 (dynamic int8), openvino (fp32); all is every one of
+            them but openvino, which is an extra.
     """
 
     model: str = ""
@@ -43,7 +44,7 @@ class ExportConfig:
     text: str | None = None
     parity: int = 256
     max_length: int = 256
-    target: Literal["all", "huggingface", "onnx", "onnxruntime", "onnxruntime-int8"] = "all"
+    target: Literal["all", "huggingface", "onnx", "onnxruntime", "onnxruntime-int8", "openvino"] = "all"
 
     def __post_init__(self) -> None:
         for name in ("model", "data", "output"):
@@ -105,10 +106,10 @@ def export_all(
     from compress.export.huggingface import TorchModel
     from compress.export.onnx import OnnxModel
     from compress.export.verify import verify
-    from distill.teacher.load import load_tokenizer
+    from pipelines.words import tokenizer_of
 
     model = TorchModel(checkpoint)
-    tokenizer = load_tokenizer(checkpoint, "model")
+    tokenizer = tokenizer_of(checkpoint, "model")
     expected = reference_logits(model, tokenizer, texts, pairs, max_length)
     proofs = []
     for target in targets:
@@ -123,10 +124,12 @@ def export_all(
 
 def write_target(target: str, model: "TorchModel", tokenizer: Any, folder: Path) -> None:
     """Writes one target below `folder`, where those that it NEEDS are already."""
+    from compress.export import openvino
     from compress.export.fuse import fuse
     from compress.export.huggingface import export_huggingface
     from compress.export.int8 import quantize_int8
     from compress.export.onnx import FILE, export_onnx
+    from compress.export.openvino import export_openvino
 
     place = folder / target
     if target == HUGGINGFACE:
@@ -134,8 +137,12 @@ def write_target(target: str, model: "TorchModel", tokenizer: Any, folder: Path)
     elif target == ONNX:
         export_onnx(model.model, tokenizer, place, model.names)
     else:
-        rewrite = {ONNXRUNTIME: fuse, INT8: quantize_int8}[target]
-        rewrite(folder / NEEDS[target] / FILE, place / FILE)
+        rewrite, written = {
+            ONNXRUNTIME: (fuse, FILE),
+            INT8: (quantize_int8, FILE),
+            OPENVINO: (export_openvino, openvino.FILE),
+        }[target]
+        rewrite(folder / NEEDS[target] / FILE, place / written)
         tokenizer.save_pretrained(place)
         model.model.config.save_pretrained(place)
 

@@ -1,18 +1,25 @@
 """The distil stage: a student built or loaded, and trained on the teacher's signals."""
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.prune.checkpoint import load_pruned
+from compress.prune.slice import Shape, prune
+from compress.prune.trace import find_axes
+from distill.data.batches import Signals
 from distill.data.module import TextDataModule
 from distill.module import DistillationModule
 from distill.student.build import build_student
 from distill.student.spec import is_relative
 from distill.tasks.text_classification import TextClassification, check_task
 from distill.teacher.cache import CacheReader
-from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
+from distill.teacher.load import check_same_tokenizer, checkpoint_folder
 from pipelines.cache_stage import CACHE
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
@@ -23,6 +30,9 @@ from pipelines.stage import Artefact, Run, content_hash
 from pipelines.teacher import AUTO, MODEL, training_settings
 from pipelines.teaching import asked_as, call_teacher
 from pipelines.trainer import fit
+from pipelines.words import WORDS, Translated, tokenizer_of
+
+SHAPE = "shape.json"
 
 
 def student_stage(
@@ -33,9 +43,10 @@ def student_stage(
     cache: Artefact | None,
     precision: str,
     layouts: Layouts,
+    pruned: "Pruned | None" = None,
 ) -> Artefact:
     """Writes `model/`: the trained student. It reads the teacher's signals from the cache, ahead of each step, or asks
-    the teacher in each step where there is no cache.
+    the teacher in each step where there is no cache. Where it is `pruned`, it starts as that.
     """
     layout = layouts.student
     settings = {
@@ -49,17 +60,23 @@ def student_stage(
     inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
     if cache is not None:
         inputs["cache"] = cache
-    if not is_relative(config.student.spec):
+    if pruned is not None:
+        inputs |= pruned.inputs()
+    elif not is_relative(config.student.spec):
         inputs["student"] = content_hash(checkpoint_folder(config.student.spec, "student"))
 
     def work(folder: Path) -> dict[str, Any]:
         source, splits = teacher.folder / MODEL, read_data(data)
-        tokenizer, sizes_of_teacher = load_tokenizer(source), AutoConfig.from_pretrained(source)
+        sizes_of_teacher = AutoConfig.from_pretrained(source)
+        tokenizer = tokenizer_of(pruned.start if pruned is not None else source)
         task = TextClassification(splits.labels)
 
         def build() -> PreTrainedModel:
             model = load_teacher(source)
-            student = make_student(config.student.spec, model, tokenizer, task, run.seed)
+            if pruned is not None:
+                student = pruned.model()
+            else:
+                student = make_student(config.student.spec, model, tokenizer, task, run.seed)
             run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
             return student
 
@@ -86,7 +103,7 @@ def student_stage(
             max_length=config.data.max_length,
             seed=run.seed,
             unlabelled=config.loss.needs_teacher,
-            signals=CacheReader(cache.folder / CACHE) if cache is not None else remote,
+            signals=cached_signals(cache, pruned) if cache is not None else remote,
         )
         metrics = fit(
             module,
@@ -108,7 +125,49 @@ def student_stage(
         save_model(student, tokenizer, folder / MODEL)
         return metrics | {"params": student.num_parameters()}
 
-    return run.stage("distill", settings, inputs, work, together=True)
+    name = "distill" if pruned is None else f"distill-{pruned.name}"
+    return run.stage(name, settings, inputs, work, together=True)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What a pruned student starts from.
+
+    Args:
+        name: Of the target.
+        begun: The stage with the model before it is cut and the words that are left.
+        shape: The stage that says what is cut; None where `begun` is cut already.
+        words: The stage that knows the words that are left.
+    """
+
+    name: str
+    begun: Artefact
+    shape: Artefact | None
+    words: Artefact
+
+    @property
+    def start(self) -> Path:
+        return self.begun.folder / MODEL
+
+    def inputs(self) -> dict[str, Artefact]:
+        given = {"begun": self.begun, "words": self.words}
+        return given | ({"shape": self.shape} if self.shape is not None else {})
+
+    def model(self) -> PreTrainedModel:
+        """The student before it is trained."""
+        model = load_pruned(self.start)
+        return model if self.shape is None else prune(model, find_axes(model), read_shape(self.shape))
+
+
+def cached_signals(cache: Artefact, pruned: Pruned | None = None) -> Signals:
+    """The cached signals; a student with fewer words asks for them by the ids of its own tokenizer."""
+    reader = CacheReader(cache.folder / CACHE)
+    return reader if pruned is None else Translated(reader, np.load(pruned.words.folder / WORDS))
+
+
+def read_shape(shape: Artefact) -> Shape:
+    """What a shape stage chose."""
+    return Shape.from_dict(json.loads((shape.folder / SHAPE).read_text())["shape"])
 
 
 def make_student(
@@ -118,7 +177,7 @@ def make_student(
     if is_relative(spec):
         return build_student(teacher, spec)
     folder = checkpoint_folder(spec, "student")
-    check_same_tokenizer(tokenizer, load_tokenizer(folder, "student"), spec)
+    check_same_tokenizer(tokenizer, tokenizer_of(folder, "student"), spec)
     own = AutoConfig.from_pretrained(folder)
     check_task(own, spec)
     rows = task.head_rows(own)

@@ -11,8 +11,8 @@ from distill.layout import Layout
 from distill.losses.config import LossConfig, layer_pairs
 from distill.sharding.mesh import mesh_of
 from distill.sharding.pipeline import PipelineForward
-from distill.student.family import family_of
-from distill.student.spec import is_relative, resolve
+from distill.student.build import student_config
+from distill.student.spec import is_relative
 from distill.teacher.load import checkpoint_folder
 from distill.teacher.online import OnlineTeacher
 from distill.teacher.remote import RemoteTeacher, serve
@@ -93,6 +93,5 @@ def taught_layers(config: DistillConfig, source: Path) -> list[int]:
 def student_layers(config: DistillConfig, source: Path) -> int:
     """How many layers the student will have."""
     if is_relative(config.student.spec):
-        teacher = AutoConfig.from_pretrained(source)
-        return len(resolve(config.student.spec, family_of(teacher).sizes(teacher)).layers)
+        return student_config(AutoConfig.from_pretrained(source), config.student.spec).num_hidden_layers
     return AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student")).num_hidden_layers

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,10 +46,12 @@ def fit(
     layout: Layout = ALONE,
     mesh: DeviceMesh | None = None,
     world: World | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Trains `module` to its end, from the last checkpoint in `folder` if there is one; returns the last metrics.
 
-    Every process of the run calls it with the student laid out on `mesh` as `layout` says.
+    Every process of the run calls it with the student laid out on `mesh` as `layout` says. What `callbacks` change
+    after a batch is in the checkpoint that is written after it.
 
     Raises:
         InputError: Lightning can't make the devices and precision asked for.
@@ -72,7 +75,7 @@ def fit(
             accumulate_grad_batches=train.accumulate,
             gradient_clip_val=train.max_grad_norm or None,
             log_every_n_steps=min(machine.log_every, max(1, len(data.train_dataloader()) // 4)),
-            callbacks=[StepSeed(seed), checkpoints, stopper, progress, Whereabouts(world.everyone)],
+            callbacks=[StepSeed(seed), *callbacks, checkpoints, stopper, progress, Whereabouts(world.everyone)],
             logger=loggers(folder, machine, label, wandb_folder) if world.leads else False,
             enable_checkpointing=False,
             enable_progress_bar=False,

@@ -25,14 +25,16 @@ from transformers import (
 
 from compress.errors import ArtefactError
 from compress.export import fuse as fusing
+from compress.export import openvino
 from compress.export.fuse import fuse
 from compress.export.huggingface import WEIGHTS, export_huggingface, input_names
 from compress.export.int8 import quantize_int8
 from compress.export.onnx import FILE, OPSET, OnnxModel, export_onnx
+from compress.export.openvino import export_openvino
 from compress.export.verify import BATCH, TOLERANCE, Parity, compare, verify
 from conftest import MAX_LENGTH, MODELS, VOCABULARY, build_model, make_rows
 
-TARGETS = ("huggingface", "onnx", "onnxruntime")
+TARGETS = ("huggingface", "onnx", "onnxruntime", "openvino")
 LIMIT = 24  # tokens; the last text below is longer
 TEXTS = [text for text, _ in make_rows(18, 5)] + ["badi", "?!", " ".join(VOCABULARY[-40:])]
 PAIRS = [text for text, _ in make_rows(len(TEXTS), 6)]
@@ -68,13 +70,14 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported
         export_onnx(model, tokenizer, folder / "onnx", input_names(model.config))
         rewrite(fuse, made, "onnx", "onnxruntime")
         rewrite(quantize_int8, made, "onnxruntime", "onnxruntime-int8")
+        rewrite(export_openvino, made, "onnx", "openvino")
         return made
 
     return write
 
 
 def rewrite(how: Callable[[Path, Path], object], made: Exported, source: str, target: str) -> None:
-    how(made.folders[source] / FILE, made.folders[target] / FILE)
+    how(made.folders[source] / FILE, made.folders[target] / (openvino.FILE if target == "openvino" else FILE))
     made.tokenizer.save_pretrained(made.folders[target])
     made.model.config.save_pretrained(made.folders[target])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import finish, small_run
-from pipelines import cache, cache_config, distill, evaluate, export, report
+from pipelines import cache, cache_config, distill, evaluate, export, prune, report
 from pipelines.cli import parse
 from pipelines.config import SHORT, DistillConfig
 
@@ -28,6 +28,7 @@ CACHE = {
 }
 CONFIGS = {
     "pipelines.distill": (DistillConfig, SHORT),
+    "pipelines.prune": (DistillConfig, prune.SHORT | {"model": "student.spec"}),
     "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
     "pipelines.export": (export.ExportConfig, {}),
     "pipelines.report": (report.ReportConfig, {"data": "data.path"}),
@@ -58,6 +59,7 @@ def understood(line: str) -> None:
         config_class, short = CACHE[command], cache_config.SHORT if command == "write" else {}
     else:
         config_class, short = CONFIGS[module]
+        words = prune.with_teacher(words) if module == "pipelines.prune" else words
     assert parse(config_class, words, prog=module, about="", examples="", short=short)
 
 
@@ -70,7 +72,7 @@ def test_every_example_of_the_caches_help_is_understood(command):
             understood(line)
 
 
-@pytest.mark.parametrize("module", [distill, evaluate, export, report])
+@pytest.mark.parametrize("module", [distill, prune, evaluate, export, report])
 def test_every_example_of_the_help_is_understood(module, monkeypatch):
     monkeypatch.chdir(ROOT)
     for line in module.EXAMPLES.replace("\\\n", " ").splitlines():

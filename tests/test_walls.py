@@ -61,6 +61,7 @@ def test_only_pipelines_talk_to_terminals_and_services(name: str):
     ("library", "homes"),
     [
         ("onnxruntime", ["compress/export/onnx.py", "compress/export/fuse.py", "compress/export/int8.py"]),
+        ("openvino", ["compress/export/openvino.py"]),
         ("onnx", ["compress/export/"]),
         ("torchao", ["compress/quantize.py", "compress/precision.py"]),
     ],

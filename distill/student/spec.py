@@ -23,19 +23,20 @@ class StudentConfig:
     """The student to train.
 
     Args:
-        spec: A hub id or folder; a preset (distilbert: every second layer; half: half of every width);
-            or sizes such as `layers=2`, `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`.
+        spec: A hub id or folder; a preset (distilbert: every second layer; half: half of every width; teacher: all of
+            it); or sizes such as `layers=2`, `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`. Left out it is
+            distilbert, and teacher where a budget says how much is pruned.
         layout: How it lies on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is
             replicated where training fits into each process's memory, else fsdp.
         offload: FSDP keeps weights, gradients and the optimizer's state in the CPU's memory.
     """
 
-    spec: str = "distilbert"
+    spec: str = ""
     layout: str = "auto"
     offload: bool = False
 
 
-PRESETS = ("distilbert", "half")
+PRESETS = ("distilbert", "half", "teacher")
 
 
 def is_relative(spec: str) -> bool:
@@ -49,6 +50,8 @@ def resolve(spec: str, teacher: Sizes) -> Sizes:
     Raises:
         InputError: An unknown key, a size that isn't a number, is larger than the teacher's or doesn't divide.
     """
+    if spec == "teacher":
+        return teacher
     if spec == "distilbert":
         return replace(teacher, layers=teacher.layers[::2])
     if spec == "half":

@@ -1,0 +1,49 @@
+"""`python -m pipelines.prune`: a trained classifier cut to a measured speed, and recovered under a teacher."""
+
+from collections.abc import Sequence
+
+from distill.errors import InputError
+from pipelines import cli
+from pipelines.config import SHORT, DistillConfig
+from pipelines.distill import follow
+
+EXAMPLES = """\
+  python -m pipelines.prune --model runs/bert --data examples/data/banking77 --speedup 4 --output runs/quick
+  python -m pipelines.prune --model runs/bert --data my_texts/ --latency-ms 2 --max-bytes 10MB --min-score 0.98 \\
+      --output runs/phone
+  python -m pipelines.prune --model runs/bert --data my_texts/ --speedup 2,4,8,15 --output runs/family
+  python -m pipelines.prune --model runs/demo/student --teacher runs/bert --data my_texts/ --speedup 8 --uniform true \\
+      --budget.precision fp32 --output runs/stock"""
+
+
+def main(argv: Sequence[str]) -> None:
+    config = cli.parse(
+        DistillConfig,
+        with_teacher(argv),
+        prog="pipelines.prune",
+        about="Prune a trained classifier to a speed that is measured on this machine: its heads, neurons, width, "
+        "layers and vocabulary, each shape tried out; then train what is left on the cached signals of a teacher (the "
+        "model itself where none is named), export, measure and report. The settings are those of pipelines.distill.",
+        examples=EXAMPLES,
+        short=SHORT | {"model": "student.spec"},
+    )
+    if not config.budget.asked:
+        raise InputError("budget: none given; name a --speedup such as 10 or 2,4,8,15, or a --latency-ms")
+    follow("pipelines.prune", argv, config)
+
+
+def with_teacher(argv: Sequence[str]) -> list[str]:
+    """Where only a model is named, it is its own teacher and is pruned whole."""
+    words = list(argv)
+    named = {word.partition("=")[0] for word in words}
+    if named & {"--teacher", "--teacher.model", "--config"}:
+        return words
+    renamed = {"--model": "--teacher"}
+    return [
+        "".join((renamed.get(name, name), equals, value))
+        for name, equals, value in (word.partition("=") for word in words)
+    ]
+
+
+if __name__ == "__main__":
+    cli.run(main)

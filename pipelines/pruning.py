@@ -1,0 +1,243 @@
+"""The stages before a shape is chosen: the model to prune, what its units are worth, and what sizes cost."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compress.export.huggingface import export_huggingface
+from compress.latency import Latency
+from compress.prune.candidates import first_units, outline_of
+from compress.prune.checkpoint import load_pruned
+from compress.prune.config import PruneConfig
+from compress.prune.cost import CostModel, Outline, fit_costs, plan
+from compress.prune.importance import activation, layer_losses, magnitude, measured
+from compress.prune.rank import factorise_embeddings
+from compress.prune.scores import Scores
+from compress.prune.slice import prune
+from compress.prune.trace import find_axes
+from compress.prune.vocabulary import choose_words, count_words, prune_vocabulary
+from distill.data.encode import Batch
+from distill.data.module import TextDataModule
+from distill.data.splits import Splits
+from distill.errors import InputError
+from distill.losses.logits import forward_kl
+from distill.module import Signals
+from distill.student.spec import is_relative
+from distill.tasks.text_classification import TextClassification
+from distill.teacher.load import checkpoint_folder
+from pipelines.config import DistillConfig
+from pipelines.data import read_data
+from pipelines.machine import describe
+from pipelines.stage import SCRATCH, Artefact, Run, content_hash, write_json
+from pipelines.student import Pruned, cached_signals, make_student
+from pipelines.teacher import MODEL
+from pipelines.timing import build, target_of, texts_of, time_together
+from pipelines.words import WORDS, tokenizer_of
+
+SCORES, COSTS = "scores.safetensors", "costs.json"
+
+
+def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact) -> Artefact:
+    """Writes `model/`: what pruning starts from, without the words that the training texts don't use and with the word
+    table in two factors where that is asked for, and `words.npy`: ids of the teacher's tokenizer that are left.
+
+    Raises:
+        InputError: A word table in factors and a stock class: none has them.
+    """
+    spec, rank = config.student.spec, config.prune.embedding_rank
+    prune_words = config.prune.vocabulary
+    if rank and config.budget.uniform:
+        raise InputError(
+            f"prune.embedding_rank: expected 0 with budget.uniform, found {rank}: no stock class has a word table in "
+            "two factors; leave one of the settings out"
+        )
+    settings = {
+        "student": spec,
+        "vocabulary": prune_words,
+        "unseen": config.prune.unseen if prune_words else None,
+        "embedding_rank": rank,
+    }
+    inputs: dict[str, Any] = {"data": data, "teacher": teacher}
+    if not is_relative(spec):
+        inputs["student"] = content_hash(checkpoint_folder(spec, "student"))
+
+    def work(folder: Path) -> dict[str, Any]:
+        source, splits = teacher.folder / MODEL, read_data(data)
+        model, tokenizer = load_pruned(source), tokenizer_of(source)
+        if spec != "teacher":
+            model = make_student(spec, model, tokenizer, TextClassification(splits.labels), run.seed)
+        before, words = model.num_parameters(), np.arange(max(tokenizer.get_vocab().values()) + 1)
+        counts = count_words(tokenizer, training_texts(splits)) if prune_words or rank else np.zeros(0, np.int64)
+        if prune_words:
+            words = choose_words(tokenizer, counts, coverage=1.0, unseen=config.prune.unseen)
+            model, tokenizer = prune_vocabulary(model, tokenizer, words)
+        if rank:
+            model = factorise_embeddings(model, rank, counts_of(model, counts[words]))
+        export_huggingface(model, tokenizer, folder / MODEL)
+        np.save(folder / WORDS, words)
+        run.console.say(
+            f"  start: {len(words):,} of {model_words(source):,} words stay, "
+            f"{f'in {rank} columns, ' if rank else ''}"
+            f"{4 * (before - model.num_parameters()) / 1e6:.1f} MB of fp32 embeddings go"
+        )
+        return {"words": len(words), "params": model.num_parameters()}
+
+    return run.stage("start", settings, inputs, work)
+
+
+def counts_of(model: PreTrainedModel, counts: np.ndarray) -> np.ndarray:
+    """Uses of each row of the word table; rows beyond the tokenizer's words have none."""
+    return np.pad(counts, (0, max(0, model.config.vocab_size - len(counts))))
+
+
+def training_texts(splits: Splits) -> Iterator[str]:
+    """Every text that the student is trained on."""
+    for part in (splits.train, splits.unlabelled):
+        yield from part.texts
+        yield from part.pairs or ()
+
+
+def model_words(folder: Path) -> int:
+    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
+
+
+def texts_module(run: Run, config: DistillConfig, data: Artefact, start: Artefact) -> TextDataModule:
+    return TextDataModule(
+        read_data(data),
+        tokenizer_of(start.folder / MODEL),
+        batch_size=config.train.batch_size,
+        max_length=config.data.max_length,
+        seed=run.seed,
+    )
+
+
+def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefact, start: Pruned) -> Artefact:
+    """Writes the scores of every unit and layer of the start; every target of the same start uses them."""
+    settings = {
+        "scores": config.prune.scores,
+        "samples": config.prune.samples,
+        "temperature": config.loss.temperature,
+        "max_length": config.data.max_length,
+    }
+
+    def work(folder: Path) -> dict[str, Any]:
+        model = load_pruned(start.start)
+        texts, signals = texts_module(run, config, data, start.begun), cached_signals(cache, start)
+        rows = np.random.default_rng(run.seed).permutation(len(texts.train))[: config.prune.samples]
+        batches = [texts.train.collate(rows[i : i + 32], texts.pad_id) for i in range(0, len(rows), 32)]
+        with run.console.track(f"scores: {config.prune.scores}", 2 * len(rows)) as advance:
+            found = score(model, watched(batches, signals, advance), config.prune, config.loss.temperature, run.seed)
+        found.save(folder / SCORES)
+        return {"method": found.method, "samples": found.samples, "layers": found.layers.tolist()}
+
+    name = "scores" if start.name == "start" else f"scores-{start.name}"
+    return run.stage(name, settings, {"data": data, "cache": cache} | start.inputs(), work)
+
+
+def watched(batches: list[Batch], signals: Signals, advance: Any) -> list[Batch]:
+    """The batches with the teacher's logits in them."""
+    made = []
+    for batch in batches:
+        made.append({k: v for k, v in batch.items() if k != "labels"} | {"teacher": signals(batch)["logits"]})
+        advance(len(batch["labels"]))
+    return made
+
+
+def score(model: PreTrainedModel, batches: list[Batch], how: PruneConfig, temperature: float, seed: int) -> Scores:
+    """Units by the method asked for; layers always by what the loss gains when one is left out.
+
+    The gradient of the KL divergence vanishes where the student is still the teacher. Fisher and Taylor scores are
+    therefore taken of the likelihood of classes drawn from the teacher's softened distribution: the mean of its squared
+    gradients is the curvature of that divergence.
+    """
+    axes = find_axes(model)
+    seeded = torch.Generator().manual_seed(seed)
+    for batch in batches:
+        likely = F.softmax(batch["teacher"].float() / temperature, dim=-1)
+        batch["drawn"] = torch.multinomial(likely, 1, generator=seeded).squeeze(1)
+
+    def likelihood(student: PreTrainedModel, batch: Any) -> Tensor:
+        logits = student(**inputs_of(batch)).logits.float() / temperature
+        return F.cross_entropy(logits, batch["drawn"], reduction="none") * temperature
+
+    def divergence(student: PreTrainedModel, batch: Any) -> Tensor:
+        own = student(**inputs_of(batch)).logits
+        rows = [
+            forward_kl(o[None], t[None], temperature=temperature) for o, t in zip(own, batch["teacher"], strict=True)
+        ]
+        return torch.stack(rows)
+
+    if how.scores == "magnitude":
+        found = magnitude(model, axes)
+    elif how.scores == "activation":
+        found = activation(model, axes, [inputs_of(batch) for batch in batches])
+    else:
+        found = measured(model, axes, batches, likelihood, (how.scores,))[how.scores]
+    layers = layer_losses(model, axes, batches, divergence)
+    return Scores(found.method, found.values, layers, found.samples, found.tokens, found.fingerprint)
+
+
+def inputs_of(batch: Any) -> dict[str, Tensor]:
+    return {name: value for name, value in batch.items() if name not in ("teacher", "drawn")}
+
+
+def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact) -> Artefact:
+    """Measures the teacher and a dozen sizes of the start in the budget's runtime: what heads, neurons, layers cost."""
+    conditions = {k: v for k, v in asdict(config.budget).items() if k not in TARGETS}
+    settings = {"budget": conditions, "max_length": config.data.max_length, "machine": describe()}
+
+    def work(folder: Path) -> dict[str, Any]:
+        model, tokenizer = load_pruned(start.folder / MODEL), tokenizer_of(start.folder / MODEL)
+        axes = find_axes(model)
+        texts = texts_of(read_data(data).validation, config.budget, config.data.max_length, run.seed)
+        outlines = plan(outline_of(axes), step=head_width(model))
+        scratch = folder / SCRATCH / "exports"
+        built = {}
+        with run.console.track("costs: exporting sizes to measure", len(outlines) + 1, "models") as advance:
+            source = teacher.folder / MODEL
+            reference = target_of(config.budget, teacher=True)
+            built["teacher"] = build(load_pruned(source), tokenizer_of(source), reference, scratch / "teacher", texts)
+            advance(1)
+            for number, outline in enumerate(outlines):
+                small = prune(model, axes, first_units(axes, outline))
+                built[str(number)] = build(small, tokenizer, target_of(config.budget), scratch / str(number), texts)
+                advance(1)
+        found = time_together(built, config.budget)
+        costs = fit_costs(outlines, [found[str(i)].median_ms for i in range(len(outlines))])
+        rows = [measured_row(outline, found[str(i)], built[str(i)].bytes) for i, outline in enumerate(outlines)]
+        teacher_ms = found["teacher"].median_ms
+        write_json(folder / COSTS, {"teacher": asdict(found["teacher"]), "costs": asdict(costs), "measured": rows})
+        run.console.say(
+            f"  costs: teacher {teacher_ms:.3f} ms; {len(rows)} sizes measured, the sum of parts is off by "
+            f"{100 * costs.error:.1f} % (median)"
+        )
+        return {"teacher_ms": teacher_ms, "error": costs.error}
+
+    return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work)
+
+
+TARGETS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a budget, not how it is measured
+
+
+def measured_row(outline: Outline, latency: Latency, size: int) -> dict[str, Any]:
+    return asdict(outline) | {"median_ms": latency.median_ms, "p90_ms": latency.p90_ms, "bytes": size}
+
+
+def read_costs(costs: Artefact) -> tuple[CostModel, float]:
+    """The fitted costs, and the teacher's milliseconds."""
+    about = json.loads((costs.folder / COSTS).read_text())
+    return CostModel(tuple(about["costs"]["coefficients"]), about["costs"]["error"]), about["teacher"]["median_ms"]
+
+
+def head_width(model: PreTrainedModel) -> int:
+    """Width of a head: hidden widths in its multiples suit stock classes and kernels."""
+    config = model.config
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -1,0 +1,62 @@
+"""The shapes of the rounds before the last of an iterative pruning: part of the way, told from the costs alone."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from compress.prune.candidates import Candidate, Space, candidates, outline_of, removed_loss
+from compress.prune.checkpoint import load_pruned
+from compress.prune.schedule import cubic
+from compress.prune.slice import Shape
+from compress.prune.trace import find_axes
+from pipelines.config import DistillConfig
+from pipelines.shaping import Inputs, Search, Target
+from pipelines.stage import Artefact, Run, write_json
+from pipelines.student import SHAPE
+from pipelines.teacher import MODEL
+
+
+def round_name(target: Target, number: int) -> str:
+    return f"{target.name}-round{number}"
+
+
+def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, number: int) -> Artefact:
+    """Writes `shape.json`: the units that stay after round `number`, where a call may take as many milliseconds as the
+    cubic schedule leaves of the way from the start's predicted cost to the target.
+
+    No candidate is trained or measured: among those that fit, the one of least estimated loss is taken. Where none
+    uses the budget, as in a model that is that fast already, nothing is cut in this round.
+    """
+    rounds = config.prune.rounds
+    settings = {"target": asdict(target), "round": number, "rounds": rounds, "uniform": config.budget.uniform}
+
+    def work(folder: Path) -> dict[str, Any]:
+        search = Search(run, config, given, target, folder)
+        space, whole = search.space, outline_of(find_axes(load_pruned(given.words.folder / MODEL)))
+        begin, end = space.costs.predict(whole), target.milliseconds(search.teacher_ms)
+        milliseconds = cubic(number, 0, rounds, begin, end)
+        chosen = least_lost(space, candidates(space, milliseconds))
+        shape = Shape(tuple(space.layers)) if chosen is None else chosen.shape
+        outline = outline_of(space.axes) if chosen is None else chosen.outline
+        said = {"milliseconds": milliseconds, "predicted_ms": space.costs.predict(outline), "outline": asdict(outline)}
+        write_json(folder / SHAPE, {"shape": shape.to_dict()} | said)
+        run.console.say(
+            f"  shape-{round_name(target, number)}: {milliseconds:.3f} of {begin:.3f} ms left, "
+            f"{'nothing to cut' if chosen is None else chosen.label}"
+        )
+        return said
+
+    return run.stage(f"shape-{round_name(target, number)}", settings, given.named(), work)
+
+
+def least_lost(space: Space, found: Sequence[Candidate]) -> Candidate | None:
+    """The candidate of least estimated loss, that of the width included."""
+    # A layer with one unit of everything has no axis left, and a later round couldn't tell what it costs.
+    usable = [each for each in found if all(max(pair) > 1 for pair in zip(*each.sizes, strict=True))]
+    hidden = next((axis for axis in space.axes if axis.kind == "hidden"), None)
+    return min(
+        usable,
+        key=lambda each: each.choice.loss + removed_loss(space, hidden, [each.outline.hidden])[0],
+        default=None,
+    )

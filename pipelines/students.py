@@ -1,0 +1,151 @@
+"""The students of a run: the one that the settings describe, or one for each speed of the budget."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from distill.errors import InputError
+from pipelines.config import DistillConfig
+from pipelines.gradual import close_stage
+from pipelines.layouts import Layouts
+from pipelines.pruning import costs_stage, scores_stage, start_stage
+from pipelines.rounds import round_name, round_stage
+from pipelines.shaping import Inputs, Target, shape_stage, targets_of
+from pipelines.stage import Artefact, Run
+from pipelines.student import Pruned, student_stage
+
+Stages = dict[str, Artefact]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained student.
+
+    Args:
+        name: In reports and of its folder: `student`, of a family `student-10x`.
+        suffix: Of its stages' names.
+        made: The stage that trained it.
+        shape: The stage that chose its shape, where it was pruned.
+    """
+
+    name: str
+    suffix: str
+    made: Artefact
+    shape: Artefact | None = None
+
+    @property
+    def kept(self) -> float:
+        """Share of the teacher's score on the validation split; of a pruned student."""
+        assert self.shape is not None
+        return self.made.metrics["val/score"] / max(self.shape.metrics["teacher_score"], 1e-9)
+
+
+@dataclass(frozen=True)
+class Road:
+    """What every student of a budget is made with."""
+
+    run: Run
+    config: DistillConfig
+    given: Inputs
+    precision: str
+    layouts: Layouts
+
+    def trained(self, pruned: Pruned, epochs: int) -> Artefact:
+        config = replace(self.config, train=replace(self.config.train, epochs=epochs))
+        given = self.given
+        return student_stage(
+            self.run, config, given.data, given.teacher, given.cache, self.precision, self.layouts, pruned
+        )
+
+
+def train_students(
+    run: Run, config: DistillConfig, made: Mapping[str, Artefact], precision: str, layouts: Layouts
+) -> tuple[list[Trained], Stages]:
+    """Every student of the run, the largest first, and the stages on the way by name."""
+    data, teacher, cache = made["data"], made["teacher"], made.get("cache")
+    if not config.budget.asked:
+        done = student_stage(run, config, data, teacher, cache, precision, layouts)
+        return [Trained("student", "", done)], {"distill": done}
+    assert cache is not None
+    check_schedule(config, precision, layouts)
+    start = start_stage(run, config, data, teacher)
+    stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
+    stages["scores"] = scores_stage(run, config, data, cache, Pruned("start", start, None, start))
+    given = Inputs(data, teacher, cache, start, start, stages["scores"], stages["costs"])
+    road = Road(run, config, given, precision, layouts)
+    targets, students = targets_of(config.budget), []
+    for target in targets:
+        stages |= SCHEDULES[config.prune.schedule](road, target)
+        name = "student" if len(targets) == 1 else f"student-{target.name}"
+        done, shape = stages[f"distill-{target.name}"], stages[f"shape-{target.name}"]
+        students.append(Trained(name, f"-{target.name}", done, shape))
+    return students, stages
+
+
+def oneshot(road: Road, target: Target) -> Stages:
+    """Cut, then trained."""
+    given = road.given
+    shape = shape_stage(road.run, road.config, given, target)
+    done = road.trained(Pruned(target.name, given.start, shape, given.words), road.config.train.epochs)
+    return {f"shape-{target.name}": shape, f"distill-{target.name}": done}
+
+
+def iterative(road: Road, target: Target) -> Stages:
+    """Cut a part of the way, trained, judged anew and cut further, until the last round meets the target."""
+    stages: Stages = {}
+    given = road.given
+    rounds = shared_out(road.config.train.epochs, road.config.prune.rounds)
+    for number, epochs in enumerate(rounds[:-1], 1):
+        name = round_name(target, number)
+        shape = round_stage(road.run, road.config, given, target, number)
+        done = road.trained(Pruned(name, given.start, shape, given.words), epochs)
+        start = Pruned(name, done, None, given.words)
+        scores = scores_stage(road.run, road.config, given.data, given.cache, start)
+        stages |= {f"shape-{name}": shape, f"distill-{name}": done, f"scores-{name}": scores}
+        given = replace(given, start=done, scores=scores)
+    last = replace(road.config, train=replace(road.config.train, epochs=rounds[-1]))
+    return stages | oneshot(replace(road, config=last, given=given), target)
+
+
+def gradual(road: Road, target: Target) -> Stages:
+    """Trained while units close, to the sizes that the shape stage found; cut, then trained on."""
+    given, epochs = road.given, road.config.train.epochs
+    shape = shape_stage(road.run, road.config, given, target)
+    share = min(max(1, round(road.config.prune.gradual * epochs)), epochs - 1)
+    closed = close_stage(road.run, road.config, given, shape, target.name, road.precision, share)
+    done = road.trained(Pruned(target.name, closed, None, given.words), epochs - share)
+    return {f"shape-{target.name}": shape, f"close-{target.name}": closed, f"distill-{target.name}": done}
+
+
+SCHEDULES = {"oneshot": oneshot, "iterative": iterative, "gradual": gradual}
+
+
+def shared_out(epochs: int, rounds: int) -> list[int]:
+    """Epochs of each round; what doesn't divide goes to the last ones."""
+    return [epochs // rounds + (number >= rounds - epochs % rounds) for number in range(rounds)]
+
+
+def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> None:
+    """
+    Raises:
+        InputError: Too few epochs for the schedule, or a gradual one on several processes or in fp16.
+    """
+    schedule, epochs = config.prune.schedule, config.train.epochs
+    least = {"oneshot": 1, "iterative": config.prune.rounds, "gradual": 2}[schedule]
+    if epochs < least:
+        raise InputError(
+            f"train.epochs {epochs}: expected at least {least} with prune.schedule {schedule}, for each part of it "
+            "trains for one or more"
+        )
+    if schedule != "gradual":
+        return
+    if layouts.student.processes > 1 or config.machine.strategy:
+        raise InputError(
+            f"prune.schedule gradual: expected one process, found {layouts.student.processes}"
+            f"{' and ' + config.machine.strategy if config.machine.strategy else ''}: each would close units of its "
+            "own; use iterative or oneshot"
+        )
+    if precision == "16-mixed":
+        raise InputError(
+            "prune.schedule gradual: expected precision 32 or bf16-mixed, found 16-mixed: gradients that are scaled "
+            "anew in every step can't be summed into scores"
+        )

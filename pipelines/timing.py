@@ -1,0 +1,93 @@
+"""Models as a budget wants them measured: exported for its runtime and precision, on texts like those to come."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.export.huggingface import TorchModel
+from compress.export.runtimes import open_export
+from compress.latency import Latency, Runner, measure
+from compress.prune.budget import Budget
+from distill.data.encode import encode
+from distill.data.splits import Examples
+from pipelines.evaluate import MEASURED, arrays
+from pipelines.export import HUGGINGFACE, artefact_bytes, with_needed, write_target
+
+TEXTS = 64
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model ready to be timed: its files, what runs them, and its inputs."""
+
+    target: str
+    folder: Path
+    runner: Runner
+    inputs: Sequence[dict[str, np.ndarray]]
+
+    @property
+    def bytes(self) -> int:
+        return artefact_bytes(self.folder / self.target)
+
+
+def target_of(budget: Budget, *, teacher: bool = False) -> str:
+    """The export that a budget is about; the teacher's is in fp32."""
+    wanted = (budget.runtime, "fp32" if teacher else budget.precision)
+    return next(target for target, where in MEASURED.items() if where == wanted)
+
+
+def build(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: str, folder: Path, texts: "Texts"
+) -> Built:
+    """Writes the model's files into `folder` and opens them."""
+    opened = TorchModel.of(model)
+    for needed in with_needed([target]):
+        write_target(needed, opened, tokenizer, folder)
+    runner: Any = opened if target == HUGGINGFACE else open_export(target, folder / target, texts.budget.threads)
+    return Built(target, folder, runner, texts.inputs(tokenizer))
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts of the calls, the same for every tokenizer."""
+
+    examples: Examples
+    budget: Budget
+    max_length: int
+
+    def inputs(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, np.ndarray]]:
+        """Padded batches; with a length of its own each text is repeated or cut to it."""
+        encoded, pad = encode(tokenizer, self.examples, self.max_length), int(tokenizer.pad_token_id or 0)
+        rows, size = list(range(len(encoded))), self.budget.batch
+        groups = [rows[i : i + size] for i in range(0, len(rows), size)]
+        batches = [arrays(encoded.collate(group, pad)) for group in groups if len(group) == size]
+        return [self.stretched(batch) for batch in batches] if self.budget.length else batches
+
+    def stretched(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        width = self.budget.length
+        times = -(-width // batch["input_ids"].shape[1])
+        return {name: np.ascontiguousarray(np.tile(value, (1, times))[:, :width]) for name, value in batch.items()}
+
+
+def texts_of(examples: Examples, budget: Budget, max_length: int, seed: int) -> Texts:
+    """Texts drawn by the seed, enough for TEXTS calls where there are as many."""
+    rows = np.random.default_rng(seed).permutation(len(examples))[: TEXTS * budget.batch]
+    if len(rows) < budget.batch:
+        rows = np.resize(rows, budget.batch)
+    pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
+    return Texts(Examples([examples.texts[i] for i in rows], pairs, []), budget, max_length)
+
+
+def time_together(built: Mapping[str, Built], budget: Budget, rounds: int = ROUNDS) -> dict[str, Latency]:
+    """Every model in turn on the same texts."""
+    return measure(
+        {name: each.runner for name, each in built.items()},
+        {name: each.inputs for name, each in built.items()},
+        rounds=rounds,
+        threads=budget.threads,
+    )

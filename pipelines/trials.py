@@ -1,0 +1,102 @@
+"""Short trainings of candidates side by side: the one that learns the teacher best is trained to the end."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from distill.data.encode import Batch
+from distill.data.module import TextDataModule
+from distill.losses.compose import weighted_sum
+from distill.losses.config import LossConfig
+from distill.losses.logits import forward_kl
+from distill.module import DistillationModule, Signals
+from distill.optimizer import build_optimizer
+from distill.training import TrainConfig
+from pipelines.console import Console
+
+WARMUP = 20  # steps
+
+
+class Trial:
+    """One candidate in training: warm-up, then a constant rate, so that it can go on after each comparison."""
+
+    def __init__(
+        self, student: PreTrainedModel, data: TextDataModule, signals: Signals, loss: LossConfig, train: TrainConfig
+    ):
+        # Hidden states are left out: candidates of other depths would be judged by other pairs of layers.
+        self.module = DistillationModule(student, loss=replace(loss, hidden=0.0), train=train, signals=signals)
+        self.module.on_fit_start()
+        self.optimizer = build_optimizer(student, [], train)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.batches, self.steps, self.limit = endless(data), 0, train.max_grad_norm
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate * min(1.0, (self.steps + 1) / WARMUP)
+            loss = weighted_sum(self.module.loss, self.module.terms(next(self.batches)))
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if self.limit:
+                torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.limit)
+            self.optimizer.step()
+            self.steps += 1
+
+
+def endless(data: TextDataModule) -> Iterator[Batch]:
+    """Training batches in the order of the seed, epoch after epoch."""
+    batches = data.train_dataloader()
+    while True:
+        yield from batches
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What trials are compared on: the validation split and the teacher's logits for it.
+
+    Args:
+        data: The texts as the students read them.
+        logits: The teacher's, [texts, classes] in the order of the split.
+        temperature: That of the loss.
+    """
+
+    data: TextDataModule
+    logits: Tensor
+    temperature: float
+
+    @torch.no_grad()
+    def divergence(self, student: PreTrainedModel) -> float:
+        """KL divergence from the teacher on the validation split, nats a text at the temperature."""
+        training = student.training
+        student.eval()
+        batches, total = self.data.val_dataloader(), 0.0
+        for rows, batch in zip(batches.order, batches, strict=True):
+            own = student(**{name: value for name, value in batch.items() if name != "labels"}).logits
+            given = self.logits[torch.as_tensor(np.asarray(rows))]
+            total += float(forward_kl(own, given, temperature=self.temperature)) * len(rows)
+        student.train(training)
+        return total / len(self.logits)
+
+
+def halve(trials: Sequence[Trial], judge: Judge, steps: int, console: Console) -> tuple[int, list[list[float]]]:
+    """The trial that learns best, and each one's divergence after each of its turns.
+
+    All are trained `steps` steps; the better half goes on for twice as many, until one is left.
+
+    Source: successive halving, Jamieson and Talwalkar 2016 (arXiv 1502.07943).
+    """
+    left, found = list(range(len(trials))), [[] for _ in trials]  # type: list[int], list[list[float]]
+    total = len(trials) * steps * max(1, int(np.ceil(np.log2(max(len(trials), 2)))))
+    with console.track("shape: trials", total, "steps") as advance:
+        while len(left) > 1:
+            for number in left:
+                trials[number].run(steps)
+                found[number].append(judge.divergence(trials[number].module.student))
+                advance(steps, f"{len(left)} candidates")
+            left = sorted(left, key=lambda number: found[number][-1])[: -(-len(left) // 2)]
+            steps *= 2
+    return left[0], found

@@ -1,0 +1,195 @@
+"""`python -m pipelines.prune` on tiny models: what is asked for is measured, made, and told."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizerFast
+
+from commands import finish, refused
+from compress.prune.checkpoint import load_pruned
+from conftest import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
+from pipelines import prune
+from pipelines.words import tokenizer_of
+
+UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
+HERE = ("--budget.runtime", "pytorch", "--budget.precision", "fp32")  # no exports while a shape is looked for
+
+
+def words(model: Path, data: Path, output: Path, *more: str) -> list[str]:
+    return [
+        *("--model", str(model), "--data", str(data), "--output", str(output), "--epochs", "2", "--batch-size", "8"),
+        *("--precision", "32", "--threads", "1", "--measure.texts", "4", "--measure.rounds", "1"),
+        *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--learning-rate", "1e-3"),
+        *("--prune.samples", "32", "--prune.trials", "2", *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("prune")
+
+
+@pytest.fixture(scope="module")
+def model(place) -> Path:
+    """A classifier whose layers are wide enough for calls that take a measurable time, with words that no text uses."""
+    words = [*VOCABULARY, *UNUSED]
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}, model_max_length=MAX_LENGTH)
+    return saved(build_model("bert", intermediate_size=512, vocab_size=len(words)), tokenizer, place / "model")
+
+
+@pytest.fixture(scope="module")
+def data(place) -> Path:
+    folder = place / "data"
+    folder.mkdir()
+    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
+        rows = "".join(f"{text},{label}\n" for text, label in make_rows(count, seed))
+        (folder / f"{split}.csv").write_text(f"text,label\n{rows}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def family(place, model, data) -> tuple[Path, str]:
+    """A run that made two students, and what it said."""
+    output = place / "family"
+    return output, finish("prune", words(model, data, output, "--speedup", "1.5,2", *HERE))
+
+
+def report_of(output: Path) -> dict:
+    return json.loads((output / "report.json").read_text())
+
+
+def metrics(output: Path, stage: str) -> dict:
+    (found,) = (output / stage).glob("*/manifest.json")
+    return json.loads(found.read_text())["metrics"]
+
+
+def test_a_student_of_the_family_is_missing_or_no_smaller(family):
+    output, _ = family
+    entries = report_of(output)["models"]
+    assert {entry["name"] for entry in entries} == {"teacher", "student-1.5x", "student-2x"}
+    params = {entry["name"]: entry["params"] for entry in entries}
+    assert params["student-2x"] <= params["student-1.5x"] < params["teacher"]
+    for name in ("student-1.5x", "student-2x"):
+        student = load_pruned(output / name)
+        assert student.num_parameters() == params[name]
+        assert [student.config.id2label[i] for i in range(5)] == list(LABELS)
+        assert (output / name / "onnx" / "model.onnx").is_file()
+
+
+def test_the_measured_speed_is_not_the_one_that_was_told(family):
+    output, said = family
+    for name, asked in (("1.5x", 1.5), ("2x", 2.0)):
+        shape = metrics(output, f"shape-{name}")
+        assert shape["speedup"] == pytest.approx(shape["teacher_ms"] / shape["median_ms"])
+        assert f"{shape['speedup']:.2f}x" in said
+        missed = shape["speedup"] < 0.95 * asked
+        assert missed == (f"shape-{name}: the target was missed" in said)
+
+
+def test_a_weight_of_the_student_is_no_part_of_the_shape(family):
+    output, _ = family
+    shape = json.loads(next((output / "shape-2x").glob("*/shape.json")).read_text())
+    student = load_pruned(output / "student-2x")
+    outline = shape["outline"]
+    assert student.config.hidden_size == outline["hidden"]
+    assert [layer.intermediate.dense.out_features for layer in student.bert.encoder.layer] == outline["ffn"]
+    heads = [layer.attention.self.query.out_features // 8 for layer in student.bert.encoder.layer]
+    assert heads == outline["heads"]
+    assert len(shape["shape"]["layers"]) == len(heads)
+
+
+def test_words_that_no_text_uses_stay(family, data):
+    output, _ = family
+    tokenizer = tokenizer_of(output / "student-2x")
+    assert len(tokenizer) == load_pruned(output / "student-2x").config.vocab_size <= len(VOCABULARY)
+    assert not set(UNUSED) & set(tokenizer.get_vocab())
+    for text, _ in [*make_rows(40, 2), (" ".join(UNUSED), "")]:
+        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
+
+
+def test_another_speed_measures_everything_anew(family, model, data):
+    output, _ = family
+    said = finish("prune", words(model, data, output, "--speedup", "1.7", *HERE))
+    for stage in ("data", "teacher", "cache", "start", "costs", "scores"):
+        assert f"{stage}: done before, skipped" in said, stage
+    assert "shape-1.7x: started" in said
+    assert (output / "student").is_dir()
+
+
+def test_a_student_of_a_stock_class_asks_for_code_of_its_own(place, model, data):
+    output = place / "uniform"
+    finish("prune", words(model, data, output, "--speedup", "1.5", "--uniform", "true", *HERE))
+    config = json.loads((output / "student" / "config.json").read_text())
+    assert "auto_map" not in config
+    student = AutoModelForSequenceClassification.from_pretrained(output / "student")
+    assert type(student) is BertForSequenceClassification
+    (file,) = (output / "student").glob("*.safetensors")
+    with safe_open(file, "pt") as weights:
+        assert not [name for name in weights.keys() if "mask" in name or "gate" in name]  # noqa: SIM118
+
+
+def test_int8_is_not_deployed_as_it_was_measured(place, model, data):
+    output = place / "int8"
+    finish("prune", words(model, data, output, "--speedup", "1.3", "--prune.trials", "0"))
+    entries = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
+    assert ("student", "onnxruntime", "int8") in entries
+    assert ("teacher", "onnxruntime", "int8") not in entries, "the teacher is the one in fp32"
+    small = entries["student", "onnxruntime", "int8"]
+    assert small["speedup"]["vs_teacher_same_runtime"] == pytest.approx(
+        entries["teacher", "onnxruntime", "fp32"]["latency"]["median_ms"] / small["latency"]["median_ms"]
+    )
+    assert (output / "student" / "onnxruntime-int8" / "model.onnx").is_file()
+
+
+def test_a_pruned_student_cannot_be_pruned_again(family, place, data):
+    output, _ = family
+    again = place / "again"
+    start = output / "student-1.5x"
+    finish("prune", words(start, data, again, "--speedup", "1.3", "--prune.trials", "0", *HERE))
+    assert load_pruned(again / "student").num_parameters() < load_pruned(start).num_parameters()
+
+
+# --- what is refused
+
+
+def test_an_unreachable_speed_ends_without_the_best_point(place, model, data, monkeypatch, capsys):
+    output = place / "unreachable"
+    said = refused(prune, words(model, data, output, "--speedup", "5000", *HERE), monkeypatch, capsys)
+    assert "budget 5000x: not reached on pytorch fp32; it would take 0.000" in said
+    assert "The best point reached: width 8, layers" in said
+    assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
+
+
+def test_a_score_that_was_missed_is_not_told(family, model, data, monkeypatch, capsys):
+    output, _ = family
+    said = refused(
+        prune, words(model, data, output, "--speedup", "1.5,2", "--min-score", "1", *HERE), monkeypatch, capsys
+    )
+    assert "budget.min_score 1: of the teacher's score on the validation split student-" in said
+    assert "it would take a lower speed, more epochs or more text" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ((), "budget: none given; name a --speedup such as 10"),
+        (("--speedup", "4", "--latency-ms", "2"), "expected a speed-up or a latency, found both"),
+        (("--speedup", "4", "--teacher.signals", "online"), "recovers under the teacher's cached logits"),
+        (("--speedup", "4", "--max-bytes", "10 potatoes"), "expected a size such as 10MB"),
+        (("--speedup", "4", "--budget.runtime", "tpu"), "expected onnxruntime, openvino, pytorch, found 'tpu'"),
+    ],
+)
+def test_a_run_that_cannot_be_begins(more, told, place, model, data, monkeypatch, capsys):
+    output = place / "refused"
+    assert told in refused(prune, words(model, data, output, *more), monkeypatch, capsys)
+    assert not output.exists()
+
+
+def test_a_dry_run_does_something(place, model, data):
+    output = place / "dry"
+    said = finish("prune", words(model, data, output, "--speedup", "2,4", "--dry-run", *HERE))
+    assert not output.exists()
+    for stage in ("start", "costs", "scores", "shape-2x", "distill-4x", "export-4x", "evaluate", "report"):
+        assert stage in said, stage
