@@ -104,7 +104,7 @@ def road(
     from pipelines.data import data_stage
     from pipelines.precision import chosen_precision
     from pipelines.stage import content_hash
-    from pipelines.students import train_students
+    from pipelines.students import check_schedule, train_students
     from pipelines.teacher import load_source, teacher_stage
     from pipelines.teaching import student_layers
 
@@ -112,6 +112,7 @@ def road(
     digest = content_hash(source)
     made["data"] = data_stage(run, config.data)
     precision = chosen_precision(run, config.machine, digest, lambda: load_source(source))
+    check_schedule(config, precision, layouts)
     made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision, layouts.tuned)
     if config.until == "teacher":
         return made, []

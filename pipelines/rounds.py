@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from compress.prune.candidates import Candidate, Space, candidates, outline_of, removed_loss
+from compress.prune.candidates import Candidate, Space, candidates, outline_of
 from compress.prune.checkpoint import load_pruned
 from compress.prune.schedule import cubic
 from compress.prune.slice import Shape
@@ -51,12 +51,7 @@ def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, 
 
 
 def least_lost(space: Space, found: Sequence[Candidate]) -> Candidate | None:
-    """The candidate of least estimated loss, that of the width included."""
+    """The candidate of least estimated loss."""
     # A layer with one unit of everything has no axis left, and a later round couldn't tell what it costs.
     usable = [each for each in found if all(max(pair) > 1 for pair in zip(*each.sizes, strict=True))]
-    hidden = next((axis for axis in space.axes if axis.kind == "hidden"), None)
-    return min(
-        usable,
-        key=lambda each: each.choice.loss + removed_loss(space, hidden, [each.outline.hidden])[0],
-        default=None,
-    )
+    return min(usable, key=lambda each: each.loss, default=None)

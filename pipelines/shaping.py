@@ -135,7 +135,7 @@ class Search:
     def tried(self, found: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
         """Number of the candidate that learns the teacher best, and the divergences on the way."""
         if len(found) == 1 or not self.config.prune.trials:
-            best = min(range(len(found)), key=lambda number: found[number].choice.loss)
+            best = min(range(len(found)), key=lambda number: found[number].loss)
             return best, [[] for _ in found]
         start = Pruned(self.target.name, self.given.start, None, self.given.words)
         signals = cached_signals(self.given.cache, start)

@@ -66,7 +66,6 @@ def train_students(
         done = student_stage(run, config, data, teacher, cache, precision, layouts)
         return [Trained("student", "", done)], {"distill": done}
     assert cache is not None
-    check_schedule(config, precision, layouts)
     start = start_stage(run, config, data, teacher)
     stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
     stages["scores"] = scores_stage(run, config, data, cache, Pruned("start", start, None, start))
@@ -129,6 +128,8 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
     Raises:
         InputError: Too few epochs for the schedule, or a gradual one on several processes or in fp16.
     """
+    if not config.budget.asked:
+        return
     schedule, epochs = config.prune.schedule, config.train.epochs
     least = {"oneshot": 1, "iterative": config.prune.rounds, "gradual": 2}[schedule]
     if epochs < least:

@@ -8,9 +8,17 @@ from safetensors import safe_open
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizerFast
 
 from commands import finish, refused
+from compress.prune.budget import Budget
 from compress.prune.checkpoint import load_pruned
 from conftest import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
+from distill.data.config import DataConfig
+from distill.errors import InputError
+from distill.teacher.config import TeacherConfig
 from pipelines import prune
+from pipelines.config import DistillConfig
+from pipelines.distill import check_scores
+from pipelines.stage import Artefact
+from pipelines.students import Trained
 from pipelines.words import tokenizer_of
 
 UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
@@ -147,7 +155,7 @@ def test_a_pruned_student_cannot_be_pruned_again(family, place, data):
     output, _ = family
     again = place / "again"
     start = output / "student-1.5x"
-    finish("prune", words(start, data, again, "--speedup", "1.3", "--prune.trials", "0", *HERE))
+    finish("prune", words(start, data, again, "--speedup", "2", "--prune.trials", "0", *HERE))
     assert load_pruned(again / "student").num_parameters() < load_pruned(start).num_parameters()
 
 
@@ -162,13 +170,18 @@ def test_an_unreachable_speed_ends_without_the_best_point(place, model, data, mo
     assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
 
 
-def test_a_score_that_was_missed_is_not_told(family, model, data, monkeypatch, capsys):
-    output, _ = family
-    said = refused(
-        prune, words(model, data, output, "--speedup", "1.5,2", "--min-score", "1", *HERE), monkeypatch, capsys
+def test_a_score_that_was_missed_is_not_told(data):
+    config = DistillConfig(
+        "out", teacher=TeacherConfig("t"), data=DataConfig(str(data)), budget=Budget(speedup="2,4", min_score=0.95)
     )
-    assert "budget.min_score 1: of the teacher's score on the validation split student-" in said
-    assert "it would take a lower speed, more epochs or more text" in said
+    shape = Artefact("shape", data, "", {"metrics": {"teacher_score": 0.8}})
+    students = [
+        Trained(f"student-{name}", f"-{name}", Artefact("distill", data, "", {"metrics": {"val/score": score}}), shape)
+        for name, score in (("2x", 0.79), ("4x", 0.72))
+    ]
+    check_scores(config, students[:1])
+    with pytest.raises(InputError, match=r"min_score 0.95: .* student-4x keeps 90.0%.* student-2x keeps 98.8%"):
+        check_scores(config, students)
 
 
 @pytest.mark.parametrize(

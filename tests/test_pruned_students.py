@@ -130,25 +130,31 @@ def bench(
 
     place = tmp_path_factory.mktemp("bench")
     folder, data = saved(teacher, tokenizer, place / "teacher"), write_data(place / "data")
-    words = f"--teacher {folder} --data {data} --speedup 1.4 --epochs 2 --seeds 0 1 --rates 1e-3 --trials 0 --rounds 2"
+    words = f"--teacher {folder} --data {data} --speedup 1.4 --epochs 2 --rates 1e-3 --trials 0 --rounds 2"
     words += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {place / 'out'}"
-    main(words.split())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("benchmarks.pruning_peers.HALVINGS", 3)
+        main(words.split())
     return words.split(), place / "out"
+
+
+def found_in(bench: tuple[list[str], Path]) -> dict[str, Any]:
+    return json.loads((bench[1] / "results.json").read_text())
 
 
 @needs_peers
 @pytest.mark.slow
-def test_every_way_is_trained_deployed_and_measured(bench: tuple[list[str], Path], teacher: PreTrainedModel):
-    found = json.loads((bench[1] / "results.json").read_text())
-    assert [student["way"] for student in found["students"]] == [way for way in WAYS for _ in range(2)]
+@pytest.mark.timeout(1800)
+def test_every_way_is_trained_deployed_and_measured(bench: tuple[list[str], Path]):
+    found = found_in(bench)
+    assert [student["way"] for student in found["students"]] == WAYS
     for student in found["students"]:
-        assert student["speedup"] > 1.1, student
+        assert student["speedup"] > 1, student
         assert student["without_words"] < found["teacher"]["without_words"]
         assert student["test"] == pytest.approx(accuracy(Path(student["folder"])))
-    kinds = [student for student in found["tried"] if student["seed"] == 0]
-    assert len(kinds) == 6, "one of ours and of whole layers, two of each peer"
+    assert len(found["tried"]) == 6, "one of ours and of whole layers, two of each peer"
     for way in WAYS:
-        own = [student for student in kinds if student["way"] == way]
+        own = [student for student in found["tried"] if student["way"] == way]
         taken = [student for student in own if student["taken"]]
         assert len(taken) == 1
         assert taken[0]["validation"] == max(student["validation"] for student in own)
@@ -183,32 +189,38 @@ def test_a_second_call_trains_nothing_again(
 ):
     import textbrewer
 
-    from benchmarks import pruned_students
+    from benchmarks.pruned_students import main
 
-    def forbidden(*_: object, **__: object) -> None:
-        raise AssertionError("trained once more")
-
-    monkeypatch.setattr(textbrewer.GeneralDistiller, "train", forbidden)
-    monkeypatch.setattr("benchmarks.pruning_peers.fit", forbidden)
-    before = json.loads((bench[1] / "results.json").read_text())
-    pruned_students.main(bench[0])
-    after = json.loads((bench[1] / "results.json").read_text())
-    names = ("way", "seed", "test", "params", "bytes", "label")
-    assert [[s[n] for n in names] for s in before["students"]] == [[s[n] for n in names] for s in after["students"]]
-    shown = capsys.readouterr().out
-    for student in after["students"]:
-        assert student["way"] in shown
+    monkeypatch.delattr(textbrewer.GeneralDistiller, "train", raising=False)
+    monkeypatch.delattr("benchmarks.pruning_peers.fit")
+    before = found_in(bench)
+    main(bench[0])
+    after = found_in(bench)
+    assert after["tried"] == before["tried"]
+    table = capsys.readouterr().out
+    assert all(f"{student['test']:.2%}" in table and student["label"] in table for student in after["students"])
 
 
 @needs_peers
 @pytest.mark.slow
 def test_a_finished_run_is_taken_with_its_own_settings(bench: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch):
-    from benchmarks import pruned_students
+    from benchmarks.pruned_students import main
 
     monkeypatch.delattr("benchmarks.pruning_peers.fit")
-    before = json.loads((bench[1] / "results.json").read_text())
-    run = str(bench[1] / "ours" / "seed-1")
-    pruned_students.main(["--ours", run, "--ways", "ours", "--epochs", "7", "--rounds", "1", "--output", str(bench[1])])
-    after = json.loads((bench[1] / "results.json").read_text())
-    assert after["settings"] == before["settings"] | {"seeds": [1]}
-    assert [s["test"] for s in after["students"]] == [s["test"] for s in before["students"] if s["seed"] == 1][:1]
+    before, run = found_in(bench), str(bench[1] / "ours" / "seed-0")
+    main(["--ours", run, "--ways", "ours", "layers", "--epochs", "7", "--rounds", "1", "--output", str(bench[1])])
+    after = found_in(bench)
+    assert after["settings"] == before["settings"]
+    assert after["tried"] == [student for student in before["tried"] if student["way"] in ("ours", "layers")]
+
+
+@needs_peers
+@pytest.mark.slow
+def test_other_seeds_take_the_rate_that_was_best_on_the_validation_split(bench: tuple[list[str], Path]):
+    from benchmarks.pruned_students import main
+
+    main([*bench[0], "--ways", "layers", "--seeds", "0", "1", "--rates", "1e-6", "1e-3", "--rounds", "1"])
+    found = found_in(bench)
+    assert [(student["seed"], student["rate"]) for student in found["tried"]] == [(0, 1e-6), (0, 1e-3), (1, 1e-3)]
+    assert [student["seed"] for student in found["students"]] == [0, 1]
+    assert found["students"][0]["validation"] > found["tried"][0]["validation"]

@@ -25,6 +25,7 @@ class Candidate:
     shape: Shape
     outline: Outline
     choice: Choice
+    loss: float  # the choice's and that of the width
 
     @property
     def label(self) -> str:
@@ -161,7 +162,9 @@ def candidate(space: Space, hidden: int, choice: Choice) -> Candidate:
         for axis, units in ((heads.get(layer), count), (ffn.get(layer), size)):
             if axis is not None and units != axis.units:
                 kept[axis.name] = best(space.scores.values[axis.name], units)
-    return Candidate(Shape(choice.layers, kept), Outline(hidden, choice.heads, choice.ffn), choice)
+    stream = next((axis for axis in space.axes if axis.kind == "hidden"), None)
+    loss = choice.loss + removed_loss(space, stream, [hidden])[0]
+    return Candidate(Shape(choice.layers, kept), Outline(hidden, choice.heads, choice.ffn), choice, loss)
 
 
 def best(scores: Tensor, count: int) -> Tensor:
