@@ -165,7 +165,7 @@ def test_a_pruned_student_cannot_be_pruned_again(family, place, data):
 def test_an_unreachable_speed_ends_without_the_best_point(place, model, data, monkeypatch, capsys):
     output = place / "unreachable"
     said = refused(prune, words(model, data, output, "--speedup", "5000", *HERE), monkeypatch, capsys)
-    assert "budget 5000x: not reached on pytorch fp32; it would take 0.000" in said
+    assert "budget 5000x: not reached on pytorch fp32; it would take 0.00" in said
     assert "The best point reached: width 8, layers" in said
     assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
 
