@@ -7,11 +7,13 @@ example, or with `even` the same share of every layer. The numbers of heads that
 afterwards, as the example does; with transformers 5.23 nothing else is needed.
 
 TextBrewer 0.2.1 follows its README, its SST-2 notebook and `examples/matches`: `GeneralDistiller` with the teacher in
-every step, cross-entropy with the softened teacher, each student layer matched to the teacher's by `hidden_mse` and
-`mmd` of weight 1 (a linear projection where widths differ), AdamW with a linear schedule and a tenth of warm-up, no
-clipping of gradients, every weight trained. Students are its T3 (fewer layers, the first ones copied as
+every step, cross-entropy with the softened teacher, each student layer matched to the teacher's by `hidden_mse` of
+weight 1 (a linear projection where widths differ), AdamW with a linear schedule and a tenth of warm-up, no clipping of
+gradients, every weight trained. Students are its T3 (fewer layers, the first ones copied as
 `run_conll2003_distill_T3.sh` does), T3-small, T4-tiny and T12-nano (narrower and shallower, from random weights as
-`run_mnli_distill_T4tiny.sh` does), their widths in proportion to the teacher's.
+`run_mnli_distill_T4tiny.sh` does), their widths in proportion to the teacher's. Two of its settings are those that
+served it better on Banking77 (one layer, 1,500 texts, 3 epochs, validation): without the `mmd` matches that its
+experiments add (76.2 % against 73.3 %; logits alone 74.8 %), and without dropout as all students here.
 """
 
 import copy
@@ -152,14 +154,13 @@ def brewed_student(teacher: PreTrainedModel, size: Brewed, seed: int) -> PreTrai
 
 def matches(student_layers: int, teacher_layers: int, widths: tuple[int, int]) -> list[dict[str, Any]]:
     """Its `intermediate_matches` for any depth: layer 0 is the embeddings, `widths` the student's and the teacher's."""
-    found: list[dict[str, Any]] = []
     projected = {} if widths[0] == widths[1] else {"proj": ["linear", *widths]}
-    for own in range(student_layers + 1):
-        other = round(own * teacher_layers / student_layers)
-        common = {"feature": "hidden", "weight": 1}
-        found.append({"layer_T": other, "layer_S": own, "loss": "hidden_mse"} | common | copy.deepcopy(projected))
-        found.append({"layer_T": [other, other], "layer_S": [own, own], "loss": "mmd"} | common)
-    return found
+    pairs = [(own, round(own * teacher_layers / student_layers)) for own in range(student_layers + 1)]
+    return [
+        {"layer_T": other, "layer_S": own, "feature": "hidden", "loss": "hidden_mse", "weight": 1}
+        | copy.deepcopy(projected)  # it adds to the list
+        for own, other in pairs
+    ]
 
 
 @dataclass(frozen=True)
@@ -282,10 +283,10 @@ def ours(lesson: Lesson, size: Size, rate: float, folder: Path) -> Trained:
     done = students[0].made
     model = load_pruned(done.folder / MODEL)
     outline = outline_of(find_axes(model))
-    layers = ", ".join(f"{heads}x{ffn}" for heads, ffn in zip(outline.heads, outline.ffn, strict=True))
+    layers = " ".join(f"{heads}x{ffn}" for heads, ffn in zip(outline.heads, outline.ffn, strict=True))
     shared = {lesson.made[name].folder for name in lesson.made}
     search = sum(each.manifest["wall_seconds"] for each in made.values() if each.folder not in shared | {done.folder})
-    label = f"width {outline.hidden}, heads x ffn {layers}"
+    label = f"{outline.hidden} wide, {layers}"
     return Trained(model, tokenizer_of(done.folder / MODEL), label, done.manifest["wall_seconds"], search)
 
 

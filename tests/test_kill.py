@@ -1,6 +1,7 @@
 """`kill -9` at random moments, then the same command: the student has the bits of an undisturbed run's."""
 
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -43,8 +44,14 @@ def undisturbed(tmp_path, tokenizer, data_folder):
 def test_a_run_killed_again_and_again_goes_on_to_the_same_bits(undisturbed, tmp_path):
     teacher, data, expected, seconds = undisturbed
     words = small_run(teacher, data, tmp_path / "killed", *LONG)
-    chance = random.Random(3)
-    killed = sum(kill_after(chance.uniform(0.3, 0.9) * seconds, words) for _ in range(3))
+    chance, killed = random.Random(3), 0
+    for _ in range(6):  # a machine that was busy and is no longer ends runs before they are killed
+        killed += kill_after(chance.uniform(0.3, 0.9) * seconds, words)
+        if not killed:
+            shutil.rmtree(tmp_path / "killed")
+            seconds /= 2
+        elif killed == 3:
+            break
     said = finish("distill", words)
     assert killed >= 1
     assert "skipped" in said or "going on" in said
