@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from compress.precision import candidates, measure_precisions
+from compress.precision import candidates, fastest, measure_precisions
 from pipelines.config import MachineConfig
 from pipelines.machine import describe
 from pipelines.stage import Run
@@ -27,10 +27,10 @@ def chosen_precision(run: Run, machine: MachineConfig, teacher: str, load: Calla
 
     def work(place: Path) -> dict[str, Any]:
         seconds = time_precisions(load(), machine)
-        best = min(seconds, key=lambda name: seconds[name])
+        best = fastest(seconds)
         (place / "precision.json").write_text(json.dumps({"chosen": best, "seconds_a_step": seconds}, indent=1))
         listed = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in seconds.items())
-        run.console.say(f"  precision: {best} is the fastest here ({listed} a step)")
+        run.console.say(f"  precision: {best} is chosen here ({listed} a step)")
         return {"chosen": best, "seconds_a_step": seconds}
 
     return run.stage("precision", settings, {"teacher": teacher}, work).metrics.get("chosen", "32")

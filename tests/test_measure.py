@@ -13,7 +13,7 @@ import torch
 from compress import latency as latencies
 from compress import precision as precisions
 from compress.latency import Latency, measure, torch_threads
-from compress.precision import HOPELESS, autocast, candidates, measure_precisions
+from compress.precision import HOPELESS, autocast, candidates, fastest, measure_precisions
 from conftest import build_model
 from pipelines import machine
 
@@ -173,6 +173,19 @@ def test_a_frozen_part_stops_the_timing():
     model = build_model("bert")
     model.base_model.requires_grad_(False)
     assert set(measure_precisions(model, squares, candidates(CPU), steps=1)) == set(candidates(CPU))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({"32": 1.0, "bf16-mixed": 0.95}, "32"),
+        ({"32": 1.0, "bf16-mixed": 0.8}, "bf16-mixed"),
+        ({"32": 0.8, "bf16-mixed": 1.0}, "32"),
+        ({"bf16-mixed": 1.0, "16-mixed": 0.99}, "16-mixed"),
+    ],
+)
+def test_a_precision_is_chosen_by_chance(seconds, chosen):
+    assert fastest(seconds) == chosen
 
 
 class Paced:
