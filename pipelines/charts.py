@@ -76,7 +76,7 @@ def stage_charts(rows: Sequence[Row], metric: str) -> list[tuple[str, str]]:
     """
     keys = dict.fromkeys(key.removeprefix("train/") for row in rows for key in row if key.startswith("train/"))
     matched = sorted((key for key in keys if re.fullmatch(r"matched_\d+", key)), key=lambda key: int(key[8:]))
-    others = ("loss", *matched, *COSTS)
+    others = ("loss", "wait_share", *matched, *COSTS)
     terms = [key for key in keys if key not in others and not key.endswith(("_weight", "_gradient_share"))]
     several = len(terms) > 1
     losses = {name: points(rows, f"train/{name}") for name in (terms if len(terms) == 1 else ["loss", *terms])}

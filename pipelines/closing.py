@@ -10,7 +10,7 @@ from torch import Tensor
 
 from compress.prune.axes import Axis, Kept
 from compress.prune.candidates import best
-from compress.prune.cost import CostModel, Outline
+from compress.prune.cost import CostModel, Outline, parts
 from compress.prune.gates import LAYERS, Gates
 from compress.prune.learned import Cost, LearnedMasks, Movement, Open
 from compress.prune.schedule import cubic
@@ -175,7 +175,7 @@ def expected_cost(costs: CostModel, axes: list[Axis], layers: tuple[int, ...], w
     Exact where units are open independently of one another: heads and neurons are multiplied by the width alone.
     """
     sizes = {axis.name: axis.units for axis in axes}
-    coefficients, total = torch.tensor(costs.coefficients), costs.predict(whole)
+    total = costs.predict(whole)
 
     def share(open_units: Open) -> Tensor:
         like = next(iter(open_units.values()))
@@ -183,11 +183,11 @@ def expected_cost(costs: CostModel, axes: list[Axis], layers: tuple[int, ...], w
         def units(name: str, otherwise: int) -> Tensor:
             return open_units[name].sum() if name in open_units else like.new_tensor(float(sizes.get(name, otherwise)))
 
-        hidden, depth = units("hidden", whole.hidden), like.new_tensor(float(len(layers)))
+        hidden = units("hidden", whole.hidden)
         # An axis of one unit isn't listed.
         heads, ffn = (torch.stack([units(f"layers.{i}.{kind}", 1) for i in layers]).sum() for kind in ("heads", "ffn"))
-        parts = (torch.ones_like(hidden), hidden, depth, depth * hidden, heads, heads * hidden, ffn, ffn * hidden)
-        return (torch.stack(parts) * coefficients.to(like)).sum() / total
+        found = parts(hidden, len(layers), heads, ffn)
+        return sum((c * part for c, part in zip(costs.coefficients, found, strict=True)), like.new_zeros(())) / total
 
     return share
 

@@ -61,7 +61,7 @@ class Console:
 
             def advance(count: int, note: str = "", *, resumed: bool = False) -> None:
                 meter.add(count, resumed)
-                progress.update(task, advance=count, rate=f"{meter.rate:.0f} {unit}/s", note=note)
+                progress.update(task, advance=count, rate=f"{rate_text(meter.rate)} {unit}/s", note=note)
 
             yield advance
 
@@ -77,7 +77,7 @@ class Console:
                 self.say(f"  {label}: {meter.line(unit)} {note}".rstrip())
 
         yield advance
-        self.say(f"  {label}: {meter.done} {unit} in {meter.seconds:.1f} s, {meter.rate:.0f} {unit}/s")
+        self.say(f"  {label}: {meter.done} {unit} in {meter.seconds:.1f} s, {rate_text(meter.rate)} {unit}/s")
 
 
 class Meter:
@@ -101,7 +101,11 @@ class Meter:
 
     def line(self, unit: str) -> str:
         left = f", {(self.total - self.done) / self.rate:.0f} s left" if self.rate > 0 else ""
-        return f"{self.done}/{self.total} {unit}, {self.rate:.0f} {unit}/s{left}"
+        return f"{self.done}/{self.total} {unit}, {rate_text(self.rate)} {unit}/s{left}"
+
+
+def rate_text(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
 
 
 def fail(message: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distill.errors import InputError
 from pipelines import cli
 from pipelines.config import SHORT, DistillConfig
 from pipelines.console import Console
@@ -193,8 +194,6 @@ def check_scores(config: DistillConfig, students: Sequence["Trained"]) -> None:
     Raises:
         InputError: There are some.
     """
-    from distill.errors import InputError
-
     least = config.budget.min_score
     kept = {each.name: each.kept for each in students if each.shape is not None}
     missed = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share < least]

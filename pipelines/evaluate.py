@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.export.runtimes import RUNTIMES
+from compress.export.runtimes import RUNTIMES, open_export
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines import cli
@@ -126,7 +126,8 @@ def score(
     from distill.tasks.text_classification import TextClassification
 
     (test, pad_id), (runtime, precision) = encoded, MEASURED[target]
-    runner = open_runner(candidate, target, torch.get_num_threads())
+    folder = candidate.export.folder / target
+    runner = open_export(target, folder, torch.get_num_threads())
     batches = EvalBatches(test, 32, pad_id)
     logits = np.empty((len(test), len(splits.labels)), np.float32)
     with run.console.track(f"evaluate: {candidate.name} in {runtime} {precision}", len(test)) as advance:
@@ -135,7 +136,6 @@ def score(
             advance(len(rows))
     task = TextClassification(splits.labels)
     found = task.score(torch.from_numpy(logits), torch.from_numpy(test.labels))
-    folder = candidate.export.folder / target
     proof = next(p for p in candidate.export.metrics["parity"] if p["target"] == target)
     entry = {
         "name": candidate.name,
@@ -149,12 +149,6 @@ def score(
         "parity": {k: v for k, v in proof.items() if k not in ("target", "bytes")},
     }
     return entry, logits.argmax(-1)
-
-
-def open_runner(candidate: Candidate, target: str, threads: int) -> Runner:
-    from compress.export.runtimes import open_export
-
-    return open_export(target, candidate.export.folder / target, threads)
 
 
 def arrays(batch: dict[str, Any]) -> dict[str, "np.ndarray"]:
@@ -187,7 +181,9 @@ def time_all(
     from compress.latency import measure as measure_latency
 
     runners = {
-        (c.name, *MEASURED[target]): open_runner(c, target, measure.threads) for c in candidates for target in c.targets
+        (c.name, *MEASURED[target]): open_export(target, c.export.folder / target, measure.threads)
+        for c in candidates
+        for target in c.targets
     }
     count = len(tests[candidates[0].name][0])
     rows = np.random.default_rng(run.seed).permutation(count)

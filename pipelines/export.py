@@ -1,6 +1,6 @@
 """The export stage, and `python -m pipelines.export` for any checkpoint: files to deploy, proven in a fresh process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -179,7 +179,7 @@ def reference_logits(
             max_length=max_length,
             return_tensors="np",
         )
-        parts.append(model({name: batch[name] for name in model.names}))
+        parts.append(model(dict(batch)))
     return np.concatenate(parts)
 
 
@@ -187,7 +187,10 @@ def sample(examples: "Examples", count: int, seed: int) -> tuple[list[str], list
     """At most `count` texts, drawn by the seed."""
     import numpy as np
 
-    rows = np.random.default_rng(seed).permutation(len(examples))[:count]
+    return chosen(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
+
+
+def chosen(examples: "Examples", rows: "Iterable[int]") -> tuple[list[str], list[str] | None]:
     pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
     return [examples.texts[i] for i in rows], pairs
 

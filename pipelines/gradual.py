@@ -19,7 +19,6 @@ from compress.prune.gates import Gates
 from compress.prune.learned import LearnedMasks
 from compress.prune.slice import prune
 from compress.prune.trace import find_axes
-from distill.data.module import TextDataModule
 from distill.module import Batch, DistillationModule
 from distill.optimizer import build_optimizer, build_schedule
 from distill.sharding.clip import clip_gradients
@@ -33,7 +32,7 @@ from pipelines.placing import save_model
 from pipelines.pruning import read_costs
 from pipelines.shaping import Inputs
 from pipelines.stage import Artefact, Run, write_json
-from pipelines.student import SHAPE, Pruned, cached_signals, read_shape
+from pipelines.student import SHAPE, Pruned, cached_signals, read_shape, texts_module
 from pipelines.teacher import MODEL, training_settings
 from pipelines.trainer import fit
 from pipelines.words import tokenizer_of
@@ -107,14 +106,8 @@ def close_stage(
 
     def work(folder: Path) -> dict[str, Any]:
         splits, tokenizer = read_data(given.data), tokenizer_of(given.start.folder / MODEL)
-        data = TextDataModule(
-            splits,
-            tokenizer,
-            batch_size=config.train.batch_size,
-            max_length=config.data.max_length,
-            seed=run.seed,
-            signals=cached_signals(given.cache, Pruned(name, given.start, None, given.words)),
-        )
+        signals = cached_signals(given.cache, Pruned(name, given.start, None, given.words))
+        data = texts_module(run, config, splits, tokenizer, signals)
         student = load_pruned(given.start.folder / MODEL)
         axes = find_axes(student)
         closing = closing_of(config, given, shape, student, axes)

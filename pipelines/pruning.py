@@ -1,8 +1,8 @@
 """The stages before a shape is chosen: the model to prune, what its units are worth, and what sizes cost."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from compress.prune.slice import prune
 from compress.prune.trace import find_axes
 from compress.prune.vocabulary import choose_words, count_words, prune_vocabulary
 from distill.data.encode import Batch
-from distill.data.module import TextDataModule
 from distill.data.splits import Splits
 from distill.errors import InputError
 from distill.losses.logits import forward_kl
@@ -37,7 +36,7 @@ from pipelines.config import DistillConfig
 from pipelines.data import read_data
 from pipelines.machine import describe
 from pipelines.stage import SCRATCH, Artefact, Run, content_hash, write_json
-from pipelines.student import Pruned, cached_signals, make_student
+from pipelines.student import Pruned, cached_signals, make_student, texts_module
 from pipelines.teacher import MODEL
 from pipelines.timing import build, target_of, texts_of, time_together
 from pipelines.words import WORDS, tokenizer_of
@@ -74,7 +73,8 @@ def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         model, tokenizer = load_pruned(source), tokenizer_of(source)
         if spec != "teacher":
             model = make_student(spec, model, tokenizer, TextClassification(splits.labels), run.seed)
-        before, words = model.num_parameters(), np.arange(max(tokenizer.get_vocab().values()) + 1)
+        had, before = model.config.vocab_size, model.num_parameters()
+        words = np.arange(max(tokenizer.get_vocab().values()) + 1)
         counts = count_words(tokenizer, training_texts(splits)) if prune_words or rank else np.zeros(0, np.int64)
         if prune_words:
             words = choose_words(tokenizer, counts, coverage=1.0, unseen=config.prune.unseen)
@@ -84,7 +84,7 @@ def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         export_huggingface(model, tokenizer, folder / MODEL)
         np.save(folder / WORDS, words)
         run.console.say(
-            f"  start: {len(words):,} of {model_words(source):,} words stay, "
+            f"  start: {len(words):,} of {had:,} words stay, "
             f"{f'in {rank} columns, ' if rank else ''}"
             f"{4 * (before - model.num_parameters()) / 1e6:.1f} MB of fp32 embeddings go"
         )
@@ -105,20 +105,6 @@ def training_texts(splits: Splits) -> Iterator[str]:
         yield from part.pairs or ()
 
 
-def model_words(folder: Path) -> int:
-    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
-
-
-def texts_module(run: Run, config: DistillConfig, data: Artefact, start: Artefact) -> TextDataModule:
-    return TextDataModule(
-        read_data(data),
-        tokenizer_of(start.folder / MODEL),
-        batch_size=config.train.batch_size,
-        max_length=config.data.max_length,
-        seed=run.seed,
-    )
-
-
 def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefact, start: Pruned) -> Artefact:
     """Writes the scores of every unit and layer of the start; every target of the same start uses them."""
     settings = {
@@ -130,11 +116,13 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
 
     def work(folder: Path) -> dict[str, Any]:
         model = load_pruned(start.start)
-        texts, signals = texts_module(run, config, data, start.begun), cached_signals(cache, start)
+        texts = texts_module(run, config, read_data(data), tokenizer_of(start.start))
+        signals = cached_signals(cache, start)
         rows = np.random.default_rng(run.seed).permutation(len(texts.train))[: config.prune.samples]
         batches = [texts.train.collate(rows[i : i + 32], texts.pad_id) for i in range(0, len(rows), 32)]
-        with run.console.track(f"scores: {config.prune.scores}", 2 * len(rows)) as advance:
-            found = score(model, watched(batches, signals, advance), config.prune, config.loss.temperature, run.seed)
+        taught = drawn([with_teacher(batch, signals) for batch in batches], config.loss.temperature, run.seed)
+        with run.console.track(f"scores: {config.prune.scores}", passes(config.prune) * len(rows)) as advance:
+            found = score(model, Watched(taught, advance), config.prune, config.loss.temperature)
         found.save(folder / SCORES)
         return {"method": found.method, "samples": found.samples, "layers": found.layers.tolist()}
 
@@ -142,16 +130,37 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
     return run.stage(name, settings, {"data": data, "cache": cache} | start.inputs(), work)
 
 
-def watched(batches: list[Batch], signals: Signals, advance: Any) -> list[Batch]:
-    """The batches with the teacher's logits in them."""
-    made = []
-    for batch in batches:
-        made.append({k: v for k, v in batch.items() if k != "labels"} | {"teacher": signals(batch)["logits"]})
-        advance(len(batch["labels"]))
-    return made
+def with_teacher(batch: Batch, signals: Signals) -> Batch:
+    """The batch with the teacher's logits for labels."""
+    return {k: v for k, v in batch.items() if k != "labels"} | {"teacher": signals(batch)["logits"]}
 
 
-def score(model: PreTrainedModel, batches: list[Batch], how: PruneConfig, temperature: float, seed: int) -> Scores:
+def drawn(batches: list[Batch], temperature: float, seed: int) -> list[Batch]:
+    """The batches with a class drawn from each of the teacher's softened distributions."""
+    seeded = torch.Generator().manual_seed(seed)
+    likely = (F.softmax(batch["teacher"].float() / temperature, dim=-1) for batch in batches)
+    classes = [torch.multinomial(each, 1, generator=seeded).squeeze(1) for each in likely]
+    return [batch | {"drawn": own} for batch, own in zip(batches, classes, strict=True)]
+
+
+class Watched:
+    """Batches that tell `advance` of every sample, in every pass."""
+
+    def __init__(self, batches: Sequence[Batch], advance: Any):
+        self.batches, self.advance = batches, advance
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.batches:
+            yield batch
+            self.advance(len(batch["teacher"]))
+
+
+def passes(how: PruneConfig) -> int:
+    """How often `score` goes through the batches: magnitudes need none, what leaving out a layer costs is one more."""
+    return 1 if how.scores == "magnitude" else 2
+
+
+def score(model: PreTrainedModel, batches: Iterable[Batch], how: PruneConfig, temperature: float) -> Scores:
     """Units by the method asked for; layers always by what the loss gains when one is left out.
 
     The gradient of the KL divergence vanishes where the student is still the teacher. Fisher and Taylor scores are
@@ -159,10 +168,6 @@ def score(model: PreTrainedModel, batches: list[Batch], how: PruneConfig, temper
     gradients is the curvature of that divergence.
     """
     axes = find_axes(model)
-    seeded = torch.Generator().manual_seed(seed)
-    for batch in batches:
-        likely = F.softmax(batch["teacher"].float() / temperature, dim=-1)
-        batch["drawn"] = torch.multinomial(likely, 1, generator=seeded).squeeze(1)
 
     def likelihood(student: PreTrainedModel, batch: Any) -> Tensor:
         logits = student(**inputs_of(batch)).logits.float() / temperature
@@ -178,11 +183,10 @@ def score(model: PreTrainedModel, batches: list[Batch], how: PruneConfig, temper
     if how.scores == "magnitude":
         found = magnitude(model, axes)
     elif how.scores == "activation":
-        found = activation(model, axes, [inputs_of(batch) for batch in batches])
+        found = activation(model, axes, (inputs_of(batch) for batch in batches))
     else:
         found = measured(model, axes, batches, likelihood, (how.scores,))[how.scores]
-    layers = layer_losses(model, axes, batches, divergence)
-    return Scores(found.method, found.values, layers, found.samples, found.tokens, found.fingerprint)
+    return replace(found, layers=layer_losses(model, axes, batches, divergence))
 
 
 def inputs_of(batch: Any) -> dict[str, Tensor]:
@@ -191,7 +195,7 @@ def inputs_of(batch: Any) -> dict[str, Tensor]:
 
 def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact) -> Artefact:
     """Measures the teacher and a dozen sizes of the start in the budget's runtime: what heads, neurons, layers cost."""
-    conditions = {k: v for k, v in asdict(config.budget).items() if k not in TARGETS}
+    conditions = {k: v for k, v in asdict(config.budget).items() if k not in GOALS}
     settings = {"budget": conditions, "max_length": config.data.max_length, "machine": describe()}
 
     def work(folder: Path) -> dict[str, Any]:
@@ -224,7 +228,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
     return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work)
 
 
-TARGETS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a budget, not how it is measured
+GOALS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a budget, not how it is measured
 
 
 def measured_row(outline: Outline, latency: Latency, size: int) -> dict[str, Any]:

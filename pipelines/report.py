@@ -94,19 +94,14 @@ def build_report(
 def published(run: Run, models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Entries with the student's path where `publish` puts it: the card travels with that folder."""
     inside = {where: "" if target == HUGGINGFACE else target for target, where in MEASURED.items()}
-    return [
-        dict(m)
-        | (
-            {}
-            if m["name"] == "teacher"
-            else {
-                "path": str(
-                    run.output / (STUDENT if m["name"] == "model" else m["name"]) / inside[m["runtime"], m["precision"]]
-                )
-            }
-        )
-        for m in models
-    ]
+
+    def placed(entry: Mapping[str, Any]) -> dict[str, Any]:
+        if entry["name"] == "teacher":
+            return dict(entry)
+        folder = run.output / (STUDENT if entry["name"] == "model" else entry["name"])
+        return dict(entry) | {"path": str(folder / inside[entry["runtime"], entry["precision"]])}
+
+    return [placed(entry) for entry in models]
 
 
 def stage_row(stage: Artefact) -> dict[str, Any]:

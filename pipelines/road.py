@@ -41,26 +41,31 @@ def units_of(scores: Artefact) -> dict[str, Any]:
 
 
 def student_road(named: Mapping[str, Artefact], target: str, students: int) -> dict[str, Any]:
-    from compress.prune.cost import CostModel, Outline
+    from compress.prune.cost import Outline
+    from pipelines.pruning import read_costs
 
     shape, trained, costs = named[f"shape-{target}"], named[f"distill-{target}"], named["costs"]
     found = json.loads((shape.folder / "shape.json").read_text())
-    fitted = json.loads((costs.folder / "costs.json").read_text())["costs"]
     sizes = found["outline"]
-    outline = Outline(sizes["hidden"], tuple(sizes["heads"]), tuple(sizes["ffn"]))
-    predicted = CostModel(tuple(fitted["coefficients"]), fitted["error"]).predict(outline)
+    fitted, teacher_ms = read_costs(costs)
+    predicted = fitted.predict(Outline(sizes["hidden"], tuple(sizes["heads"]), tuple(sizes["ffn"])))
     return {
-        "name": "student" if students == 1 else f"student-{target}",
+        "name": name_of(target, students),
         "target": shape.manifest["config"]["target"],
         "outline": sizes,
         "predicted_ms": predicted,
-        "predicted_speedup": costs.metrics["teacher_ms"] / predicted,
+        "predicted_speedup": teacher_ms / predicted,
         "measurements": found["measurements"],
         "trials": found["trials"],
         "teacher_score": shape.metrics.get("teacher_score"),
         "score": trained.metrics["val/score"],
         "params": trained.metrics["params"],
     }
+
+
+def name_of(target: str, students: int) -> str:
+    """Of the student for a target, in reports and of its folder: an only one needs no other."""
+    return "student" if students == 1 else f"student-{target}"
 
 
 def code_of(folder: Path) -> str | None:

@@ -25,8 +25,8 @@ def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, 
     """Writes `shape.json`: the units that stay after round `number`, where a call may take as many milliseconds as the
     cubic schedule leaves of the way from the start's predicted cost to the target.
 
-    No candidate is trained or measured: among those that fit, the one of least estimated loss is taken. Where none
-    uses the budget, as in a model that is that fast already, nothing is cut in this round.
+    No candidate is trained or measured: among those that fit, the one of least estimated loss is taken.
+    Where every one of them would leave a layer with one unit of everything, nothing is cut in this round.
     """
     rounds = config.prune.rounds
     settings = {"target": asdict(target), "round": number, "rounds": rounds, "uniform": config.budget.uniform}

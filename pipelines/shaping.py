@@ -18,17 +18,20 @@ from compress.prune.scores import Scores
 from compress.prune.slice import prune
 from compress.prune.trace import find_axes
 from distill.data.batches import EvalBatches
+from distill.data.encode import encode
 from distill.data.module import TextDataModule
+from distill.data.splits import Splits
 from distill.errors import InputError
 from distill.teacher.online import INPUTS
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
-from pipelines.pruning import SCORES, head_width, read_costs, texts_module
+from pipelines.data import read_data
+from pipelines.pruning import SCORES, head_width, read_costs
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
-from pipelines.student import SHAPE, Pruned, cached_signals
+from pipelines.student import SHAPE, Pruned, cached_signals, texts_module
 from pipelines.teacher import MODEL
 from pipelines.timing import Built, Texts, build, target_of, texts_of, time_together
-from pipelines.trials import Judge, Trial, halve
+from pipelines.trials import Judge, Trial, eliminate
 from pipelines.words import tokenizer_of
 
 CORRECTIONS = 6
@@ -78,7 +81,7 @@ def shape_stage(run: Run, config: DistillConfig, given: Inputs, target: Target) 
         "budget": asdict(config.budget) | {"speedup": "", "latency_ms": 0, "min_score": 0},
         "trials": config.prune.trials,
         "train": {name: getattr(config.train, name) for name in TRAINED},
-        "temperature": config.loss.temperature,
+        "loss": {name: getattr(config.loss, name) for name in TAUGHT},
         "max_length": config.data.max_length,
     }
 
@@ -94,10 +97,11 @@ def shape_stage(run: Run, config: DistillConfig, given: Inputs, target: Target) 
 
 
 TRAINED = ("learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head_rate", "dropout", "freeze_embeddings")
+TAUGHT = ("kl", "ce", "temperature")  # trials leave the rest of the loss out
 
 
 class Search:
-    """The search for one target's shape; everything it needs is loaded once."""
+    """The search for one target's shape; what it needs is loaded once, when it is first asked for."""
 
     def __init__(self, run: Run, config: DistillConfig, given: Inputs, target: Target, folder: Path):
         self.run, self.config, self.given, self.target = run, config, given, target
@@ -109,9 +113,25 @@ class Search:
         costs, self.teacher_ms = read_costs(given.costs)
         scores = Scores.load(given.scores.folder / SCORES, self.model)
         self.space = Space(self.axes, scores, costs, head_width(self.model), self.budget.uniform)
-        self.data: TextDataModule = texts_module(run, config, given.data, given.start)
-        self.texts: Texts = texts_of(self.data.splits.validation, self.budget, config.data.max_length, run.seed)
-        self.teacher: Built | None = None
+
+    @cached_property
+    def splits(self) -> Splits:
+        return read_data(self.given.data)
+
+    @cached_property
+    def data(self) -> TextDataModule:
+        return texts_module(self.run, self.config, self.splits, self.tokenizer)
+
+    @cached_property
+    def texts(self) -> Texts:
+        return texts_of(self.splits.validation, self.budget, self.config.data.max_length, self.run.seed)
+
+    @cached_property
+    def teacher(self) -> Built:
+        """The teacher as it is measured: every candidate beside the same files."""
+        source = self.given.teacher.folder / MODEL
+        reference = target_of(self.budget, teacher=True)
+        return build(load_pruned(source), tokenizer_of(source), reference, self.scratch / "teacher", self.texts)
 
     def choose(self) -> dict[str, Any]:
         """Candidates, their trials, then the winner measured until it meets the target."""
@@ -146,7 +166,7 @@ class Search:
                 Trial(prune(self.model, self.axes, each.shape), self.data, signals, self.config.loss, self.config.train)
             )
         judge = Judge(self.data, self.teacher_logits, self.config.loss.temperature)
-        winner, divergences = halve(trials, judge, self.config.prune.trials, self.run.console)
+        winner, divergences = eliminate(trials, judge, self.config.prune.trials, self.run.console)
         self.run.console.say(
             f"  shape-{self.target.name}: {len(found)} candidates tried, {found[winner].label} learns best "
             f"(KL {divergences[winner][-1]:.3f})"
@@ -159,21 +179,15 @@ class Search:
         """The teacher's logits for the validation split, in its order."""
         source = self.given.teacher.folder / MODEL
         model, tokenizer = load_teacher(source), tokenizer_of(source)
-        own = TextDataModule(self.data.splits, tokenizer, max_length=self.config.data.max_length, unlabelled=False)
-        batches = EvalBatches(own.validation, 64, own.pad_id)
-        logits = torch.empty(len(own.validation), len(self.data.splits.labels))
+        own = encode(tokenizer, self.splits.validation, self.config.data.max_length)
+        batches = EvalBatches(own, 64, int(tokenizer.pad_token_id or 0))
+        logits = torch.empty(len(own), len(self.splits.labels))
         for rows, batch in zip(batches.order, batches, strict=True):
             logits[torch.as_tensor(rows)] = model(**{name: batch[name] for name in INPUTS if name in batch}).logits
         return logits
 
     def measured(self, chosen: Candidate) -> dict[str, Any]:
         """Times the candidate beside the teacher, from files as they will be deployed."""
-        source = self.given.teacher.folder / MODEL
-        if self.teacher is None:
-            reference = target_of(self.budget, teacher=True)
-            self.teacher = build(
-                load_pruned(source), tokenizer_of(source), reference, self.scratch / "teacher", self.texts
-            )
         place = self.scratch / "candidate"
         shutil.rmtree(place, ignore_errors=True)
         model = prune(self.model, self.axes, chosen.shape, uniform=self.budget.uniform)

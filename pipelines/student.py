@@ -14,6 +14,7 @@ from compress.prune.slice import Shape, prune
 from compress.prune.trace import find_axes
 from distill.data.batches import Signals
 from distill.data.module import TextDataModule
+from distill.data.splits import Splits
 from distill.module import DistillationModule
 from distill.student.build import build_student
 from distill.student.spec import is_relative
@@ -96,15 +97,8 @@ def student_stage(
             stages=stages_of(student, layout, mesh),
             signals=asked_as(config, source, layouts.teacher) if in_step else None,
         )
-        training = TextDataModule(
-            splits,
-            tokenizer,
-            batch_size=config.train.batch_size,
-            max_length=config.data.max_length,
-            seed=run.seed,
-            unlabelled=config.loss.needs_teacher,
-            signals=cached_signals(cache, pruned) if cache is not None else remote,
-        )
+        signals = cached_signals(cache, pruned) if cache is not None else remote
+        training = texts_module(run, config, splits, tokenizer, signals)
         metrics = fit(
             module,
             training,
@@ -157,6 +151,25 @@ class Pruned:
         """The student before it is trained."""
         model = load_pruned(self.start)
         return model if self.shape is None else prune(model, find_axes(model), read_shape(self.shape))
+
+
+def texts_module(
+    run: Run,
+    config: DistillConfig,
+    splits: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    signals: Signals | None = None,
+) -> TextDataModule:
+    """The texts as the student trains on them; those without labels where it learns from the teacher."""
+    return TextDataModule(
+        splits,
+        tokenizer,
+        batch_size=config.train.batch_size,
+        max_length=config.data.max_length,
+        seed=run.seed,
+        unlabelled=config.loss.needs_teacher,
+        signals=signals,
+    )
 
 
 def cached_signals(cache: Artefact, pruned: Pruned | None = None) -> Signals:

@@ -8,6 +8,7 @@ from pipelines.config import DistillConfig
 from pipelines.gradual import close_stage
 from pipelines.layouts import Layouts
 from pipelines.pruning import costs_stage, scores_stage, start_stage
+from pipelines.road import name_of
 from pipelines.rounds import round_name, round_stage
 from pipelines.shaping import Inputs, Target, shape_stage, targets_of
 from pipelines.stage import Artefact, Run
@@ -74,9 +75,8 @@ def train_students(
     targets, students = targets_of(config.budget), []
     for target in targets:
         stages |= SCHEDULES[config.prune.schedule](road, target)
-        name = "student" if len(targets) == 1 else f"student-{target.name}"
         done, shape = stages[f"distill-{target.name}"], stages[f"shape-{target.name}"]
-        students.append(Trained(name, f"-{target.name}", done, shape))
+        students.append(Trained(name_of(target.name, len(targets)), f"-{target.name}", done, shape))
     return students, stages
 
 

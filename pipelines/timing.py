@@ -15,7 +15,7 @@ from compress.prune.budget import Budget
 from distill.data.encode import encode
 from distill.data.splits import Examples
 from pipelines.evaluate import MEASURED, arrays
-from pipelines.export import HUGGINGFACE, artefact_bytes, with_needed, write_target
+from pipelines.export import HUGGINGFACE, artefact_bytes, chosen, with_needed, write_target
 
 TEXTS = 64
 ROUNDS = 5
@@ -79,8 +79,7 @@ def texts_of(examples: Examples, budget: Budget, max_length: int, seed: int) -> 
     rows = np.random.default_rng(seed).permutation(len(examples))[: TEXTS * budget.batch]
     if len(rows) < budget.batch:
         rows = np.resize(rows, budget.batch)
-    pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
-    return Texts(Examples([examples.texts[i] for i in rows], pairs, []), budget, max_length)
+    return Texts(Examples(*chosen(examples, rows)), budget, max_length)
 
 
 def time_together(built: Mapping[str, Built], budget: Budget, rounds: int = ROUNDS) -> dict[str, Latency]:

@@ -19,6 +19,7 @@ from distill.training import TrainConfig
 from pipelines.console import Console
 
 WARMUP = 20  # steps
+PART = 3  # the best of so many goes on
 
 
 class Trial:
@@ -82,21 +83,30 @@ class Judge:
         return total / len(self.logits)
 
 
-def halve(trials: Sequence[Trial], judge: Judge, steps: int, console: Console) -> tuple[int, list[list[float]]]:
-    """The trial that learns best, and each one's divergence after each of its turns.
+def eliminate(trials: Sequence[Trial], judge: Judge, steps: int, console: Console) -> tuple[int, list[list[float]]]:
+    """Number of the trial that learns best, and each one's divergence after each of its turns.
 
-    All are trained `steps` steps; the better half goes on for twice as many, until one is left.
+    In each round all that are left are trained and the better third goes on, in the last one for `steps` steps and in
+    each before it for a third of the next one's, so that no round takes much longer than another.
 
-    Source: successive halving, Jamieson and Talwalkar 2016 (arXiv 1502.07943).
+    Source: successive halving, Jamieson and Talwalkar 2016 (arXiv 1502.07943), with thirds for halves as in Hyperband
+    (Li et al. 2018, arXiv 1603.06560).
     """
     left, found = list(range(len(trials))), [[] for _ in trials]  # type: list[int], list[list[float]]
-    total = len(trials) * steps * max(1, int(np.ceil(np.log2(max(len(trials), 2)))))
-    with console.track("shape: trials", total, "steps") as advance:
-        while len(left) > 1:
+    plan = rounds(len(trials), steps)
+    with console.track("shape: trials", sum(count * each for count, each in plan), "steps") as advance:
+        for count, each in plan:
+            left = sorted(left, key=lambda number: found[number][-1:])[:count]
             for number in left:
-                trials[number].run(steps)
+                trials[number].run(each)
                 found[number].append(judge.divergence(trials[number].module.student))
-                advance(steps, f"{len(left)} candidates")
-            left = sorted(left, key=lambda number: found[number][-1])[: -(-len(left) // 2)]
-            steps *= 2
-    return left[0], found
+                advance(each, f"{count} candidates")
+    return min(left, key=lambda number: found[number][-1]), found
+
+
+def rounds(trials: int, steps: int) -> list[tuple[int, int]]:
+    """Of each round how many trials take part, and the steps of each of them."""
+    counts = [trials]
+    while counts[-1] > PART:
+        counts.append(-(-counts[-1] // PART))
+    return [(count, max(1, steps // PART**back)) for back, count in reversed(list(enumerate(reversed(counts))))]

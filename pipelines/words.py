@@ -17,7 +17,7 @@ WORDS = "words.npy"
 
 
 def tokenizer_of(folder: Path, role: str = "student") -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, stock or pruned: of a pruned one it would ask whether to run its code."""
+    """The tokenizer of a checkpoint, stock or pruned; a pruned model's classes have to be known before it is read."""
     admit(folder)
     return load_tokenizer(folder, role)
 

@@ -108,6 +108,14 @@ def test_times_that_were_not_measured_are_fitted():
         fit_costs([Outline(8, (1,), (1,))] * 2, [1.0, 0.0])
 
 
+def test_layers_of_different_sizes_are_planned_as_the_first():
+    full = Outline(64, (8, 2, 1), (256, 16, 1))
+    for each in plan(full, step=8):
+        assert all(units <= most for units, most in zip(each.heads, full.heads, strict=False))
+        assert all(units <= most for units, most in zip(each.ffn, full.ffn, strict=False))
+    assert Outline(64, (8, 2), (128, 8)) in plan(full, step=8)
+
+
 def test_the_plan_cannot_tell_the_parts_apart():
     outlines = plan(Outline(384, (12,) * 6, (1536,) * 6), step=32)
     rows = np.stack([features(each) for each in outlines])

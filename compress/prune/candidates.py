@@ -1,6 +1,6 @@
 """The shapes worth a trial: for every width and depth the allocation that spends the budget best."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,12 +64,17 @@ class Space:
         return sorted({axis.layer for axis in self.axes if axis.layer is not None})
 
     @property
+    def stream(self) -> Axis | None:
+        """The hidden axis; None where the residual stream can't be cut."""
+        return stream_of(self.axes)
+
+    @property
     def hidden(self) -> int:
-        return next((axis.units for axis in self.axes if axis.kind == "hidden"), 0)
+        return self.stream.units if self.stream is not None else 0
 
     def widths(self) -> list[int]:
         """Widths to try, the whole one first; only that one where the residual stream can't be cut."""
-        if not any(axis.kind == "hidden" for axis in self.axes):
+        if self.stream is None:
             return [self.hidden]
         return list(dict.fromkeys(max(self.step, round(self.hidden * w / self.step) * self.step) for w in WIDTHS))
 
@@ -113,10 +118,9 @@ def smallest(space: Space) -> Candidate:
     """One layer of the least of everything: nothing is faster."""
     hidden = min(space.widths())
     layers = options(space, hidden)
-    best = int(torch.argmax(torch.tensor([each.layer_loss for each in layers])))
-    one = layers[best]
+    number, one = max(enumerate(layers), key=lambda each: each[1].layer_loss)
     cost = space.costs.base(hidden) + space.costs.layer(hidden, one.heads[0], one.ffn[0])
-    return candidate(space, hidden, Choice((best,), one.heads[:1], one.ffn[:1], float("inf"), cost))
+    return candidate(space, hidden, Choice((number,), one.heads[:1], one.ffn[:1], float("inf"), cost))
 
 
 def evenly(count: int, total: int) -> tuple[int, ...]:
@@ -129,7 +133,7 @@ def options(space: Space, hidden: int) -> list[Options]:
     heads, ffn, full = space.units("heads"), space.units("ffn"), outline_of(space.axes)
     found = []
     for layer, units, neurons in zip(space.layers, full.heads, full.ffn, strict=True):
-        counts = [max(1, units * hidden // space.hidden)] if space.uniform else list(range(1, units + 1))
+        counts = [in_proportion(units, hidden, space.hidden)] if space.uniform else list(range(1, units + 1))
         step = max(1, neurons // STEPS)
         sizes = list(range(step, neurons + 1, step))
         found.append(
@@ -153,18 +157,29 @@ def removed_loss(space: Space, axis: Axis | None, kept: Sequence[int]) -> tuple[
     return tuple(0.5 * float(rising[len(scores) - count]) for count in kept)
 
 
+def in_proportion(units: int, hidden: int, whole: int) -> int:
+    """As many of the units as is kept of the width; all where the width can't be cut."""
+    return max(1, units * hidden // whole) if whole else units
+
+
 def candidate(space: Space, hidden: int, choice: Choice) -> Candidate:
-    heads, ffn = space.units("heads"), space.units("ffn")
-    kept: dict[str, Tensor] = {}
-    if hidden != space.hidden:
-        kept["hidden"] = best(space.scores.values["hidden"], hidden)
-    for layer, count, size in zip(choice.layers, choice.heads, choice.ffn, strict=True):
-        for axis, units in ((heads.get(layer), count), (ffn.get(layer), size)):
-            if axis is not None and units != axis.units:
-                kept[axis.name] = best(space.scores.values[axis.name], units)
-    stream = next((axis for axis in space.axes if axis.kind == "hidden"), None)
-    loss = choice.loss + removed_loss(space, stream, [hidden])[0]
-    return Candidate(Shape(choice.layers, kept), Outline(hidden, choice.heads, choice.ffn), choice, loss)
+    outline = Outline(hidden, choice.heads, choice.ffn)
+    shape = shape_of(
+        space.axes, choice.layers, outline, lambda axis, count: best(space.scores.values[axis.name], count)
+    )
+    return Candidate(shape, outline, choice, choice.loss + removed_loss(space, space.stream, [hidden])[0])
+
+
+def shape_of(
+    axes: Sequence[Axis], layers: Sequence[int], outline: Outline, pick: Callable[[Axis, int], Tensor]
+) -> Shape:
+    """These layers in the sizes of the outline, whose units `pick(axis, count)` names where some go."""
+    wanted: dict[tuple[str, int | None], int] = {("hidden", None): outline.hidden}
+    for layer, heads, ffn in zip(layers, outline.heads, outline.ffn, strict=True):
+        wanted |= {("heads", layer): heads, ("ffn", layer): ffn}
+    counts = {axis: wanted.get((axis.kind, axis.layer), axis.units) for axis in axes}
+    kept = {axis.name: pick(axis, count) for axis, count in counts.items() if count != axis.units}
+    return Shape(tuple(layers), kept)
 
 
 def best(scores: Tensor, count: int) -> Tensor:
@@ -172,23 +187,19 @@ def best(scores: Tensor, count: int) -> Tensor:
     return torch.sort(scores, descending=True, stable=True).indices[:count].sort().values
 
 
+def stream_of(axes: Sequence[Axis]) -> Axis | None:
+    return next((axis for axis in axes if axis.kind == "hidden"), None)
+
+
 def outline_of(axes: Sequence[Axis]) -> Outline:
     """Sizes of the whole model; what has no axis is a single unit."""
-    hidden = next((axis.units for axis in axes if axis.kind == "hidden"), 0)
+    stream = stream_of(axes)
     layers = sorted({axis.layer for axis in axes if axis.layer is not None})
     heads, ffn = ({axis.layer: axis.units for axis in axes if axis.kind == kind} for kind in ("heads", "ffn"))
+    hidden = stream.units if stream is not None else 0
     return Outline(hidden, *(tuple(each.get(layer, 1) for layer in layers) for each in (heads, ffn)))
 
 
 def first_units(axes: Sequence[Axis], outline: Outline) -> Shape:
     """A shape of these sizes whatever the units are worth: what costs are measured on."""
-    kept: dict[str, Tensor] = {}
-    sizes: Mapping[str, Sequence[int]] = {"heads": outline.heads, "ffn": outline.ffn}
-    for axis in axes:
-        if axis.kind == "hidden" and outline.hidden < axis.units:
-            kept[axis.name] = torch.arange(outline.hidden)
-        elif axis.kind in sizes and axis.layer is not None and axis.layer < outline.depth:
-            count = sizes[axis.kind][axis.layer]
-            if count < axis.units:
-                kept[axis.name] = torch.arange(count)
-    return Shape(tuple(range(outline.depth)), kept)
+    return shape_of(axes, range(outline.depth), outline, lambda axis, count: torch.arange(count))

@@ -19,7 +19,7 @@ class PruneConfig:
         rounds: Rounds of the iterative schedule.
         gradual: Share of the training's epochs in which a gradual schedule closes units.
         samples: Training texts that scores are measured on.
-        trials: Steps of the first comparison of candidate shapes; 0 takes the one of least estimated loss.
+        trials: Steps before the last comparison of candidate shapes; 0 takes the one of least estimated loss.
         vocabulary: Also remove words that the training texts don't use.
         unseen: Share of further text's words that may be spelt in pieces since the training texts lack them.
         embedding_rank: Columns of the word table, which a projection then takes to the hidden width; 0 leaves it whole.
@@ -31,7 +31,7 @@ class PruneConfig:
     rounds: int = 3
     gradual: float = 0.3
     samples: int = 512
-    trials: int = 50
+    trials: int = 450
     vocabulary: bool = True
     unseen: float = 0.002
     embedding_rank: int = 0

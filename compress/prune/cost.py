@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -54,10 +55,13 @@ class CostModel:
         return self.predict(Outline(hidden, (heads,), (ffn,))) - self.base(hidden)
 
 
+def parts(hidden: Any, depth: Any, heads: Any, ffn: Any) -> tuple[Any, ...]:
+    """What the coefficients are multiplied by, from a width and sums over layers; of numbers or of tensors."""
+    return 1, hidden, depth, depth * hidden, heads, heads * hidden, ffn, ffn * hidden
+
+
 def features(outline: Outline) -> np.ndarray:
-    heads, ffn, hidden = sum(outline.heads), sum(outline.ffn), outline.hidden
-    depth = outline.depth
-    return np.array([1, hidden, depth, depth * hidden, heads, heads * hidden, ffn, ffn * hidden], float)
+    return np.array(parts(outline.hidden, outline.depth, sum(outline.heads), sum(outline.ffn)), float)
 
 
 def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> CostModel:
@@ -83,18 +87,18 @@ def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> Cos
 
 
 def plan(full: Outline, *, step: int) -> list[Outline]:
-    """The models to measure: the widths WIDTHS, each with the blocks BLOCKS.
+    """The models to measure: the widths WIDTHS, each with the blocks BLOCKS of the first layers.
 
     Args:
         full: The whole model.
         step: Hidden widths are multiples of it.
     """
-    heads, ffn = full.heads[0], full.ffn[0]
     found = []
     for share in WIDTHS:
         hidden = max(step, round(full.hidden * share / step) * step)
         for layers, of_heads, of_ffn in BLOCKS:
             depth = min(layers, full.depth)
-            sizes = max(1, round(heads * of_heads)), max(1, round(ffn * of_ffn))
-            found.append(Outline(hidden, (sizes[0],) * depth, (sizes[1],) * depth))
+            heads = tuple(max(1, round(units * of_heads)) for units in full.heads[:depth])
+            ffn = tuple(max(1, round(units * of_ffn)) for units in full.ffn[:depth])
+            found.append(Outline(hidden, heads, ffn))
     return list(dict.fromkeys(found))

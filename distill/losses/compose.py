@@ -8,7 +8,7 @@ from torch import Tensor
 
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.losses.features import hidden_cosine, hidden_mse
+from distill.losses.features import DISTANCES
 from distill.losses.logits import cross_entropy, forward_kl
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 
@@ -35,7 +35,7 @@ def loss_terms(
     if config.ce:
         terms["ce"] = cross_entropy(student_logits, labels)
     if config.hidden:
-        distance = {"mse": hidden_mse, "cosine": hidden_cosine}[config.hidden_kind]
+        distance = DISTANCES[config.hidden_kind]
         terms["hidden"] = torch.stack([distance(s, t, mask) for s, t in hidden_pairs]).mean()
     return terms
 
