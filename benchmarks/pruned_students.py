@@ -14,7 +14,7 @@ deployed file on the test split, one text a call. What each way gets:
                    it is mostly faster than asked for. Ours' training loop, batches and cached logits.
     textbrewer     TextBrewer 0.2.1's GeneralDistiller with the teacher in each step, at our temperature and without
                    dropout as everyone; of its kinds of students the one with whole layers copied and the narrower one
-                   (random weights) that come nearest to the speed and aren't slower. See `pruning_peers.py`.
+                   (random weights) that come nearest to the speed and aren't slower. See `pruning_textbrewer.py`.
     torch-pruning  Torch-Pruning 1.6.1's magnitude pruner, its ratio searched by measuring until the speed is met;
                    ranked over the whole model as in its BERT example, and evenly. Then trained as `layers`.
 
@@ -27,10 +27,9 @@ on from there; speed is measured anew each time.
 import argparse
 import json
 import shutil
-import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from functools import cached_property
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -38,37 +37,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from benchmarks.pruning_peers import (
-    TRAIN,
-    Lesson,
-    Size,
-    Trained,
-    brewed_sizes,
-    brewed_student,
-    nearest_ratio,
-    torch_pruned,
-)
+from benchmarks.pruning_peers import TRAIN, Lesson, Size, Trained, nearest_ratio, torch_pruned
+from benchmarks.pruning_settings import config_of, config_of_run, settings_of
+from benchmarks.pruning_table import show
+from benchmarks.pruning_textbrewer import brewed_sizes, brewed_student
 from compress.export.huggingface import TorchModel
 from compress.export.onnx import OnnxModel
-from compress.prune.budget import Budget
-from compress.prune.config import PruneConfig
-from distill.data.columns import find_columns
-from distill.data.config import DataConfig
 from distill.data.encode import encode
-from distill.data.source import read_splits
 from distill.data.splits import Examples
-from distill.losses.config import LossConfig
 from distill.student.build import build_student
-from distill.teacher.config import TeacherConfig
 from distill.teacher.load import load_tokenizer
-from distill.training import TrainConfig
-from pipelines.config import DistillConfig, MachineConfig
 from pipelines.console import Console
 from pipelines.evaluate import arrays
 from pipelines.export import with_needed, write_target
@@ -94,7 +76,8 @@ def main(words: Sequence[str] | None = None) -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(given.threads)
     console = Console()
-    configs = [config_of_run(Path(run)) for run in given.ours] or [config_of(given, seed) for seed in given.seeds]
+    configs = [config_of_run(Path(run), given.speedup) for run in given.ours]
+    configs = configs or [config_of(given, seed) for seed in given.seeds]
     bench = Bench(given, [Lesson(config, console) for config in configs], console)
     tried = {way: bench.students(way) for way in given.ways}
     results = bench.results([student for students in tried.values() for student in students if student["taken"]])
@@ -114,68 +97,18 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--rates", nargs="+", type=float, default=[5e-4, 1e-3], help="learning rates to choose from")
     found.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     found.add_argument(
-        "--ours", nargs="+", default=[], help="finished runs, one a seed; all others take their settings"
+        "--ours", nargs="+", default=[], help="finished runs with this speed-up; all others take their settings"
     )
     found.add_argument("--limit", type=int, default=0, help="train on so many rows only")
     found.add_argument("--batch-size", type=int, default=32)
     found.add_argument("--temperature", type=float, default=2.0)
     found.add_argument("--max-length", type=int, default=128)
     found.add_argument("--validation-fraction", type=float, default=0.05)
-    found.add_argument("--trials", type=int, default=100, help="steps of the first comparison of our shapes")
+    found.add_argument("--trials", type=int, default=450, help="steps before the last comparison of our shapes")
     found.add_argument("--rounds", type=int, default=20, help="times each text is run in the last measurement")
     found.add_argument("--threads", type=int, default=1, help="of training; speed is measured with one")
     found.add_argument("--output", default="runs/pruned-students")
     return found
-
-
-def config_of(given: argparse.Namespace, seed: int) -> DistillConfig:
-    """What a person would tell `pipelines.distill`; the other ways take their training from it."""
-    path = limited(given.data, given.limit, Path(given.output)) if given.limit else given.data
-    return DistillConfig(
-        output=str(Path(given.output) / "ours" / f"seed-{seed}"),
-        teacher=TeacherConfig(model=given.teacher, finetune="never"),
-        budget=Budget(speedup=f"{given.speedup:g}", precision=given.precision),
-        prune=PruneConfig(trials=given.trials),
-        data=DataConfig(path=path, max_length=given.max_length, validation_fraction=given.validation_fraction),
-        loss=LossConfig(temperature=given.temperature),
-        train=TrainConfig(
-            epochs=given.epochs,
-            learning_rate=given.rates[0],
-            batch_size=given.batch_size,
-            dropout=0.0,
-            freeze_embeddings=True,
-        ),
-        machine=MachineConfig(accelerator="cpu", precision="32", threads=given.threads),
-        seed=seed,
-    )
-
-
-def config_of_run(folder: Path) -> DistillConfig:
-    """The settings of a finished run, wherever its folder lies now."""
-    written = json.loads((folder / "config.json").read_text())
-    return rebuilt(DistillConfig, written | {"output": str(folder), "until": "distill"})
-
-
-def rebuilt(kind: Any, plain: Mapping[str, Any]) -> Any:
-    """A dataclass from what `asdict` made of it."""
-    kinds = {field.name: field.type for field in fields(kind)}
-    return kind(
-        **{name: rebuilt(kinds[name], value) if is_dataclass(kinds[name]) else value for name, value in plain.items()}
-    )
-
-
-def limited(path: str, limit: int, output: Path) -> str:
-    """A copy of the data with `limit` rows to train on, the classes in turn."""
-    folder = output / f"data-{limit}"
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, table in read_splits(path).items():
-        if split == "train":
-            labels = table[str(find_columns(table, DataConfig(path=path), split).label)].to_pylist()
-            seen: dict[Any, int] = {}
-            turns = [seen.update({label: seen.get(label, 0) + 1}) or seen[label] for label in labels]
-            table = table.take(np.sort(np.argsort(turns, kind="stable")[:limit]))
-        pa.parquet.write_table(table, folder / f"{split}.parquet")
-    return str(folder)
 
 
 class Bench:
@@ -184,8 +117,8 @@ class Bench:
     def __init__(self, given: argparse.Namespace, lessons: Sequence[Lesson], console: Console):
         self.given, self.lessons, self.console = given, lessons, console
         self.first, self.budget = lessons[0], lessons[0].config.budget
-        if len(self.budget.speedups) != 1 or any(settings_of(each) != settings_of(self.first) for each in lessons):
-            raise SystemExit("--ours: expected runs for one speed-up that differ in their seed only")
+        if any(settings_of(each) != settings_of(self.first) for each in lessons):
+            raise SystemExit("--ours: expected runs that differ in their seed only")
         self.wanted, self.target = self.budget.speedups[0], target_of(self.budget)
         self.rates = [self.first.config.train.learning_rate] if given.ours else given.rates
         self.place = Path(given.output) / "students" / digest_of(settings_of(self.first))[:8]
@@ -356,13 +289,6 @@ def parameters(model: PreTrainedModel) -> dict[str, Any]:
     return {"params": model.num_parameters(), "without_words": model.num_parameters() - words.numel()}
 
 
-def settings_of(lesson: Lesson) -> dict[str, Any]:
-    """All that decides a student but its seed and learning rate."""
-    plain = asdict(lesson.config) | {"output": None, "seed": None, "until": None}
-    plain["train"].pop("learning_rate")
-    return plain
-
-
 def replace_inputs(built: Built, inputs: Sequence[dict[str, np.ndarray]], threads: int = 0) -> Built:
     """The same files on other inputs, opened once more where `threads` are given."""
     runner = OnnxModel(built.folder / built.target, threads) if threads else built.runner
@@ -374,51 +300,6 @@ def check_same(runner: OnnxModel, model: TorchModel, samples: Iterable[dict[str,
     worst = max(float(np.abs(runner(batch) - model(batch)).max()) for batch in samples)
     if not worst <= ROUNDING:
         raise SystemExit(f"{where}: logits differ by {worst:.1e} from PyTorch's")
-
-
-def show(console: Console, results: Mapping[str, Any]) -> None:
-    settings, teacher, machine = results["settings"], results["teacher"], results["machine"]
-    rows = [
-        ("teacher", "", "", "1.00", f"{teacher['test']:.2%}", "", "", *sizes_shown([teacher]), ""),
-        *(row(way, results) for way in dict.fromkeys(student["way"] for student in results["students"])),
-    ]
-    header = ("student", "size", "rate", "speed-up", "median", "mean (range)", "kept", "MB", "M params", "minutes")
-    title = (
-        f"{settings['budget']['speedup']}x asked for, {settings['budget']['precision']} on ONNX Runtime, batch 1, "
-        f"1 thread, {settings['train']['epochs']} epochs, seeds {', '.join(map(str, settings['seeds']))}: test accuracy"
-    )
-    console.table(title, header, rows)
-    console.say(
-        f"speed-up: median (range) over seeds; the teacher's own copy: {results['teacher_again']:.3f}x, which is "
-        "noise. M params: all / without words. minutes: training + choosing the size (ours for each student)"
-    )
-    console.say(f"{machine}")
-
-
-def row(way: str, results: Mapping[str, Any]) -> tuple[str, ...]:
-    """One way, over its seeds."""
-    students = [student for student in results["students"] if student["way"] == way]
-    scores, speeds = ([student[name] for student in students] for name in ("test", "speedup"))
-    labels = list(dict.fromkeys(student["label"] for student in students))
-    minutes, search = (
-        statistics.median(student[name] for student in students) / 60 for name in ("seconds", "search_seconds")
-    )
-    return (
-        way,
-        labels[0] + (f" (and {len(labels) - 1} others)" if len(labels) > 1 else ""),
-        f"{students[0]['rate']:g}",
-        f"{statistics.median(speeds):.2f} ({min(speeds):.2f}-{max(speeds):.2f})",
-        f"{statistics.median(scores):.2%}",
-        f"{statistics.mean(scores):.2%} ({min(scores):.2%}-{max(scores):.2%})",
-        f"{statistics.median(scores) / results['teacher']['test']:.1%}",
-        *sizes_shown(students),
-        f"{minutes:.1f} + {search:.1f}",
-    )
-
-
-def sizes_shown(models: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    size, params, rest = (statistics.median(m[name] for m in models) for name in ("bytes", "params", "without_words"))
-    return f"{size / 1e6:.1f}", f"{params / 1e6:.2f} / {rest / 1e6:.2f}"
 
 
 if __name__ == "__main__":

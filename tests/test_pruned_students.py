@@ -86,7 +86,7 @@ def test_the_ratio_found_is_the_smallest_that_is_fast_enough():
 
 
 def test_textbrewers_students_start_as_its_examples_say(teacher: PreTrainedModel):
-    from benchmarks.pruning_peers import Brewed, brewed_sizes, brewed_student
+    from benchmarks.pruning_textbrewer import Brewed, brewed_sizes, brewed_student
 
     found = brewed_sizes(teacher)
     assert Brewed("T3", 2, 128, 512) in found
@@ -102,7 +102,7 @@ def test_textbrewers_students_start_as_its_examples_say(teacher: PreTrainedModel
 
 
 def test_every_layer_is_matched_and_projected_where_it_is_narrower():
-    from benchmarks.pruning_peers import matches
+    from benchmarks.pruning_textbrewer import matches
 
     found = matches(2, 6, (64, 128))
     assert [(each["layer_S"], each["layer_T"]) for each in found] == [(0, 0), (1, 3), (2, 6)]
@@ -111,7 +111,7 @@ def test_every_layer_is_matched_and_projected_where_it_is_narrower():
 
 
 def test_fewer_rows_keep_every_class(tmp_path: Path):
-    from benchmarks.pruned_students import limited
+    from benchmarks.pruning_settings import limited
     from distill.data.source import read_splits
 
     data = write_data(tmp_path / "data")
@@ -219,7 +219,8 @@ def test_a_finished_run_is_taken_with_its_own_settings(bench: tuple[list[str], P
 
     monkeypatch.delattr("benchmarks.pruning_peers.fit")
     before, run = found_in(bench), str(bench[1] / "ours" / "seed-0")
-    main(["--ours", run, "--ways", "ours", "layers", "--epochs", "7", "--rounds", "1", "--output", str(bench[1])])
+    words = ["--ours", run, "--speedup", "1.4", "--ways", "ours", "layers", "--epochs", "7"]
+    main([*words, "--rounds", "1", "--output", str(bench[1])])
     after = found_in(bench)
     assert after["settings"] == before["settings"]
     assert after["tried"] == [student for student in before["tried"] if student["way"] in ("ours", "layers")]
