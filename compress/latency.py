@@ -1,4 +1,4 @@
-"""How long one call takes: several models in turn on the same inputs, so that a drift of the machine hits all alike."""
+"""How long a call takes: models take turns on the same inputs, so that a drift of the machine hits all alike."""
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -12,14 +12,18 @@ import torch
 
 @dataclass(frozen=True)
 class Latency:
-    """Times of single calls in milliseconds.
+    """Milliseconds a call.
+
+    Of each text the fastest of its calls counts: what is above it, others on the machine took, and a small model that
+    lives in the processor's shared cache loses far more by that than a large one.
 
     Args:
         batch: Texts a call.
         length: Median of the padded lengths of the calls, in tokens.
         threads: Threads the runtime was given.
         repeats: Calls measured.
-        median_ms, p10_ms, p90_ms: Quantiles over all calls.
+        median_ms, p10_ms, p90_ms: Quantiles over the texts.
+        all_ms: Median of all calls, disturbed or not.
     """
 
     batch: int
@@ -29,8 +33,10 @@ class Latency:
     median_ms: float
     p10_ms: float
     p90_ms: float
+    all_ms: float
 
 
+BLOCK = 16  # texts that a model takes in a row
 Name = TypeVar("Name", bound=Hashable)
 Inputs = dict[str, np.ndarray]
 Runner = Callable[[Inputs], object]
@@ -45,7 +51,11 @@ def measure(
     threads: int = 1,
     on_call: Callable[[], None] = lambda: None,
 ) -> dict[Name, Latency]:
-    """Times every runner on every text, `rounds` times, in turn; the first runner changes from call to call.
+    """Times every runner on every text, `rounds` times. Runners take turns from block to block of BLOCK texts.
+
+    Within a block a runner is alone, as it will be when it serves: called in turn text by text, a small model would
+    find its weights driven out of the cache by the large one each time, and would look half as fast. The first call of
+    a block isn't counted for the same reason. Which runner goes first changes from block to block.
 
     Args:
         runners: Name -> function of one padded batch of token ids ([batch, length] int64 each).
@@ -54,30 +64,38 @@ def measure(
         rounds: Times each input is run.
         warmup: Rounds that aren't counted.
         threads: Threads of PyTorch while measuring; runners of other runtimes must be built with the same number.
-        on_call: Told after each call, outside the timed part.
+        on_call: Told after each call that is timed, outside of it.
     """
     names = list(runners)
     times: dict[Name, list[float]] = {name: [] for name in names}
     with torch_threads(threads):
         for number in range(-warmup, rounds):
-            for index in range(len(inputs[names[0]])):
-                shift = (number + index) % len(names)
+            for block, first in enumerate(range(0, len(inputs[names[0]]), BLOCK)):
+                shift = (number + block) % len(names)
                 for name in names[shift:] + names[:shift]:
-                    batch = inputs[name][index]
-                    start = time.perf_counter()
-                    runners[name](batch)
-                    elapsed = (time.perf_counter() - start) * 1e3
-                    if number >= 0:
-                        times[name].append(elapsed)
-                    on_call()
-    return {name: summary(values, inputs[name], threads) for name, values in times.items()}
+                    found = timed(runners[name], inputs[name][first : first + BLOCK], on_call)
+                    times[name] += found if number >= 0 else []
+    return {name: summary(np.reshape(values, (rounds, -1)), inputs[name], threads) for name, values in times.items()}
 
 
-def summary(values: Sequence[float], inputs: Sequence[Inputs], threads: int) -> Latency:
+def timed(runner: Runner, block: Sequence[Inputs], on_call: Callable[[], None]) -> list[float]:
+    """Milliseconds of each call."""
+    runner(block[0])
+    found = []
+    for batch in block:
+        start = time.perf_counter()
+        runner(batch)
+        found.append((time.perf_counter() - start) * 1e3)
+        on_call()
+    return found
+
+
+def summary(values: np.ndarray, inputs: Sequence[Inputs], threads: int) -> Latency:
+    """Of times [rounds, texts]."""
     shapes = [batch["input_ids"].shape for batch in inputs]
     batch, length = shapes[0][0], int(np.median([shape[1] for shape in shapes]))
-    p10, median, p90 = (float(q) for q in np.quantile(values, [0.1, 0.5, 0.9]))
-    return Latency(batch, length, threads, len(values), median, p10, p90)
+    p10, median, p90 = (float(q) for q in np.quantile(values.min(axis=0), [0.1, 0.5, 0.9]))
+    return Latency(batch, length, threads, values.size, median, p10, p90, float(np.median(values)))
 
 
 @contextmanager

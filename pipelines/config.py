@@ -96,7 +96,7 @@ class MeasureConfig:
     """
 
     texts: int = 64
-    rounds: int = 5
+    rounds: int = 10
     batch: int = 32
     threads: int = 1
     parity: int = 256

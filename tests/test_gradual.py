@@ -291,7 +291,7 @@ def predicted(runners, inputs, *, rounds, threads=1, **rest):
     found = {}
     for name, runner in runners.items():
         ms = COSTS.predict(outline_in(runner.model))
-        found[name] = Latency(1, 12, threads, rounds, ms, ms, ms)
+        found[name] = Latency(1, 12, threads, rounds, ms, ms, ms, ms)
     return found
 
 

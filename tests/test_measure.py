@@ -12,7 +12,7 @@ import torch
 
 from compress import latency as latencies
 from compress import precision as precisions
-from compress.latency import Latency, measure, torch_threads
+from compress.latency import BLOCK, Latency, measure, torch_threads
 from compress.precision import HOPELESS, autocast, candidates, fastest, measure_precisions
 from conftest import build_model
 from pipelines import machine
@@ -70,30 +70,44 @@ def test_a_runner_gets_other_work_than_the_rest(rounds, warmup):
     assert list(found) == list(NAMES)
     assert {one.repeats for one in found.values()} == {rounds * len(LENGTHS)}
     count = Counter((name, length) for name, length, _ in calls.seen)
-    assert count == dict.fromkeys(((n, length) for n in NAMES for length in LENGTHS), rounds + warmup)
-    assert len(told) == len(calls.seen)
+    each = dict.fromkeys(LENGTHS, rounds + warmup) | {LENGTHS[0]: 2 * (rounds + warmup)}  # begins the block
+    assert count == {(name, length): times for name in NAMES for length, times in each.items()}
+    assert len(told) == len(NAMES) * len(LENGTHS) * (rounds + warmup)
 
 
 def test_one_runner_always_goes_first():
-    calls = Calls()
-    measure(calls.runners(), dict.fromkeys(NAMES, TEXTS[:3]), rounds=4, warmup=0)
-    turns = [calls.seen[i : i + 3] for i in range(0, len(calls.seen), 3)]
-    assert all(len({length for _, length, _ in turn}) == 1 for turn in turns), "models interleave on each input"
-    assert {name for turn in turns for name, *_ in turn} == set(NAMES)
+    calls, count = Calls(), 3 * BLOCK
+    texts = [{"input_ids": np.full((1, length), 1)} for length in range(1, count + 1)]
+    measure(calls.runners(), dict.fromkeys(NAMES, texts), rounds=3, warmup=0)
+    turns = [calls.seen[i : i + BLOCK + 1] for i in range(0, len(calls.seen), BLOCK + 1)]
+    assert all(len({name for name, *_ in turn}) == 1 for turn in turns), "a model is alone within a block"
+    assert all(turn[0] == turn[1] for turn in turns), "and warms up on its first text"
+    starts = [turn[0][1] for turn in turns]
+    assert starts == 3 * [first for first in (1, 1 + BLOCK, 1 + 2 * BLOCK) for _ in NAMES], "models take turns"
+    names = [turn[0][0] for turn in turns]
     for place in range(3):  # each model is as often the first, the second and the third
-        assert Counter(turn[place][0] for turn in turns) == dict.fromkeys(NAMES, 4)
-    first = {length: {turn[0][0] for turn in turns if turn[0][1] == length} for length in LENGTHS[:3]}
-    assert all(len(names) == 3 for names in first.values()), "and so on every input"
+        assert Counter(names[place::3]) == dict.fromkeys(NAMES, 3)
+    first = {start: {names[i] for i in range(0, len(turns), 3) if starts[i] == start} for start in starts}
+    assert all(len(own) == 3 for own in first.values()), "and so on every block"
 
 
 def test_quantiles_are_of_other_numbers_than_the_calls(clock):
-    took = iter([0.001, 0.002, 0.003, 0.010, 0.004])
+    took = iter([9, 0.001, 0.002, 0.003, 0.010, 0.004])
     batches = [{"input_ids": np.zeros((4, length), np.int64)} for length in (5, 9, 9, 8, 30)]
     runners = {"only": lambda batch: clock.work(next(took))}
     # What is told after a call takes its time too, and that is no part of the call's.
     found = measure(runners, {"only": batches}, rounds=1, warmup=0, threads=2, on_call=lambda: clock.work(5))["only"]
-    wanted = Latency(batch=4, length=9, threads=2, repeats=5, median_ms=3.0, p10_ms=1.4, p90_ms=7.6)
+    wanted = Latency(batch=4, length=9, threads=2, repeats=5, median_ms=3.0, p10_ms=1.4, p90_ms=7.6, all_ms=3.0)
     assert asdict(found) == pytest.approx(asdict(wanted))
+
+
+def test_what_others_took_is_counted(clock):
+    took = iter([1, 0.002, 0.005, 1, 0.009, 0.004, 1, 0.003, 0.010])
+    batches = [{"input_ids": np.zeros((1, length), np.int64)} for length in (5, 9)]
+    found = measure({"only": lambda batch: clock.work(next(took))}, {"only": batches}, rounds=3, warmup=0)["only"]
+    assert found.median_ms == pytest.approx(3.0), "of 2 and 4"
+    assert found.all_ms == pytest.approx(4.5), "of 2, 3, 4, 5, 9 and 10"
+    assert found.repeats == 6
 
 
 def test_a_model_reads_another_tokenizers_ids():
@@ -119,8 +133,8 @@ def test_real_times_are_out_of_order():
 
 
 def test_warming_up_is_counted(clock):
-    calls = iter(range(4 * len(TEXTS)))
-    cold = {"cold": lambda batch: clock.work(9 if next(calls) < len(TEXTS) else 0.002)}
+    calls = iter(range(4 * (len(TEXTS) + 1)))
+    cold = {"cold": lambda batch: clock.work(9 if next(calls) < len(TEXTS) + 1 else 0.002)}
     assert measure(cold, {"cold": TEXTS}, rounds=3, warmup=1)["cold"].p90_ms == pytest.approx(2)
     assert next(calls, None) is None
 
