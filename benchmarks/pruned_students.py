@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--temperature", type=float, default=2.0)
     found.add_argument("--max-length", type=int, default=128)
     found.add_argument("--validation-fraction", type=float, default=0.05)
-    found.add_argument("--trials", type=int, default=450, help="steps before the last comparison of our shapes")
+    found.add_argument("--trials", type=int, default=150, help="steps before the last comparison of our shapes")
     found.add_argument("--rounds", type=int, default=20, help="times each text is run in the last measurement")
     found.add_argument("--threads", type=int, default=1, help="of training; speed is measured with one")
     found.add_argument("--output", default="runs/pruned-students")

@@ -31,7 +31,7 @@ class PruneConfig:
     rounds: int = 3
     gradual: float = 0.3
     samples: int = 512
-    trials: int = 450
+    trials: int = 150
     vocabulary: bool = True
     unseen: float = 0.002
     embedding_rank: int = 0
