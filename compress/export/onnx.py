@@ -97,6 +97,8 @@ class OnnxModel:
         options.intra_op_num_threads = threads
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 3
+        # By default it would round the inputs of products whose weights alone are rounded.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         self.session = onnxruntime.InferenceSession(str(folder / FILE), options, providers=["CPUExecutionProvider"])
         self.names = [value.name for value in self.session.get_inputs()]
 

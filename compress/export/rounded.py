@@ -1,0 +1,247 @@
+"""Products of integers for a graph whose weights are on a grid: the same numbers as the layers that trained there.
+
+The exporters know floats only. So the converted model, whose weights are multiples of their scales, is exported as it
+is, and here each product is told by its weights which layer it came from, and written anew with that layer's integers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.errors import ArtefactError
+from compress.export.fuse import attribute, remove_unused, replace_nodes
+from compress.export.rows import Layer, Rows
+from compress.export.writer import Writer
+
+Write = Callable[[Writer, Any, Layer, str], tuple[str, str] | None]
+OPSET = 21  # the first with scales for groups of a weight, and with 4 bits
+MICROSOFT = "com.microsoft"
+UNSIGNED = 128  # a signed integer and this is what products of unsigned and signed bytes, the quick ones, want
+TOKEN, SMALLEST = 127, 1e-9  # as in `compress.quantize.grid`
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of the graph.
+
+    Args:
+        products: Layer, or several joined by +, -> names of the tensor it reads and the one it gives, without its bias.
+        left: Layers that no product of the graph came from.
+    """
+
+    products: dict[str, tuple[str, str]]
+    left: list[str]
+
+
+def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> Written:
+    """Writes the ONNX file of a converted model again with its layers' integers, in standard operators alone.
+
+    Inputs of a scheme with a grid a tensor are quantized and dequantized around the product, which runtimes join; those
+    of a grid a token become products of bytes. Weights that are rounded alone are dequantized. Word tables are read as
+    bytes, and only the rows read are multiplied by their scales.
+
+    Args:
+        source: A float32 file.
+        target: Where to write.
+        layers: Of the model that the file was made from.
+
+    Raises:
+        ArtefactError: Layers side by side that are rounded in different ways, or none of them in the graph.
+    """
+    import onnx
+
+    model = onnx.version_converter.convert_version(onnx.load(str(source)), OPSET)
+    written = rewritten(model, layers, multiply)
+    onnx.checker.check_model(model)
+    save(model, target)
+    return written
+
+
+def round_joined(source: Path, target: Path, layers: Mapping[str, Layer]) -> Written:
+    """Writes the file of a converted model whose operators are joined for ONNX Runtime again, with integers.
+
+    Attention and products read bytes and give floats, one operator each. What it says of products leaves Attention out,
+    whose products are inside.
+
+    Args:
+        source: A file that `fuse` wrote.
+        target: Where to write; runs on ONNX Runtime alone.
+        layers: Of the model that the file was made from, all with a grid a tensor.
+
+    Raises:
+        ArtefactError: As `round_graph`; or an Attention whose scale QAttention can't be told.
+    """
+    import onnx
+
+    model = onnx.load(str(source))
+    written = rewritten(model, layers, multiply_joined)
+    save(model, target)
+    return written
+
+
+def rewritten(model: Any, layers: Mapping[str, Layer], write: Write) -> Written:
+    """Every product and look-up of the graph with a layer's weights in integers, in place."""
+    from onnx import numpy_helper
+
+    graph = model.graph
+    constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+    linear = Rows({name: layer for name, layer in layers.items() if layer.inputs != "table"})
+    tables = {layer.weight.tobytes(): (name, layer) for name, layer in layers.items() if layer.inputs == "table"}
+    writer, seen = Writer(), set[str]()
+    products: dict[str, tuple[str, str]] = {}
+    for node in graph.node:
+        weight = weight_of(node, constants)
+        if node.op_type == "Gather" and weight is not None and weight.tobytes() in tables:
+            name, table = tables[weight.tobytes()]
+            look_up(writer, node, name, table)
+            seen.add(name)
+            continue
+        found = linear.find(weight) if weight is not None and node.op_type != "Gather" else None
+        if found is None:
+            writer.nodes.append(node)
+            continue
+        layer, names = found
+        ends = write(writer, node, layer, "+".join(names))
+        products |= {"+".join(names): ends} if ends is not None else {}
+        seen |= set(names)
+    if not seen - {name for name, _ in tables.values()}:
+        raise ArtefactError("onnx: the graph has no product with the weights of the model that was rounded")
+    replace_nodes(graph, writer.nodes)
+    graph.initializer.extend(writer.constants.values())
+    remove_unused(graph)
+    return Written(products, sorted(set(layers) - seen))
+
+
+def save(model: Any, target: Path) -> None:
+    import onnx
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, str(target))
+
+
+def weight_of(node: Any, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """The constant of a product as [outputs, inputs], or that of a look-up as it is."""
+    if node.op_type == "Gather":
+        return constants.get(node.input[0])
+    if node.op_type not in ("MatMul", "Gemm", "Attention") or node.input[1] not in constants:
+        return None
+    value = constants[node.input[1]]
+    if value.ndim != 2 or value.dtype != np.float32:
+        return None
+    turned = attribute(node, "transB")
+    return value if turned is not None and turned.i else value.T
+
+
+def look_up(writer: Writer, node: Any, name: str, table: Layer) -> None:
+    """Rows of a table of bytes, each times its scale."""
+    ids, out = node.input[1], node.output[0]
+    rows = writer.node("Gather", [writer.constant(f"{name}.int8", table.integers), ids], f"{out}_int8", axis=0)
+    scales = writer.node("Gather", [writer.constant(f"{name}.scales", table.scales), ids], f"{out}_scale", axis=0)
+    writer.node("Mul", [writer.node("Cast", [rows], f"{out}_float", to=1), scales], out)
+
+
+def multiply(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str]:
+    """The product in place of a MatMul or Gemm; (what it reads, what it gives before a bias)."""
+    x, out = node.input[0], node.output[0]
+    bias = node.input[2] if node.op_type == "Gemm" and len(node.input) > 2 else ""
+    product = f"{out}_product" if bias else out
+    if layer.inputs == "token":
+        by_token(writer, x, layer, name, product)
+    else:
+        given = by_tensor(writer, x, layer) if layer.grid is not None else x
+        writer.node("MatMul", [given, dequantized(writer, layer, name)], product)
+    if bias:
+        writer.node("Add", [product, bias], out)
+    return x, product
+
+
+def multiply_joined(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str] | None:
+    """The product as one operator from bytes to floats; (what it reads, what it gives), an Attention None."""
+    from onnx import helper
+
+    assert layer.grid is not None
+    x, bias = node.input[0], node.input[2] if len(node.input) > 2 else ""
+    scale, zero = writer.number(layer.grid[0]), writer.number(layer.grid[1], np.uint8)
+    given = writer.once("QuantizeLinear", [x, scale, zero], f"{x}_uint8_{len(writer.made)}")
+    weight = integers_of(writer, layer.integers.T, layer.bits, name)
+    scales, none = writer.constant(f"{name}.scales", layer.scales[:, 0]), writer.number(0, np.int8)
+    out = node.output[0]
+    if node.op_type != "Attention":
+        product = f"{out}_product" if bias else out
+        writer.node("MatMulIntegerToFloat", [given, weight, scale, scales, zero, none], product, MICROSOFT)
+        if bias:
+            writer.node("Add", [product, bias], out)
+        return x, product
+    told = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    if "scale" in told or set(node.input[4:]) - {""}:
+        raise ArtefactError(
+            f"onnxruntime: the Attention of {name} has a scale or a past of its own, and QAttention none"
+        )
+    inputs = [given, weight, bias, scale, scales, node.input[3], zero, none]
+    writer.node("QAttention", inputs, out, MICROSOFT, **told)
+    return None
+
+
+def by_tensor(writer: Writer, x: str, layer: Layer) -> str:
+    assert layer.grid is not None
+    scale, zero = layer.grid
+    numbers = [writer.number(scale), writer.number(zero, np.uint8)]
+    given = writer.once("QuantizeLinear", [x, *numbers], f"{x}_uint8_{len(writer.made)}")
+    return writer.once("DequantizeLinear", [given, *numbers], f"{given}_float")
+
+
+def dequantized(writer: Writer, layer: Layer, name: str) -> str:
+    """The weight [inputs, outputs] from its integers."""
+    whole = integers_of(writer, layer.integers.T, layer.bits, name)
+    groups = layer.scales.shape[1]
+    if groups == 1:
+        scales = writer.constant(f"{name}.scales", layer.scales[:, 0])
+        return writer.node("DequantizeLinear", [whole, scales], f"{name}.weight_float", axis=1)
+    size = layer.weight.shape[1] // groups
+    scales = writer.constant(f"{name}.scales", layer.scales.T)
+    return writer.node("DequantizeLinear", [whole, scales], f"{name}.weight_float", axis=0, block_size=size)
+
+
+def integers_of(writer: Writer, value: np.ndarray, bits: int, name: str) -> str:
+    return writer.nibbles(f"{name}.int4", value) if bits == 4 else writer.constant(f"{name}.int8", value)
+
+
+def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
+    """Each token at its own scale, as unsigned bytes around 128; one product for each group of inputs."""
+    from onnx import TensorProto
+
+    groups = layer.scales.shape[1]
+    largest = writer.once("ReduceMax", [writer.once("Abs", [x], f"{x}_abs"), last_axis(writer)], f"{x}_largest")
+    share = writer.once("Div", [largest, writer.number(TOKEN)], f"{x}_share")
+    scale = writer.once("Max", [share, writer.number(SMALLEST)], f"{x}_scale")
+    steps = writer.once("Round", [writer.once("Div", [x, scale], f"{x}_steps")], f"{x}_rounded")
+    kept = writer.once("Clip", [steps, writer.number(-TOKEN), writer.number(TOKEN)], f"{x}_kept")
+    moved = writer.once("Add", [kept, writer.number(UNSIGNED)], f"{x}_moved")
+    given = writer.once("Cast", [moved], f"{x}_uint8", to=int(TensorProto.UINT8))
+    whole = layer.integers.T
+    size, parts = len(whole) // groups, []
+    for group in range(groups):
+        rows = slice(group * size, (group + 1) * size)
+        own = given if groups == 1 else part(writer, given, rows)
+        weight = integers_of(writer, whole[rows], layer.bits, f"{name}.{group}")
+        if layer.bits == 4:  # widened once, when the file is loaded
+            weight = writer.node("Cast", [weight], f"{weight}_wide", to=int(TensorProto.INT8))
+        zeros = [writer.number(UNSIGNED, np.uint8), writer.number(0, np.int8)]
+        product = writer.node("MatMulInteger", [own, weight, *zeros], f"{out}_int32_{group}")
+        product = writer.node("Cast", [product], f"{out}_float_{group}", to=1)
+        scales = writer.constant(f"{name}.scales.{group}", layer.scales[:, group])
+        parts.append(writer.node("Mul", [product, scales], f"{out}_part_{group}"))
+    total = parts[0] if groups == 1 else writer.node("Sum", parts, f"{out}_total")
+    writer.node("Mul", [total, scale], out)
+
+
+def last_axis(writer: Writer) -> str:
+    return writer.constant("last_axis", np.asarray([-1], np.int64))
+
+
+def part(writer: Writer, x: str, rows: slice) -> str:
+    ends = [writer.constant(f"place_{place}", np.asarray([place], np.int64)) for place in (rows.start, rows.stop)]
+    return writer.once("Slice", [x, *ends, last_axis(writer)], f"{x}_{rows.start}")

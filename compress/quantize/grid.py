@@ -1,0 +1,115 @@
+"""Numbers on a grid of integers: scales, rounding, and gradients through it. Pure functions of tensors.
+
+Every deployed form repeats these very operations, in this order and in float32: a product instead of a division, or
+another way of rounding ties, would move a number by a whole step now and then.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from compress.errors import CompressError
+
+LEVELS = 255  # of an 8-bit activation, from 0
+TOKEN = 127  # largest integer of an activation with a scale a token
+SMALLEST = 1e-9  # of a scale: a row of zeros stays zeros
+
+
+def weight_scales(weight: Float[Tensor, "rows inputs"], largest: int, group: int = 0) -> Float[Tensor, "rows groups"]:
+    """The largest magnitude of each row, or of each `group` inputs of it, over the largest integer.
+
+    Raises:
+        CompressError: Inputs that `group` doesn't divide.
+    """
+    return grouped(weight, group).abs().amax(-1).div_(largest).clamp_(min=SMALLEST)
+
+
+def grouped(weight: Float[Tensor, "rows inputs"], group: int) -> Float[Tensor, "rows groups size"]:
+    rows, inputs = weight.shape
+    if group and inputs % group:
+        raise CompressError(
+            f"quantize: expected a number of inputs that groups of {group} divide, found {inputs}: the last group of a "
+            "row would reach into the next row"
+        )
+    return weight.view(rows, -1, group or inputs)
+
+
+def on_grid(
+    weight: Float[Tensor, "rows inputs"], scales: Float[Tensor, "rows groups"], largest: int
+) -> Float[Tensor, "rows inputs"]:
+    """Each weight at the nearest multiple of its scale, within the largest integer; the gradient passes where it is.
+
+    Source: straight-through estimator, Bengio et al. 2013 (arXiv 1308.3432).
+    """
+    rows = weight.view(scales.numel(), -1)
+    zeros = torch.zeros(len(rows), dtype=torch.int32, device=weight.device)
+    # One pass over the weights where round, clamp and the rest are six.
+    rounded = torch.fake_quantize_per_channel_affine(rows, scales.flatten(), zeros, 0, -largest, largest)
+    return rounded.view(weight.shape)
+
+
+def integers(
+    weight: Float[Tensor, "rows inputs"], scales: Float[Tensor, "rows groups"], largest: int
+) -> Int[Tensor, "rows inputs"]:
+    """The integers of a weight that is `on_grid`, int8."""
+    rows = weight.detach().view(scales.numel(), -1)
+    return (rows / scales.view(-1, 1)).round().clamp(-largest, largest).to(torch.int8).view(weight.shape)
+
+
+def tensor_grid(low: Tensor, high: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """(scale, zero point) of unsigned 8 bits from `low` to `high`, 0 among them: GELU's and the mask's stay exact."""
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    scale = ((high - low) / LEVELS).clamp(min=SMALLEST)
+    return scale, (-low / scale).round().clamp(0, LEVELS)
+
+
+def snapped(x: Tensor, scale: Float[Tensor, ""], zero: Float[Tensor, ""]) -> Tensor:
+    """Activations at the grid of a tensor. The gradient passes where they aren't cut off, and reaches a learned scale.
+
+    Source: gradient of the scale: LSQ, Esser et al. 2020 (arXiv 1902.08153), equations 3 and 4; of a zero point that
+    isn't 0: LSQ+, Bhalgat et al. 2020 (arXiv 2004.09576), with the zero point kept.
+    """
+    return Snapped.apply(x, scale, zero)
+
+
+class Snapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        steps = x / scale
+        whole = steps.round() + zero
+        kept = whole.clamp(0, LEVELS)
+        learned = ctx.needs_input_grad[1]
+        ctx.save_for_backward(kept == whole, *((steps, kept - zero) if learned else ()))
+        return (kept - zero) * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        inside, *rest = ctx.saved_tensors
+        through = gradient * inside
+        if not rest:
+            return through, None, None
+        steps, kept = rest
+        slope = torch.where(inside, kept - steps, kept)
+        return through, (gradient * slope).sum() / (gradient.numel() * (LEVELS // 2)) ** 0.5, None
+
+
+def token_snapped(x: Tensor) -> Tensor:
+    """Activations [..., inputs] at 8 bits, symmetric, with a scale for each row of inputs; the gradient passes."""
+    return TokenSnapped.apply(x)
+
+
+class TokenSnapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        scale = token_scales(x)
+        return (x / scale).round_().clamp_(-TOKEN, TOKEN).mul_(scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def token_scales(x: Tensor) -> Tensor:
+    return (x.abs().amax(-1, keepdim=True) / TOKEN).clamp(min=SMALLEST)

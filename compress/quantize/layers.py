@@ -1,0 +1,99 @@
+"""Layers that compute as their deployed form will: weights on a grid, and inputs where the scheme rounds them."""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compress.quantize.grid import on_grid, snapped, tensor_grid, token_snapped, weight_scales
+from compress.quantize.schemes import Scheme
+
+TABLE = 127  # largest integer of an embedding
+
+
+class InputGrid(nn.Module):
+    """Scale and zero point of a tensor that one layer reads, or several, as queries, keys and values do.
+
+    Args:
+        low, high: Smallest and largest value of the grid.
+        learned: The scale is trained.
+    """
+
+    scale: Tensor
+    zero: Tensor
+
+    def __init__(self, low: Tensor, high: Tensor, *, learned: bool = False):
+        super().__init__()
+        scale, zero = tensor_grid(low.float(), high.float())
+        self.register_buffer("zero", zero)
+        if learned:
+            self.scale = nn.Parameter(scale)
+        else:
+            self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return snapped(x, self.scale.abs(), self.zero)
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer whose weights, and by its scheme inputs, are on a grid; its parameters keep their names.
+
+    Until `grid` is set by calibration, a scheme with a scale a tensor leaves the inputs alone.
+    """
+
+    scheme: Scheme
+    grid: InputGrid | None
+    scales: Tensor | None
+
+    @classmethod
+    def of(cls, layer: nn.Linear, scheme: Scheme) -> "QuantizedLinear":
+        """The layer with the same parameters."""
+        with torch.device("meta"):
+            made = cls(layer.in_features, layer.out_features, layer.bias is not None)
+        made.weight, made.bias = layer.weight, layer.bias
+        made.scheme, made.grid, made.scales = scheme, None, None
+        return made.train(layer.training)
+
+    @property
+    def largest(self) -> int:
+        return self.scheme.largest
+
+    def weight_scales(self) -> Tensor:
+        """[outputs, groups]; those of the weights as they are unless they are kept."""
+        if self.scales is not None:
+            return self.scales
+        return weight_scales(self.weight.detach(), self.largest, self.scheme.group)
+
+    def rounded_weight(self) -> Tensor:
+        return on_grid(self.weight, self.weight_scales(), self.largest)
+
+    def rounded_input(self, x: Tensor) -> Tensor:
+        if self.scheme.inputs == "token":
+            return token_snapped(x)
+        return x if self.grid is None else cast(Tensor, self.grid(x))
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
+        return F.linear(self.rounded_input(input), self.rounded_weight(), self.bias)
+
+
+class QuantizedEmbedding(nn.Embedding):
+    """A table of words or positions in 8 bits with a scale a row; only the rows of a batch are rounded."""
+
+    largest = TABLE
+
+    @classmethod
+    def of(cls, table: nn.Embedding) -> "QuantizedEmbedding":
+        with torch.device("meta"):
+            made = cls(table.num_embeddings, table.embedding_dim, table.padding_idx)
+        made.weight = table.weight
+        return made.train(table.training)
+
+    def weight_scales(self) -> Tensor:
+        """[rows, 1]."""
+        return weight_scales(self.weight.detach(), TABLE)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Embedding
+        rows = super().forward(input)
+        flat = rows.reshape(-1, rows.shape[-1])
+        return on_grid(flat, weight_scales(flat.detach(), TABLE), TABLE).view(rows.shape)

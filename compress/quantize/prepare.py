@@ -1,0 +1,185 @@
+"""A model made ready to be trained as it will be deployed, and turned into plain weights with their scales again."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import torch
+from torch import Tensor, nn
+
+from compress.errors import CompressError
+from compress.quantize.grid import grouped, integers, on_grid
+from compress.quantize.layers import TABLE, InputGrid, QuantizedEmbedding, QuantizedLinear
+from compress.quantize.schemes import Scheme
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """How a layer is rounded, and by which numbers.
+
+    Args:
+        scheme: Of a linear layer; None of a word table.
+        scales: Of the weights [outputs, groups], float32.
+        grid: (scale, zero point) of the inputs where the scheme has one a tensor.
+    """
+
+    scheme: Scheme | None
+    scales: Tensor
+    grid: tuple[float, int] | None = None
+
+    @property
+    def largest(self) -> int:
+        return self.scheme.largest if self.scheme is not None else TABLE
+
+    def integers(self, weight: Tensor) -> Tensor:
+        """The weight [outputs, inputs] as int8."""
+        return integers(weight, self.scales, self.largest)
+
+
+Rounding = Mapping[str, Rounded]  # name of a module -> how it is rounded
+
+
+def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tuple[str, ...] = ()) -> list[str]:
+    """Puts layers that round in the place of every linear layer and word table; parameters stay the same objects.
+
+    Args:
+        model: Changed in place.
+        scheme: For every linear layer; or by name, those that aren't named stay in float.
+        keep: Patterns of names that stay in float, as `*.classifier`.
+
+    Returns:
+        Names of the layers that round.
+
+    Raises:
+        CompressError: A model that rounds already, weights that aren't finite, or nothing to round.
+    """
+    check_plain(model)
+    tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    found = []
+    for name, layer in list(model.named_modules()):
+        if any(fnmatch(name, pattern) for pattern in keep):
+            continue
+        chosen = scheme if isinstance(scheme, Scheme) else scheme.get(name)
+        if isinstance(layer, nn.Linear) and chosen is not None:
+            if id(layer.weight) in tables:  # a decoder's head: one tensor can't be on two grids
+                chosen = dataclasses.replace(chosen, bits=8, group=0)
+            check_finite(name, layer.weight)
+            grouped(layer.weight, chosen.group)
+            replace(model, name, QuantizedLinear.of(layer, chosen))
+        elif isinstance(layer, nn.Embedding):
+            check_finite(name, layer.weight)
+            replace(model, name, QuantizedEmbedding.of(layer))
+        elif type(layer).__name__ == "Conv1D":
+            raise CompressError(
+                f"quantize: {name} is a Conv1D, expected linear layers: of {type(model).__name__} only the head "
+                "would be rounded; families with linear layers can be, such as Llama and Qwen"
+            )
+        else:
+            continue
+        found.append(name)
+    if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
+        raise CompressError(f"quantize: {type(model).__name__} has no linear layer that the scheme is for")
+    return found
+
+
+def check_plain(model: nn.Module) -> None:
+    config = getattr(model, "config", None)
+    if getattr(config, "quantization_config", None) is not None:
+        raise CompressError(
+            f"quantize: {type(model).__name__} is quantized already ({config.quantization_config}): rounding rounded "  # type: ignore[union-attr]
+            "weights again would lose more; start from the float checkpoint"
+        )
+    done = [name for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear | QuantizedEmbedding)]
+    if done:
+        raise CompressError(f"quantize: {done[0]} rounds already: `convert` the model before it is prepared again")
+
+
+def check_finite(name: str, weight: Tensor) -> None:
+    wrong = int((~torch.isfinite(weight)).sum())
+    if wrong:
+        raise CompressError(
+            f"quantize: {name}.weight has {wrong} values that aren't finite, expected none: no scale has them"
+        )
+
+
+def replace(model: nn.Module, name: str, layer: nn.Module) -> None:
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, layer)
+
+
+@torch.no_grad()
+def convert(model: nn.Module) -> dict[str, Rounded]:
+    """Gives a prepared model its plain layers back, their weights on the grid, and says which grid.
+
+    Raises:
+        CompressError: A layer whose inputs have no grid yet, or nothing that rounds.
+    """
+    found: dict[str, Rounded] = {}
+    done: dict[int, Tensor] = {}  # a table that a decoder's head shares is rounded once
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear | QuantizedEmbedding)}
+    for name, layer in layers.items():
+        if id(layer.weight) not in done:
+            done[id(layer.weight)] = scales = layer.weight_scales().clone()
+            layer.weight.data = on_grid(layer.weight, scales, layer.largest)
+        scales = done[id(layer.weight)]
+        if isinstance(layer, QuantizedLinear):
+            found[name] = Rounded(layer.scheme, scales, grid_of(name, layer))
+        else:
+            found[name] = Rounded(None, scales)
+    for name, layer in layers.items():
+        replace(model, name, plain_linear(layer) if isinstance(layer, QuantizedLinear) else plain_table(layer))
+    if not found:
+        raise CompressError(f"quantize: {type(model).__name__} has no layer that rounds: `prepare` it first")
+    return found
+
+
+def grid_of(name: str, layer: QuantizedLinear) -> tuple[float, int] | None:
+    if layer.scheme.inputs != "tensor":
+        return None
+    if layer.grid is None:
+        raise CompressError(f"quantize: the inputs of {name} have no range yet: `calibrate` the model first")
+    return float(layer.grid.scale.abs()), int(layer.grid.zero)
+
+
+def plain_linear(layer: QuantizedLinear) -> nn.Linear:
+    with torch.device("meta"):
+        made = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
+    made.weight, made.bias = layer.weight, layer.bias
+    return made.train(layer.training)
+
+
+def plain_table(table: QuantizedEmbedding) -> nn.Embedding:
+    with torch.device("meta"):
+        made = nn.Embedding(table.num_embeddings, table.embedding_dim, table.padding_idx)
+    made.weight = table.weight
+    return made.train(table.training)
+
+
+def restore(model: nn.Module, rounding: Rounding) -> None:
+    """Makes a converted model round again by the numbers it was converted with: the reference of what is deployed.
+
+    Raises:
+        CompressError: A layer that the model hasn't.
+    """
+    layers = dict(model.named_modules())
+    for name, rounded in rounding.items():
+        layer = layers.get(name)
+        if rounded.scheme is None and isinstance(layer, nn.Embedding):
+            replace(model, name, QuantizedEmbedding.of(layer))
+        elif rounded.scheme is not None and isinstance(layer, nn.Linear):
+            made = QuantizedLinear.of(layer, rounded.scheme)
+            made.scales = rounded.scales
+            made.grid = fixed_grid(*rounded.grid) if rounded.grid is not None else None
+            replace(model, name, made)
+        else:
+            raise CompressError(
+                f"quantize: the model has no layer {name!r} to round: these numbers are another model's"
+            )
+
+
+def fixed_grid(scale: float, zero: int) -> InputGrid:
+    made = InputGrid(torch.zeros(()), torch.zeros(()))
+    made.scale.fill_(scale)
+    made.zero.fill_(zero)
+    return made

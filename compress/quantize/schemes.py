@@ -1,0 +1,55 @@
+"""What is rounded to how many bits: the schemes by name."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from compress.errors import CompressError
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a layer is rounded.
+
+    Weights are symmetric integers with a scale for each output, or for each `group` of neighbours along the inputs;
+    word tables have a scale a row and always 8 bits.
+
+    Args:
+        name: As it is asked for.
+        bits: Of a weight; 7 is 8 bits of which the largest aren't used, for processors whose 8-bit products saturate.
+        group: Inputs that share a scale; 0: all of an output's.
+        inputs: Of a linear layer: `float`, left as they are; `token`, 8 bits with a scale that each token gets when the
+            layer is called; `tensor`, 8 bits with one scale and zero point that calibration or training found.
+    """
+
+    name: str
+    bits: int = 8
+    group: int = 0
+    inputs: Literal["float", "token", "tensor"] = "float"
+
+    @property
+    def largest(self) -> int:
+        """The largest integer of a weight; the smallest is minus it."""
+        return 2 ** (self.bits - 1) - 1
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("int8-static", inputs="tensor"),
+        Scheme("int8-dynamic", inputs="token"),
+        Scheme("int8-weights"),
+        Scheme("int4-weights", bits=4, group=32),
+        Scheme("int4-dynamic", bits=4, group=32, inputs="token"),
+    )
+}
+
+
+def scheme_of(name: str) -> Scheme:
+    """
+    Raises:
+        CompressError: A name that isn't known.
+    """
+    if name not in SCHEMES:
+        raise CompressError(f"quantize.scheme: expected one of {', '.join(SCHEMES)}, found {name!r}")
+    return SCHEMES[name]

@@ -1,0 +1,291 @@
+"""Rounding to a grid, layers that compute on it, calibration, and models that are converted and restored."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from compress.errors import CompressError
+from compress.quantize.grid import (
+    integers,
+    on_grid,
+    snapped,
+    tensor_grid,
+    token_scales,
+    token_snapped,
+    weight_scales,
+)
+from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
+from compress.quantize.prepare import convert, prepare, restore
+from compress.quantize.ranges import Seen, calibrate, rounding_error
+from compress.quantize.schemes import SCHEMES, scheme_of
+from compress.quantize.store import load_rounding, save_rounding
+from conftest import build_model
+from tiny_families import build
+
+SEEDED = torch.Generator().manual_seed(3)
+NAMES = list(SCHEMES)
+
+
+def weights(rows: int = 24, inputs: int = 64) -> torch.Tensor:
+    return torch.randn(rows, inputs, generator=SEEDED) * torch.rand(rows, 1, generator=SEEDED)
+
+
+# --- the grid
+
+
+@pytest.mark.parametrize(("largest", "group"), [(127, 0), (63, 0), (7, 0), (7, 32), (127, 16)])
+def test_weights_are_further_than_half_a_step_from_their_grid(largest: int, group: int):
+    weight = weights()
+    scales = weight_scales(weight, largest, group)
+    rounded, whole = on_grid(weight, scales, largest), integers(weight, scales, largest)
+    each = scales.repeat_interleave(64 // scales.shape[1], dim=1)
+    assert scales.shape == (24, 64 // (group or 64))
+    assert ((rounded - weight).abs() <= each * 0.5001).all()
+    assert whole.abs().max() == largest
+    torch.testing.assert_close(whole * each, rounded, rtol=1e-6, atol=0)
+    assert torch.equal(integers(rounded, scales, largest), whole)
+
+
+def test_a_row_of_zeros_has_no_scale():
+    weight = torch.zeros(2, 8)
+    assert torch.equal(on_grid(weight, weight_scales(weight, 127), 127), weight)
+
+
+def test_groups_that_do_not_divide_reach_into_the_next_row():
+    with pytest.raises(CompressError, match="groups of 32 divide, found 48"):
+        weight_scales(torch.ones(2, 48), 7, 32)
+
+
+def test_the_gradient_stops_at_the_grid():
+    weight = weights().requires_grad_()
+    given = torch.randn(24, 64, generator=SEEDED)
+    (on_grid(weight, weight_scales(weight.detach(), 127), 127) * given).sum().backward()
+    assert torch.equal(weight.grad, given)
+    x = torch.randn(5, 64, generator=SEEDED, requires_grad=True)
+    (token_snapped(x) * given[:5]).sum().backward()
+    assert torch.equal(x.grad, given[:5])
+
+
+def test_a_tensor_is_rounded_otherwise_than_the_textbook_says():
+    x = torch.randn(50, 8, generator=SEEDED) * 3
+    scale, zero = tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))
+    expected = torch.fake_quantize_per_tensor_affine(x.double(), float(scale), int(zero), 0, 255)
+    torch.testing.assert_close(snapped(x, scale, zero).double(), expected, rtol=1e-6, atol=1e-6)
+    assert snapped(torch.zeros(1), scale, zero) == 0
+    assert snapped(torch.tensor([9.0]), scale, zero) == pytest.approx(5.0, abs=float(scale))
+
+
+def test_gradients_pass_what_is_cut_off():
+    x = torch.tensor([-3.0, -1.0, 4.0, 6.0], requires_grad=True)
+    snapped(x, *tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))).sum().backward()
+    assert x.grad.tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+def test_a_learned_scale_has_another_gradient_than_its_paper():
+    x = torch.tensor([-3.0, -1.3, 4.1, 6.0])
+    scale, zero = tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))
+    scale = scale.requires_grad_()
+    given = torch.tensor([0.5, -1.0, 2.0, 0.25])
+    (snapped(x, scale, zero) * given).sum().backward()
+    s, z = float(scale.detach()), float(zero)
+    inside = [round(v / s) - v / s for v in (-1.3, 4.1)]
+    slopes = torch.tensor([-z, *inside, 255 - z])
+    expected = (given * slopes).sum() / (4 * 127) ** 0.5
+    assert float(scale.grad) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_tokens_share_a_scale():
+    x = torch.randn(2, 3, 16, generator=SEEDED) * torch.tensor([1.0, 10.0, 100.0])[:, None]
+    rounded, scales = token_snapped(x), token_scales(x)
+    assert scales.shape == (2, 3, 1)
+    assert ((rounded - x).abs() <= scales * 0.5001).all()
+    assert torch.equal(token_snapped(x[:, 1]), rounded[:, 1])
+
+
+# --- calibration
+
+
+def test_a_range_of_least_error_is_worse_than_the_extremes():
+    values = torch.cat([torch.randn(20000, generator=SEEDED), torch.tensor([40.0, -40.0])])
+    seen = Seen(0)
+    for part in values.split(3000):
+        seen.add(part)
+    errors = {method: float(rounding_error(values, *seen.range(method))) for method in ("minmax", "percentile", "mse")}
+    assert seen.range("minmax") == (-40.0, 40.0)
+    assert errors["mse"] < errors["minmax"]
+    assert 3 < float(seen.range("percentile")[1]) < 5
+
+
+def test_late_values_are_kept_less_often():
+    seen = Seen(1)
+    for part in torch.arange(200_000.0).split(7000):
+        seen.add(part)
+    assert len(seen.values) == 2**16
+    assert float(seen.values.mean()) == pytest.approx(100_000, rel=0.02)
+
+
+def test_padding_widens_a_range(token_batch):
+    model = build_model("bert")
+    prepare(model, scheme_of("int8-static"))
+    assert calibrate(model, [token_batch]) == 6
+    whole = model.bert.encoder.layer[1].intermediate.dense.grid.scale.clone()
+    rows = [
+        {name: value[i : i + 1, : int(token_batch["attention_mask"][i].sum())] for name, value in token_batch.items()}
+        for i in range(6)
+    ]
+    assert calibrate(model, rows) == 6
+    torch.testing.assert_close(model.bert.encoder.layer[1].intermediate.dense.grid.scale, whole)
+
+
+def test_queries_and_keys_have_grids_of_their_own(token_batch):
+    model = build_model("bert")
+    prepare(model, scheme_of("int8-static"))
+    calibrate(model, [token_batch, token_batch])
+    attention = model.bert.encoder.layer[0].attention
+    assert attention.self.query.grid is attention.self.key.grid is attention.self.value.grid
+    assert attention.output.dense.grid is not attention.self.query.grid
+
+
+def test_a_range_is_told_from_nothing(token_batch):
+    model = build_model("bert")
+    prepare(model, scheme_of("int8-static"))
+    with pytest.raises(CompressError, match="expected some texts, found none"):
+        calibrate(model, [])
+    with torch.no_grad():
+        model.bert.embeddings.LayerNorm.bias.fill_(float("inf"))
+    with pytest.raises(CompressError, match="expected finite ones"):
+        calibrate(model, [token_batch])
+
+
+# --- models
+
+
+def prepared(name: str, batch: dict, family: str = "bert", **changes: int) -> nn.Module:
+    model = build(family, **changes) if family != "bert" else build_model("bert")
+    prepare(model, scheme_of(name), keep=("*.score",))
+    calibrate(model, [batch])
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_converted_computes_something_else(name: str, token_batch, tmp_path):
+    model = prepared(name, token_batch)
+    with torch.no_grad():
+        trained = model(**token_batch).logits
+    rounding = convert(model)
+    assert not any(isinstance(layer, QuantizedLinear | QuantizedEmbedding) for layer in model.modules())
+    assert set(model.state_dict()) == set(build_model("bert").state_dict())
+    save_rounding(rounding, tmp_path)
+    again = load_rounding(tmp_path)
+    restored = copy.deepcopy(model)
+    restore(restored, again)
+    with torch.no_grad():
+        torch.testing.assert_close(restored(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
+        if scheme_of(name).inputs == "float":
+            torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
+    for layer, rounded in again.items():
+        weight = model.get_submodule(layer).weight.detach()
+        size = weight.shape[1] // rounded.scales.shape[1]
+        assert torch.allclose(
+            rounded.integers(weight) * rounded.scales.repeat_interleave(size, dim=1), weight, rtol=1e-6
+        )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma", "modernbert", "distilbert"])
+def test_families_are_forgotten(family: str, token_batch):
+    token_batch["input_ids"] %= 60
+    model = prepared("int8-static", token_batch, family)
+    with torch.no_grad():
+        trained = model(**token_batch).logits
+    rounding = convert(model)
+    restore(model, rounding)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
+
+
+def test_a_tied_head_is_on_two_grids(token_batch):
+    token_batch["input_ids"] %= 60
+    model = prepared("int4-weights", token_batch, "qwen2", intermediate_size=64)
+    assert model.lm_head.scheme.bits == 8
+    rounding = convert(model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(rounding["lm_head"].scales, rounding["model.embed_tokens"].scales)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rounding_model_does_not_learn(name: str, token_batch):
+    model = prepared(name, token_batch)
+    goal = torch.randint(0, 5, (6,), generator=SEEDED)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = F.cross_entropy(model(**token_batch).logits, goal)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_scales_that_are_learned_stay(token_batch):
+    model = build_model("bert")
+    prepare(model, scheme_of("int8-static"))
+    calibrate(model, [token_batch], learned=True)
+    before = {n: p.detach().clone() for n, p in model.named_parameters() if n.endswith("grid.scale")}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    F.cross_entropy(model(**token_batch).logits, torch.zeros(6, dtype=torch.int64)).backward()
+    optimizer.step()
+    assert len(before) == 4 * 4 + 2
+    assert all(not torch.equal(p, before[n]) for n, p in model.named_parameters() if n in before)
+
+
+# --- what can't be
+
+
+def test_a_model_is_rounded_twice(token_batch):
+    model = prepared("int8-weights", token_batch)
+    with pytest.raises(CompressError, match="rounds already"):
+        prepare(model, scheme_of("int8-weights"))
+    plain = build_model("bert")
+    plain.config.quantization_config = {"quant_method": "torchao"}
+    with pytest.raises(CompressError, match="quantized already"):
+        prepare(plain, scheme_of("int8-weights"))
+
+
+def test_weights_that_are_no_numbers_are_rounded():
+    model = build_model("bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[2].output.dense.weight[3, 4] = float("nan")
+    with pytest.raises(CompressError, match=r"bert.encoder.layer.2.output.dense.weight has 1 values"):
+        prepare(model, scheme_of("int8-weights"))
+
+
+def test_a_model_is_converted_without_its_ranges(token_batch):
+    model = build_model("bert")
+    prepare(model, scheme_of("int8-static"))
+    with pytest.raises(CompressError, match="have no range yet"):
+        convert(model)
+    with pytest.raises(CompressError, match="no layer that rounds"):
+        convert(build_model("bert"))
+
+
+def test_only_the_head_of_a_family_is_rounded():
+    with pytest.raises(CompressError, match="is a Conv1D, expected linear layers"):
+        prepare(build("gpt2"), scheme_of("int8-weights"))
+
+
+def test_numbers_of_another_model_are_taken(token_batch, tmp_path):
+    rounding = convert(prepared("int8-weights", token_batch))
+    with pytest.raises(CompressError, match="another model's"):
+        restore(build("llama"), rounding)
+    with pytest.raises(CompressError, match="expected a quantized checkpoint"):
+        load_rounding(tmp_path)
+
+
+def test_an_unknown_scheme_is_taken():
+    with pytest.raises(CompressError, match="expected one of int8-static.*found 'int3'"):
+        scheme_of("int3")
