@@ -14,16 +14,13 @@ import torch
 class Latency:
     """Milliseconds a call.
 
-    Of each text the fastest of its calls counts: what is above it, others on the machine took, and a small model that
-    lives in the processor's shared cache loses far more by that than a large one.
-
     Args:
         batch: Texts a call.
         length: Median of the padded lengths of the calls, in tokens.
         threads: Threads the runtime was given.
         repeats: Calls measured.
-        median_ms, p10_ms, p90_ms: Quantiles over the texts.
-        all_ms: Median of all calls, disturbed or not.
+        median_ms, p10_ms, p90_ms: Quantiles over all calls.
+        best_ms: Median over the texts of each one's fastest call: what a machine without other work may come to.
     """
 
     batch: int
@@ -33,7 +30,7 @@ class Latency:
     median_ms: float
     p10_ms: float
     p90_ms: float
-    all_ms: float
+    best_ms: float
 
 
 BLOCK = 16  # texts that a model takes in a row
@@ -94,8 +91,8 @@ def summary(values: np.ndarray, inputs: Sequence[Inputs], threads: int) -> Laten
     """Of times [rounds, texts]."""
     shapes = [batch["input_ids"].shape for batch in inputs]
     batch, length = shapes[0][0], int(np.median([shape[1] for shape in shapes]))
-    p10, median, p90 = (float(q) for q in np.quantile(values.min(axis=0), [0.1, 0.5, 0.9]))
-    return Latency(batch, length, threads, values.size, median, p10, p90, float(np.median(values)))
+    p10, median, p90 = (float(q) for q in np.quantile(values, [0.1, 0.5, 0.9]))
+    return Latency(batch, length, threads, values.size, median, p10, p90, float(np.median(values.min(axis=0))))
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class MeasureConfig:
     """
 
     texts: int = 64
-    rounds: int = 10
+    rounds: int = 30
     batch: int = 32
     threads: int = 1
     parity: int = 256

@@ -209,10 +209,9 @@ def measured(report: Report) -> list[str]:
         error = math.sqrt(entry["score"] * (1 - entry["score"]) / test)
         said.append(f"The standard error of an accuracy of {score} on {test:,} texts is {error * 100:.2f} points.")
     said.append(
-        f"Latency is the median over texts of each one's fastest call, of {took['repeats']:,} calls in this run "
-        f"({report['machine']['processor']}, threads: {took['threads']}) on texts of about {took['length']} tokens. "
-        "All models take turns, block by block of the same texts; p10 and p90 are the spread over texts. Tokenization "
-        "is not counted."
+        f"Latency is the median of {took['repeats']:,} calls in this run ({report['machine']['processor']}, threads: "
+        f"{took['threads']}) on texts of about {took['length']} tokens; all models take turns, block by block of the "
+        "same texts; p10 and p90 are the spread. Tokenization is not counted."
     )
     if entry["speedup"]:
         said.append("A speedup is the teacher's median time divided by the model's.")

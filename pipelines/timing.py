@@ -18,7 +18,7 @@ from pipelines.evaluate import MEASURED, arrays
 from pipelines.export import HUGGINGFACE, artefact_bytes, chosen, with_needed, write_target
 
 TEXTS = 64
-ROUNDS = 10
+ROUNDS = 20
 
 
 @dataclass(frozen=True)

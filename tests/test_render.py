@@ -21,7 +21,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 def entry(name, runtime, score, params, size, ms, ratio, agreement):
     def took(batch, median):
-        times = {"median_ms": median, "p10_ms": median * 0.93, "p90_ms": median * 1.21, "all_ms": median * 1.1}
+        times = {"median_ms": median, "p10_ms": median * 0.93, "p90_ms": median * 1.21, "best_ms": median * 0.9}
         return {"batch": batch, "length": 14, "threads": 1, "repeats": 320} | times
 
     speedup = {"vs_teacher_pytorch": ratio * 1.1, "vs_teacher_same_runtime": ratio}
