@@ -126,6 +126,7 @@ def test_another_speed_measures_everything_anew(family, model, data):
     assert (output / "student").is_dir()
 
 
+@pytest.mark.slow
 def test_a_student_of_a_stock_class_asks_for_code_of_its_own(place, model, data):
     output = place / "uniform"
     finish("prune", words(model, data, output, "--speedup", "1.5", "--uniform", "true", *HERE))
@@ -138,6 +139,7 @@ def test_a_student_of_a_stock_class_asks_for_code_of_its_own(place, model, data)
         assert not [name for name in weights.keys() if "mask" in name or "gate" in name]  # noqa: SIM118
 
 
+@pytest.mark.slow
 def test_int8_is_not_deployed_as_it_was_measured(place, model, data):
     output = place / "int8"
     finish("prune", words(model, data, output, "--speedup", "1.3", "--prune.trials", "0"))
@@ -151,6 +153,7 @@ def test_int8_is_not_deployed_as_it_was_measured(place, model, data):
     assert (output / "student" / "onnxruntime-int8" / "model.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_a_pruned_student_cannot_be_pruned_again(family, place, data):
     output, _ = family
     again = place / "again"

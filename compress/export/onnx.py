@@ -13,6 +13,7 @@ import numpy as np
 from compress.errors import ArtefactError
 
 if TYPE_CHECKING:
+    import onnxruntime
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FILE = "model.onnx"
@@ -87,19 +88,24 @@ def quiet():
         logger.setLevel(level)
 
 
+def open_session(model: str | bytes, threads: int) -> "onnxruntime.InferenceSession":
+    """A file, or the bytes of one, in ONNX Runtime with all graph optimisations, on the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3
+    # By default it would round the inputs of products whose weights alone are rounded.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 class OnnxModel:
-    """An exported model in ONNX Runtime with all graph optimisations, on the CPU."""
+    """An exported model in ONNX Runtime."""
 
     def __init__(self, folder: Path, threads: int):
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.log_severity_level = 3
-        # By default it would round the inputs of products whose weights alone are rounded.
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-        self.session = onnxruntime.InferenceSession(str(folder / FILE), options, providers=["CPUExecutionProvider"])
+        self.session = open_session(str(folder / FILE), threads)
         self.names = [value.name for value in self.session.get_inputs()]
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:

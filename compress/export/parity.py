@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from compress.export.onnx import open_session
 from compress.quantize.layers import QuantizedLinear
 
 
@@ -28,16 +29,12 @@ def layer_differences(
         inputs: A padded batch, each [batch, length] int64.
     """
     import onnx
-    import onnxruntime
 
     model = onnx.load(str(file))
     wanted = list(dict.fromkeys(name for pair in products.values() for name in pair))
     own = {value.name for value in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in own)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = open_session(model.SerializeToString(), threads=1)
     given = {value.name: inputs[value.name] for value in session.get_inputs()}
     values = dict(zip(wanted, session.run(wanted, given), strict=True))
     found = {}
