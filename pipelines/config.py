@@ -5,6 +5,7 @@ from typing import Literal
 
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
+from compress.quantize.config import QuantizeConfig
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
@@ -26,6 +27,7 @@ SHORT = {
     "max_bytes": "budget.max_bytes",
     "min_score": "budget.min_score",
     "uniform": "budget.uniform",
+    "quantize": "quantize.scheme",
     "wandb": "machine.wandb",
     "precision": "machine.precision",
     "devices": "machine.devices",
@@ -118,6 +120,7 @@ class DistillConfig:
         student: The model to train.
         budget: A speed that the student is pruned to, measured here; without one it is built as `student` says.
         prune: How it is pruned.
+        quantize: In how many bits it computes in the end, and how it is trained for that.
         data: The texts.
         loss: What the student learns.
         train: How the student is trained.
@@ -135,6 +138,7 @@ class DistillConfig:
     student: StudentConfig = field(default_factory=StudentConfig)
     budget: Budget = field(default_factory=Budget)
     prune: PruneConfig = field(default_factory=PruneConfig)
+    quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -151,8 +155,13 @@ class DistillConfig:
         if not self.student.spec:
             spec = "teacher" if self.budget.asked else "distilbert"
             object.__setattr__(self, "student", replace(self.student, spec=spec))
-        if self.budget.asked and not (self.loss.kl > 0 and self.teacher.signals == "cached"):
-            raise InputError(
-                "budget: a pruned student recovers under the teacher's cached logits, so expected loss.kl above 0 and "
-                f"teacher.signals cached, found kl {self.loss.kl:g} and {self.teacher.signals}"
-            )
+        cached = self.loss.kl > 0 and self.teacher.signals == "cached"
+        for name, asked, why in (
+            ("budget", self.budget.asked, "a pruned student recovers"),
+            ("quantize", bool(self.quantize.scheme), "a student in few bits is trained"),
+        ):
+            if asked and not cached:
+                raise InputError(
+                    f"{name}: {why} under the teacher's cached logits, so expected loss.kl above 0 and teacher.signals "
+                    f"cached, found kl {self.loss.kl:g} and {self.teacher.signals}"
+                )

@@ -133,9 +133,10 @@ def road(
 def export_and_evaluate(
     run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
 ) -> dict[str, "Artefact"]:
+    from compress.export.runtimes import RUNTIMES
     from pipelines.data import read_data
     from pipelines.evaluate import MEASURED, Candidate, evaluate_stage
-    from pipelines.export import INT8, OPENVINO, TARGETS, export_stage
+    from pipelines.export import INT8, OPENVINO, PORTABLE_INT8, TARGETS, export_stage
     from pipelines.teacher import MODEL
 
     waiting = next((each.made for each in students if each.made.digest is None), None)
@@ -147,8 +148,10 @@ def export_and_evaluate(
     more: tuple[str, ...] = ()
     if config.budget.asked:
         more = tuple(t for t in (INT8, OPENVINO) if MEASURED[t] == (config.budget.runtime, config.budget.precision))
+    if config.quantize.scheme:
+        more = tuple(dict.fromkeys((*more, PORTABLE_INT8, INT8)))
     exports, candidates = {}, []
-    compared = [target for target in more if MEASURED[target][1] == "fp32"]
+    compared = [target for target in more if RUNTIMES[target][1] == "fp32"]
     wanted: list[tuple[str, str, Artefact, Sequence[str]]]
     wanted = [("export-teacher", "teacher", made["teacher"], (*TARGETS, *compared))]
     wanted += [(f"export{each.suffix}", each.name, each.made, (*TARGETS, *more)) for each in students]

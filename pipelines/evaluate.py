@@ -12,7 +12,7 @@ from distill.errors import InputError
 from pipelines import cli
 from pipelines.config import MeasureConfig
 from pipelines.console import Console
-from pipelines.export import HUGGINGFACE, ONNX, artefact_bytes, export_stage
+from pipelines.export import HUGGINGFACE, ONNX, PORTABLE_INT8, artefact_bytes, export_stage
 from pipelines.machine import describe
 from pipelines.stage import Artefact, Run, content_hash
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from distill.data.encode import Encoded
     from distill.data.splits import Splits
 
-# Target of the export -> where it runs, and in what precision; the portable file is for runtimes elsewhere.
-MEASURED = {target: where for target, where in RUNTIMES.items() if target != ONNX}
+# Target of the export -> where it runs, and in what precision; portable files are for runtimes elsewhere.
+MEASURED = {target: where for target, where in RUNTIMES.items() if target not in (ONNX, PORTABLE_INT8)}
 Runner = Callable[[dict[str, Any]], Any]
 
 

@@ -15,11 +15,19 @@ if TYPE_CHECKING:
 
     from compress.export.huggingface import TorchModel
     from compress.export.onnx import OnnxModel
+    from compress.quantize.prepare import Rounding
     from distill.data.splits import Examples
 
 HUGGINGFACE, ONNX, ONNXRUNTIME, INT8, OPENVINO = "huggingface", "onnx", "onnxruntime", "onnxruntime-int8", "openvino"
+PORTABLE_INT8 = "onnx-int8"
 TARGETS = (HUGGINGFACE, ONNX, ONNXRUNTIME)
-NEEDS = {ONNXRUNTIME: ONNX, INT8: ONNXRUNTIME, OPENVINO: ONNX}  # each is made from the file of the other
+NEEDS = {
+    ONNXRUNTIME: ONNX,
+    PORTABLE_INT8: ONNX,
+    INT8: ONNXRUNTIME,
+    OPENVINO: ONNX,
+}  # each is made from the other's file
+LAYER = 1e-5  # a product of a deployed layer differs by at most this share of its largest value
 
 
 @dataclass(frozen=True)
@@ -106,24 +114,36 @@ def export_all(
     from compress.export.huggingface import TorchModel
     from compress.export.onnx import OnnxModel
     from compress.export.verify import verify
+    from compress.quantize.store import is_rounded, load_rounding
     from pipelines.words import tokenizer_of
 
     model = TorchModel(checkpoint)
     tokenizer = tokenizer_of(checkpoint, "model")
-    expected = reference_logits(model, tokenizer, texts, pairs, max_length)
+    rounding = load_rounding(checkpoint) if is_rounded(checkpoint) else None
+    logits = reference_logits(model, tokenizer, texts, pairs, max_length)
     proofs = []
     for target in targets:
         on_target(target)
-        write_target(target, model, tokenizer, folder)
-        if target == INT8:  # rounds on purpose: reloaded it has to give its own logits, and what it loses is scored
+        write_target(target, model, tokenizer, folder, rounding)
+        expected = logits
+        if target in (INT8, PORTABLE_INT8):  # rounds on purpose: reloaded it has to give its own logits
             quantized = OnnxModel(folder / target, threads=1)
             expected = reference_logits(quantized, tokenizer, texts, pairs, max_length)
         proofs.append(verify(target, folder / target, texts, pairs, max_length, expected))
     return proofs
 
 
-def write_target(target: str, model: "TorchModel", tokenizer: Any, folder: Path) -> None:
-    """Writes one target below `folder`, where those that it NEEDS are already."""
+def write_target(
+    target: str, model: "TorchModel", tokenizer: Any, folder: Path, rounding: "Rounding | None" = None
+) -> None:
+    """Writes one target below `folder`, where those that it NEEDS are already.
+
+    `rounding` are the numbers of a model whose weights are on a grid: its int8 files have them, and each of their
+    products is compared with the layer it stands for. Without it int8 is ONNX Runtime's own, dynamic one.
+
+    Raises:
+        ArtefactError: A product that differs from its layer's.
+    """
     from compress.export import openvino
     from compress.export.fuse import fuse
     from compress.export.huggingface import export_huggingface
@@ -137,14 +157,44 @@ def write_target(target: str, model: "TorchModel", tokenizer: Any, folder: Path)
     elif target == ONNX:
         export_onnx(model.model, tokenizer, place, model.names)
     else:
-        rewrite, written = {
-            ONNXRUNTIME: (fuse, FILE),
-            INT8: (quantize_int8, FILE),
-            OPENVINO: (export_openvino, openvino.FILE),
-        }[target]
-        rewrite(folder / NEEDS[target] / FILE, place / written)
+        if rounding is not None and target in (INT8, PORTABLE_INT8):
+            write_rounded(target, model, rounding, folder)
+        else:
+            rewrite, written = {
+                ONNXRUNTIME: (fuse, FILE),
+                INT8: (quantize_int8, FILE),
+                OPENVINO: (export_openvino, openvino.FILE),
+            }[target]
+            rewrite(folder / NEEDS[target] / FILE, place / written)
         tokenizer.save_pretrained(place)
         model.model.config.save_pretrained(place)
+
+
+def write_rounded(target: str, model: "TorchModel", rounding: "Rounding", folder: Path) -> None:
+    """The int8 file of a model that was trained to round; where scales come with each call, in standard operators."""
+    import copy
+
+    from compress.errors import ArtefactError
+    from compress.export.fuse import random_inputs
+    from compress.export.onnx import FILE
+    from compress.export.parity import layer_differences
+    from compress.export.rounded import round_graph, round_joined
+    from compress.export.rows import layers_of
+    from compress.quantize.prepare import restore
+
+    layers, place = layers_of(model.model, rounding), folder / target / FILE
+    joined = target == INT8 and all(layer.inputs in ("tensor", "table") for layer in layers.values())
+    write, source = (round_joined, ONNXRUNTIME) if joined else (round_graph, ONNX)
+    written = write(folder / source / FILE, place, layers)
+    reference = copy.deepcopy(model.model)
+    restore(reference, rounding)
+    differences = layer_differences(place, written.products, reference, random_inputs(model.names, (12, 7, 3)))
+    worst = max(differences, key=lambda name: differences[name])
+    if not differences[worst] <= LAYER:  # also catches NaN
+        raise ArtefactError(
+            f"{target}: {worst} gives other products than it was trained with: they differ by {differences[worst]:.1e} "
+            f"of the largest, expected at most {LAYER:.0e}"
+        )
 
 
 def with_needed(targets: Sequence[str]) -> list[str]:

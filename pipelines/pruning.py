@@ -196,7 +196,13 @@ def inputs_of(batch: Any) -> dict[str, Tensor]:
 def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact) -> Artefact:
     """Measures the teacher and a dozen sizes of the start in the budget's runtime: what heads, neurons, layers cost."""
     conditions = {k: v for k, v in asdict(config.budget).items() if k not in GOALS}
-    settings = {"budget": conditions, "max_length": config.data.max_length, "machine": describe()}
+    scheme = scheme_for(config)
+    settings = {
+        "budget": conditions,
+        "max_length": config.data.max_length,
+        "machine": describe(),
+        "scheme": scheme,
+    }
 
     def work(folder: Path) -> dict[str, Any]:
         model, tokenizer = load_pruned(start.folder / MODEL), tokenizer_of(start.folder / MODEL)
@@ -212,7 +218,8 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
             advance(1)
             for number, outline in enumerate(outlines):
                 small = prune(model, axes, first_units(axes, outline))
-                built[str(number)] = build(small, tokenizer, target_of(config.budget), scratch / str(number), texts)
+                place = scratch / str(number)
+                built[str(number)] = build(small, tokenizer, target_of(config.budget), place, texts, scheme)
                 advance(1)
         found = time_together(built, config.budget)
         costs = fit_costs(outlines, [found[str(i)].median_ms for i in range(len(outlines))])
@@ -226,6 +233,11 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         return {"teacher_ms": teacher_ms, "error": costs.error}
 
     return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work)
+
+
+def scheme_for(config: DistillConfig) -> str:
+    """The scheme that students are measured in: that of their quantization where the budget is about int8."""
+    return config.quantize.scheme if config.budget.precision == "int8" else ""
 
 
 GOALS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a budget, not how it is measured

@@ -26,7 +26,7 @@ from distill.teacher.online import INPUTS
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
-from pipelines.pruning import SCORES, head_width, read_costs
+from pipelines.pruning import SCORES, head_width, read_costs, scheme_for
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
 from pipelines.student import SHAPE, Pruned, cached_signals, texts_module
 from pipelines.teacher import MODEL
@@ -83,6 +83,7 @@ def shape_stage(run: Run, config: DistillConfig, given: Inputs, target: Target) 
         "train": {name: getattr(config.train, name) for name in TRAINED},
         "loss": {name: getattr(config.loss, name) for name in TAUGHT},
         "max_length": config.data.max_length,
+        "scheme": scheme_for(config),
     }
 
     def work(folder: Path) -> dict[str, Any]:
@@ -191,7 +192,8 @@ class Search:
         place = self.scratch / "candidate"
         shutil.rmtree(place, ignore_errors=True)
         model = prune(self.model, self.axes, chosen.shape, uniform=self.budget.uniform)
-        built = build(model, self.tokenizer, target_of(self.budget), place, self.texts)
+        scheme = scheme_for(self.config)
+        built = build(model, self.tokenizer, target_of(self.budget), place, self.texts, scheme)
         times = time_together({"teacher": self.teacher, "student": built}, self.budget, ROUNDS)
         teacher, student = times["teacher"].median_ms, times["student"].median_ms
         return {

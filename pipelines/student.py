@@ -131,21 +131,21 @@ class Pruned:
         name: Of the target.
         begun: The stage with the model before it is cut and the words that are left.
         shape: The stage that says what is cut; None where `begun` is cut already.
-        words: The stage that knows the words that are left.
+        words: The stage that knows the words that are left; None where all are.
     """
 
     name: str
     begun: Artefact
     shape: Artefact | None
-    words: Artefact
+    words: Artefact | None
 
     @property
     def start(self) -> Path:
         return self.begun.folder / MODEL
 
     def inputs(self) -> dict[str, Artefact]:
-        given = {"begun": self.begun, "words": self.words}
-        return given | ({"shape": self.shape} if self.shape is not None else {})
+        given = {"begun": self.begun, "words": self.words, "shape": self.shape}
+        return {name: stage for name, stage in given.items() if stage is not None}
 
     def model(self) -> PreTrainedModel:
         """The student before it is trained."""
@@ -175,7 +175,9 @@ def texts_module(
 def cached_signals(cache: Artefact, pruned: Pruned | None = None) -> Signals:
     """The cached signals; a student with fewer words asks for them by the ids of its own tokenizer."""
     reader = CacheReader(cache.folder / CACHE)
-    return reader if pruned is None else Translated(reader, np.load(pruned.words.folder / WORDS))
+    if pruned is None or pruned.words is None:
+        return reader
+    return Translated(reader, np.load(pruned.words.folder / WORDS))
 
 
 def read_shape(shape: Artefact) -> Shape:

@@ -8,6 +8,7 @@ from pipelines.config import DistillConfig
 from pipelines.gradual import close_stage
 from pipelines.layouts import Layouts
 from pipelines.pruning import costs_stage, scores_stage, start_stage
+from pipelines.quantizing import quantize_stage
 from pipelines.road import name_of
 from pipelines.rounds import round_name, round_stage
 from pipelines.shaping import Inputs, Target, shape_stage, targets_of
@@ -65,7 +66,7 @@ def train_students(
     data, teacher, cache = made["data"], made["teacher"], made.get("cache")
     if not config.budget.asked:
         done = student_stage(run, config, data, teacher, cache, precision, layouts)
-        return [Trained("student", "", done)], {"distill": done}
+        return in_few_bits(run, config, made, [Trained("student", "", done)], {"distill": done}, precision)
     assert cache is not None
     start = start_stage(run, config, data, teacher)
     stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
@@ -77,7 +78,27 @@ def train_students(
         stages |= SCHEDULES[config.prune.schedule](road, target)
         done, shape = stages[f"distill-{target.name}"], stages[f"shape-{target.name}"]
         students.append(Trained(name_of(target.name, len(targets)), f"-{target.name}", done, shape))
-    return students, stages
+    return in_few_bits(run, config, made, students, stages, precision)
+
+
+def in_few_bits(
+    run: Run,
+    config: DistillConfig,
+    made: Mapping[str, Artefact],
+    students: list[Trained],
+    stages: Stages,
+    precision: str,
+) -> tuple[list[Trained], Stages]:
+    """The students quantized, where that is asked for."""
+    if not config.quantize.scheme:
+        return students, stages
+    found = []
+    for each in students:
+        start = Pruned(each.suffix, each.made, None, stages.get("start"))
+        done = quantize_stage(run, config, made["data"], made["cache"], start, precision)
+        stages = stages | {f"quantize{each.suffix}": done}
+        found.append(replace(each, made=done))
+    return found, stages
 
 
 def oneshot(road: Road, target: Target) -> Stages:

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.huggingface import TorchModel
 from compress.export.runtimes import open_export
 from compress.latency import Latency, Runner, measure
 from compress.prune.budget import Budget
+from compress.quantize.prepare import Rounded, convert, prepare
+from compress.quantize.ranges import calibrate
+from compress.quantize.schemes import scheme_of
 from distill.data.encode import encode
 from distill.data.splits import Examples
 from pipelines.evaluate import MEASURED, arrays
@@ -42,14 +46,27 @@ def target_of(budget: Budget, *, teacher: bool = False) -> str:
 
 
 def build(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: str, folder: Path, texts: "Texts"
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    target: str,
+    folder: Path,
+    texts: "Texts",
+    scheme: str = "",
 ) -> Built:
-    """Writes the model's files into `folder` and opens them."""
+    """Writes the model's files into `folder` and opens them; with a scheme its weights are put on that grid first."""
+    rounding = rounded_on(model, scheme, texts.inputs(tokenizer)) if scheme else None
     opened = TorchModel.of(model)
     for needed in with_needed([target]):
-        write_target(needed, opened, tokenizer, folder)
+        write_target(needed, opened, tokenizer, folder, rounding)
     runner: Any = opened if target == HUGGINGFACE else open_export(target, folder / target, texts.budget.threads)
     return Built(target, folder, runner, texts.inputs(tokenizer))
+
+
+def rounded_on(model: PreTrainedModel, scheme: str, inputs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Rounded]:
+    """Calibrates and converts the model in place: what it will be as fast as, not as good as."""
+    prepare(model, scheme_of(scheme))
+    calibrate(model, ({name: torch.from_numpy(value) for name, value in batch.items()} for batch in inputs))
+    return convert(model)
 
 
 @dataclass(frozen=True)

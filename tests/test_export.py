@@ -311,4 +311,4 @@ def test_the_comparison_miscounts():
     expected = np.array([[0.0, 1.0], [2.0, 1.5], [0.0, 3.0], [1.0, 0.0]], np.float32)
     found = expected + np.array([[0, 0], [0, 1], [0, -0.5], [0, 0]], np.float32)
     assert compare("onnx", found, expected) == Parity("onnx", 4, 1.0, 1.5 / 8, 0.75)
-    assert set(TOLERANCE) == {*TARGETS, "onnxruntime-int8"}
+    assert set(TOLERANCE) == {*TARGETS, "onnx-int8", "onnxruntime-int8"}

@@ -8,6 +8,7 @@ RUNTIMES = {
     "huggingface": ("pytorch", "fp32"),
     "onnx": ("onnxruntime", "fp32"),
     "onnxruntime": ("onnxruntime", "fp32"),
+    "onnx-int8": ("onnxruntime", "int8"),
     "onnxruntime-int8": ("onnxruntime", "int8"),
     "openvino": ("openvino", "fp32"),
 }
