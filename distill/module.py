@@ -21,7 +21,7 @@ from distill.losses.matching import layer_distances, rising_map
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.sharding.clip import clip_gradients
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer
-from distill.teacher.online import INPUTS
+from distill.teacher.online import inputs_of
 from distill.training import TrainConfig
 
 Batch = dict[str, Tensor]
@@ -113,7 +113,7 @@ class DistillationModule(lightning.LightningModule):
             self.projections.append(nn.Identity() if own == width else nn.Linear(own, width, bias=False))
 
     def forward(self, batch: Batch, **kwargs: Any) -> Any:
-        return self.student(**{name: batch[name] for name in INPUTS if name in batch}, **kwargs)
+        return self.student(**inputs_of(batch), **kwargs)
 
     def on_fit_start(self) -> None:
         self.student.train()  # transformers hands models over in eval mode, and Lightning leaves them so

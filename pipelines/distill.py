@@ -135,7 +135,7 @@ def export_and_evaluate(
 ) -> dict[str, "Artefact"]:
     from compress.export.runtimes import RUNTIMES
     from pipelines.data import read_data
-    from pipelines.evaluate import MEASURED, Candidate, evaluate_stage
+    from pipelines.evaluate import Candidate, evaluate_stage
     from pipelines.export import INT8, OPENVINO, PORTABLE_INT8, TARGETS, export_stage
     from pipelines.teacher import MODEL
 
@@ -147,7 +147,7 @@ def export_and_evaluate(
     splits = read_data(made["data"])
     more: tuple[str, ...] = ()
     if config.budget.asked:
-        more = tuple(t for t in (INT8, OPENVINO) if MEASURED[t] == (config.budget.runtime, config.budget.precision))
+        more = tuple(t for t in (INT8, OPENVINO) if RUNTIMES[t] == (config.budget.runtime, config.budget.precision))
     if config.quantize.scheme:
         more = tuple(dict.fromkeys((*more, PORTABLE_INT8, INT8)))
     exports, candidates = {}, []

@@ -23,7 +23,7 @@ from distill.module import Batch, DistillationModule
 from distill.optimizer import build_optimizer, build_schedule
 from distill.sharding.clip import clip_gradients
 from distill.tasks.text_classification import TextClassification
-from distill.teacher.online import INPUTS
+from distill.teacher.online import inputs_of
 from distill.training import TrainConfig
 from pipelines.closing import ByLearning, ByMovement, Closing, Goal, expected_cost, learned_masks
 from pipelines.config import DistillConfig
@@ -167,7 +167,7 @@ def about(shape: Artefact) -> dict[str, Any]:
 @torch.no_grad()
 def gap(gated: PreTrainedModel, small: PreTrainedModel, batch: Batch) -> float:
     """Largest difference between the logits of both, as a part of the largest logit."""
-    inputs = {name: batch[name] for name in INPUTS if name in batch}
+    inputs = inputs_of(batch)
     before, after = gated.eval()(**inputs).logits, small.eval()(**inputs).logits
     found = float((before - after).abs().max() / before.abs().max())
     if not found <= TOLERANCE:

@@ -36,7 +36,7 @@ from pipelines.config import DistillConfig
 from pipelines.data import read_data
 from pipelines.machine import describe
 from pipelines.stage import SCRATCH, Artefact, Run, content_hash, write_json
-from pipelines.student import Pruned, cached_signals, make_student, texts_module
+from pipelines.student import Pruned, cached_signals, drawn_batches, make_student, texts_module
 from pipelines.teacher import MODEL
 from pipelines.timing import build, target_of, texts_of, time_together
 from pipelines.words import WORDS, tokenizer_of
@@ -118,10 +118,10 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
         model = load_pruned(start.start)
         texts = texts_module(run, config, read_data(data), tokenizer_of(start.start))
         signals = cached_signals(cache, start)
-        rows = np.random.default_rng(run.seed).permutation(len(texts.train))[: config.prune.samples]
-        batches = [texts.train.collate(rows[i : i + 32], texts.pad_id) for i in range(0, len(rows), 32)]
-        taught = drawn([with_teacher(batch, signals) for batch in batches], config.loss.temperature, run.seed)
-        with run.console.track(f"scores: {config.prune.scores}", passes(config.prune) * len(rows)) as advance:
+        batches = [with_teacher(batch, signals) for batch in drawn_batches(texts, config.prune.samples, run.seed)]
+        taught = with_classes(batches, config.loss.temperature, run.seed)
+        total = passes(config.prune) * sum(len(batch["teacher"]) for batch in taught)
+        with run.console.track(f"scores: {config.prune.scores}", total) as advance:
             found = score(model, Watched(taught, advance), config.prune, config.loss.temperature)
         found.save(folder / SCORES)
         return {"method": found.method, "samples": found.samples, "layers": found.layers.tolist()}
@@ -135,7 +135,7 @@ def with_teacher(batch: Batch, signals: Signals) -> Batch:
     return {k: v for k, v in batch.items() if k != "labels"} | {"teacher": signals(batch)["logits"]}
 
 
-def drawn(batches: list[Batch], temperature: float, seed: int) -> list[Batch]:
+def with_classes(batches: list[Batch], temperature: float, seed: int) -> list[Batch]:
     """The batches with a class drawn from each of the teacher's softened distributions."""
     seeded = torch.Generator().manual_seed(seed)
     likely = (F.softmax(batch["teacher"].float() / temperature, dim=-1) for batch in batches)

@@ -17,15 +17,14 @@ from compress.prune.checkpoint import load_pruned
 from compress.prune.scores import Scores
 from compress.prune.slice import prune
 from compress.prune.trace import find_axes
-from distill.data.batches import EvalBatches
 from distill.data.encode import encode
 from distill.data.module import TextDataModule
 from distill.data.splits import Splits
 from distill.errors import InputError
-from distill.teacher.online import INPUTS
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
+from pipelines.logits import accuracy, split_logits
 from pipelines.pruning import SCORES, head_width, read_costs, scheme_for
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
 from pipelines.student import SHAPE, Pruned, cached_signals, texts_module
@@ -149,8 +148,7 @@ class Search:
             "trials": [{"label": c.label, "divergences": t} for c, t in zip(found, trials, strict=True)],
             "measurements": measured,
         }
-        labels = torch.as_tensor(self.data.validation.labels)
-        said["teacher_score"] = float((self.teacher_logits.argmax(-1) == labels).float().mean())
+        said["teacher_score"] = accuracy(self.teacher_logits, torch.as_tensor(self.splits.validation.labels))
         return said | {name: measured[-1][name] for name in ("speedup", "median_ms", "teacher_ms", "bytes")}
 
     def tried(self, found: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
@@ -175,17 +173,12 @@ class Search:
         return winner, divergences
 
     @cached_property
-    @torch.no_grad()
     def teacher_logits(self) -> torch.Tensor:
         """The teacher's logits for the validation split, in its order."""
         source = self.given.teacher.folder / MODEL
         model, tokenizer = load_teacher(source), tokenizer_of(source)
         own = encode(tokenizer, self.splits.validation, self.config.data.max_length)
-        batches = EvalBatches(own, 64, int(tokenizer.pad_token_id or 0))
-        logits = torch.empty(len(own), len(self.splits.labels))
-        for rows, batch in zip(batches.order, batches, strict=True):
-            logits[torch.as_tensor(rows)] = model(**{name: batch[name] for name in INPUTS if name in batch}).logits
-        return logits
+        return split_logits(model, own, int(tokenizer.pad_token_id or 0))
 
     def measured(self, chosen: Candidate) -> dict[str, Any]:
         """Times the candidate beside the teacher, from files as they will be deployed."""

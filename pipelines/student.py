@@ -1,6 +1,7 @@
 """The distil stage: a student built or loaded, and trained on the teacher's signals."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from compress.prune.checkpoint import load_pruned
 from compress.prune.slice import Shape, prune
 from compress.prune.trace import find_axes
 from distill.data.batches import Signals
+from distill.data.encode import Batch
 from distill.data.module import TextDataModule
 from distill.data.splits import Splits
 from distill.module import DistillationModule
@@ -34,6 +36,7 @@ from pipelines.trainer import fit
 from pipelines.words import WORDS, Translated, tokenizer_of
 
 SHAPE = "shape.json"
+DRAWN = 32  # texts a batch of those that are drawn
 
 
 def student_stage(
@@ -170,6 +173,13 @@ def texts_module(
         unlabelled=config.loss.needs_teacher,
         signals=signals,
     )
+
+
+def drawn_batches(texts: TextDataModule, count: int, seed: int) -> Iterator[Batch]:
+    """At most `count` training texts, drawn by the seed."""
+    rows = np.random.default_rng(seed).permutation(len(texts.train))[:count]
+    for start in range(0, len(rows), DRAWN):
+        yield texts.train.collate(rows[start : start + DRAWN], texts.pad_id)
 
 
 def cached_signals(cache: Artefact, pruned: Pruned | None = None) -> Signals:

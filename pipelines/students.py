@@ -147,8 +147,13 @@ def shared_out(epochs: int, rounds: int) -> list[int]:
 def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> None:
     """
     Raises:
-        InputError: Too few epochs for the schedule, or a gradual one on several processes or in fp16.
+        InputError: Too few epochs for the schedule, or a gradual one on several processes or in fp16; few bits on
+            several processes.
     """
+    if config.quantize.scheme:
+        check_one_process(
+            "quantize", "several were never tried; train without --devices, or leave the scheme out", config, layouts
+        )
     if not config.budget.asked:
         return
     schedule, epochs = config.prune.schedule, config.train.epochs
@@ -160,14 +165,22 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
         )
     if schedule != "gradual":
         return
-    if layouts.student.processes > 1 or config.machine.strategy:
-        raise InputError(
-            f"prune.schedule gradual: expected one process, found {layouts.student.processes}"
-            f"{' and ' + config.machine.strategy if config.machine.strategy else ''}: each would close units of its "
-            "own; use iterative or oneshot"
-        )
+    why = "each would close units of its own; use iterative or oneshot"
+    check_one_process("prune.schedule gradual", why, config, layouts)
     if precision == "16-mixed":
         raise InputError(
             "prune.schedule gradual: expected precision 32 or bf16-mixed, found 16-mixed: gradients that are scaled "
             "anew in every step can't be summed into scores"
+        )
+
+
+def check_one_process(name: str, why: str, config: DistillConfig, layouts: Layouts) -> None:
+    """
+    Raises:
+        InputError: The student is trained by several.
+    """
+    if layouts.student.processes > 1 or config.machine.strategy:
+        raise InputError(
+            f"{name}: expected one process, found {layouts.student.processes}"
+            f"{' and ' + config.machine.strategy if config.machine.strategy else ''}: {why}"
         )

@@ -109,4 +109,5 @@ def rounds(trials: int, steps: int) -> list[tuple[int, int]]:
     counts = [trials]
     while counts[-1] > PART:
         counts.append(-(-counts[-1] // PART))
-    return [(count, max(1, steps // PART**back)) for back, count in reversed(list(enumerate(reversed(counts))))]
+    last = len(counts) - 1
+    return [(count, max(1, steps // PART ** (last - number))) for number, count in enumerate(counts)]

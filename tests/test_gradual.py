@@ -23,6 +23,7 @@ from compress.prune.cost import CostModel, Outline
 from compress.prune.gates import LAYERS, Gates
 from compress.prune.schedule import cubic
 from compress.prune.slice import Shape, prune
+from compress.quantize.config import QuantizeConfig
 from conftest import LABELS, VOCABULARY, build_model, make_rows, saved
 from distill.data.config import DataConfig
 from distill.data.module import TextDataModule
@@ -473,6 +474,13 @@ ONE, TWO = Layout(), Layout(dp=2)
 def test_settings_that_cannot_work_are_refused(place, change, layout, precision, words):
     with pytest.raises(InputError, match=words):
         check_schedule(settings(place, "run", **change), precision, Layouts(layout, layout, layout))
+
+
+def test_several_processes_quantize(place):
+    config = replace(settings(place, "run"), quantize=QuantizeConfig(scheme="int8"))
+    check_schedule(config, "32", Layouts(ONE, ONE, ONE))
+    with pytest.raises(InputError, match="quantize: expected one process, found 2"):
+        check_schedule(config, "32", Layouts(TWO, TWO, TWO))
 
 
 def test_settings_that_work_are_not_refused(place):

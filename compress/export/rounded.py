@@ -15,12 +15,12 @@ from compress.errors import ArtefactError
 from compress.export.fuse import attribute, remove_unused, replace_nodes
 from compress.export.rows import Layer, Rows
 from compress.export.writer import Writer
+from compress.quantize.grid import SMALLEST, TOKEN
 
 Write = Callable[[Writer, Any, Layer, str], tuple[str, str] | None]
 OPSET = 21  # the first with scales for groups of a weight, and with 4 bits
 MICROSOFT = "com.microsoft"
 UNSIGNED = 128  # a signed integer and this is what products of unsigned and signed bytes, the quick ones, want
-TOKEN, SMALLEST = 127, 1e-9  # as in `compress.quantize.grid`
 
 
 @dataclass(frozen=True)
@@ -145,52 +145,59 @@ def look_up(writer: Writer, node: Any, name: str, table: Layer) -> None:
 
 def multiply(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str]:
     """The product in place of a MatMul or Gemm; (what it reads, what it gives before a bias)."""
-    x, out = node.input[0], node.output[0]
-    bias = node.input[2] if node.op_type == "Gemm" and len(node.input) > 2 else ""
-    product = f"{out}_product" if bias else out
+    x, product = node.input[0], before_bias(node)
     if layer.inputs == "token":
         by_token(writer, x, layer, name, product)
     else:
         given = by_tensor(writer, x, layer) if layer.grid is not None else x
         writer.node("MatMul", [given, dequantized(writer, layer, name)], product)
-    if bias:
-        writer.node("Add", [product, bias], out)
+    add_bias(writer, node, product)
     return x, product
+
+
+def before_bias(node: Any) -> str:
+    """Name of what a MatMul gives, or a Gemm before it adds its bias."""
+    return f"{node.output[0]}_product" if len(node.input) > 2 else node.output[0]
+
+
+def add_bias(writer: Writer, node: Any, product: str) -> None:
+    if len(node.input) > 2:
+        writer.node("Add", [product, node.input[2]], node.output[0])
 
 
 def multiply_joined(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str] | None:
     """The product as one operator from bytes to floats; (what it reads, what it gives), an Attention None."""
     from onnx import helper
 
-    assert layer.grid is not None
-    x, bias = node.input[0], node.input[2] if len(node.input) > 2 else ""
-    scale, zero = writer.number(layer.grid[0]), writer.number(layer.grid[1], np.uint8)
-    given = writer.once("QuantizeLinear", [x, scale, zero], f"{x}_uint8_{len(writer.made)}")
+    x = node.input[0]
+    given, scale, zero = quantized(writer, x, layer)
     weight = integers_of(writer, layer.integers.T, layer.bits, name)
     scales, none = writer.constant(f"{name}.scales", layer.scales[:, 0]), writer.number(0, np.int8)
-    out = node.output[0]
     if node.op_type != "Attention":
-        product = f"{out}_product" if bias else out
+        product = before_bias(node)
         writer.node("MatMulIntegerToFloat", [given, weight, scale, scales, zero, none], product, MICROSOFT)
-        if bias:
-            writer.node("Add", [product, bias], out)
+        add_bias(writer, node, product)
         return x, product
     told = {each.name: helper.get_attribute_value(each) for each in node.attribute}
     if "scale" in told or set(node.input[4:]) - {""}:
         raise ArtefactError(
             f"onnxruntime: the Attention of {name} has a scale or a past of its own, and QAttention none"
         )
-    inputs = [given, weight, bias, scale, scales, node.input[3], zero, none]
-    writer.node("QAttention", inputs, out, MICROSOFT, **told)
+    inputs = [given, weight, node.input[2], scale, scales, node.input[3], zero, none]
+    writer.node("QAttention", inputs, node.output[0], MICROSOFT, **told)
     return None
 
 
-def by_tensor(writer: Writer, x: str, layer: Layer) -> str:
+def quantized(writer: Writer, x: str, layer: Layer) -> tuple[str, str, str]:
+    """The input as bytes, and the names of its scale and zero point."""
     assert layer.grid is not None
-    scale, zero = layer.grid
-    numbers = [writer.number(scale), writer.number(zero, np.uint8)]
-    given = writer.once("QuantizeLinear", [x, *numbers], f"{x}_uint8_{len(writer.made)}")
-    return writer.once("DequantizeLinear", [given, *numbers], f"{given}_float")
+    scale, zero = writer.number(layer.grid[0]), writer.number(layer.grid[1], np.uint8)
+    return writer.once("QuantizeLinear", [x, scale, zero], f"{x}_uint8_{len(writer.made)}"), scale, zero
+
+
+def by_tensor(writer: Writer, x: str, layer: Layer) -> str:
+    given = quantized(writer, x, layer)
+    return writer.once("DequantizeLinear", given, f"{given[0]}_float")
 
 
 def dequantized(writer: Writer, layer: Layer, name: str) -> str:

@@ -1,6 +1,6 @@
 """Layers that compute as their deployed form will: weights on a grid, and inputs where the scheme rounds them."""
 
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,26 @@ from compress.quantize.grid import on_grid, snapped, tensor_grid, token_snapped,
 from compress.quantize.schemes import Scheme
 
 TABLE = 127  # largest integer of an embedding
+
+
+L = TypeVar("L", bound=nn.Linear)
+E = TypeVar("E", bound=nn.Embedding)
+
+
+def linear_as(kind: type[L], layer: nn.Linear) -> L:
+    """A layer of another kind with the same parameters."""
+    with torch.device("meta"):
+        made = kind(layer.in_features, layer.out_features, layer.bias is not None)
+    made.weight, made.bias = layer.weight, layer.bias
+    return made.train(layer.training)
+
+
+def table_as(kind: type[E], table: nn.Embedding) -> E:
+    """A table of another kind with the same weight."""
+    with torch.device("meta"):
+        made = kind(table.num_embeddings, table.embedding_dim, table.padding_idx)
+    made.weight = table.weight
+    return made.train(table.training)
 
 
 class InputGrid(nn.Module):
@@ -49,11 +69,9 @@ class QuantizedLinear(nn.Linear):
     @classmethod
     def of(cls, layer: nn.Linear, scheme: Scheme) -> "QuantizedLinear":
         """The layer with the same parameters."""
-        with torch.device("meta"):
-            made = cls(layer.in_features, layer.out_features, layer.bias is not None)
-        made.weight, made.bias = layer.weight, layer.bias
+        made = linear_as(cls, layer)
         made.scheme, made.grid, made.scales = scheme, None, None
-        return made.train(layer.training)
+        return made
 
     @property
     def largest(self) -> int:
@@ -81,13 +99,6 @@ class QuantizedEmbedding(nn.Embedding):
     """A table of words or positions in 8 bits with a scale a row; only the rows of a batch are rounded."""
 
     largest = TABLE
-
-    @classmethod
-    def of(cls, table: nn.Embedding) -> "QuantizedEmbedding":
-        with torch.device("meta"):
-            made = cls(table.num_embeddings, table.embedding_dim, table.padding_idx)
-        made.weight = table.weight
-        return made.train(table.training)
 
     def weight_scales(self) -> Tensor:
         """[rows, 1]."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from compress.errors import CompressError
 from compress.quantize.grid import grouped, integers, on_grid
-from compress.quantize.layers import TABLE, InputGrid, QuantizedEmbedding, QuantizedLinear
+from compress.quantize.layers import TABLE, InputGrid, QuantizedEmbedding, QuantizedLinear, linear_as, table_as
 from compress.quantize.schemes import Scheme
 
 
@@ -69,7 +69,7 @@ def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tu
             replace(model, name, QuantizedLinear.of(layer, chosen))
         elif isinstance(layer, nn.Embedding):
             check_finite(name, layer.weight)
-            replace(model, name, QuantizedEmbedding.of(layer))
+            replace(model, name, table_as(QuantizedEmbedding, layer))
         elif type(layer).__name__ == "Conv1D":
             raise CompressError(
                 f"quantize: {name} is a Conv1D, expected linear layers: of {type(model).__name__} only the head "
@@ -84,11 +84,11 @@ def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tu
 
 
 def check_plain(model: nn.Module) -> None:
-    config = getattr(model, "config", None)
-    if getattr(config, "quantization_config", None) is not None:
+    told = getattr(getattr(model, "config", None), "quantization_config", None)
+    if told is not None:
         raise CompressError(
-            f"quantize: {type(model).__name__} is quantized already ({config.quantization_config}): rounding rounded "  # type: ignore[union-attr]
-            "weights again would lose more; start from the float checkpoint"
+            f"quantize: {type(model).__name__} is quantized already ({told}): rounding rounded weights again would "
+            "lose more; start from the float checkpoint"
         )
     done = [name for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear | QuantizedEmbedding)]
     if done:
@@ -128,7 +128,8 @@ def convert(model: nn.Module) -> dict[str, Rounded]:
         else:
             found[name] = Rounded(None, scales)
     for name, layer in layers.items():
-        replace(model, name, plain_linear(layer) if isinstance(layer, QuantizedLinear) else plain_table(layer))
+        plain = linear_as(nn.Linear, layer) if isinstance(layer, nn.Linear) else table_as(nn.Embedding, layer)
+        replace(model, name, plain)
     if not found:
         raise CompressError(f"quantize: {type(model).__name__} has no layer that rounds: `prepare` it first")
     return found
@@ -142,20 +143,6 @@ def grid_of(name: str, layer: QuantizedLinear) -> tuple[float, int] | None:
     return float(layer.grid.scale.abs()), int(layer.grid.zero)
 
 
-def plain_linear(layer: QuantizedLinear) -> nn.Linear:
-    with torch.device("meta"):
-        made = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
-    made.weight, made.bias = layer.weight, layer.bias
-    return made.train(layer.training)
-
-
-def plain_table(table: QuantizedEmbedding) -> nn.Embedding:
-    with torch.device("meta"):
-        made = nn.Embedding(table.num_embeddings, table.embedding_dim, table.padding_idx)
-    made.weight = table.weight
-    return made.train(table.training)
-
-
 def restore(model: nn.Module, rounding: Rounding) -> None:
     """Makes a converted model round again by the numbers it was converted with: the reference of what is deployed.
 
@@ -166,7 +153,7 @@ def restore(model: nn.Module, rounding: Rounding) -> None:
     for name, rounded in rounding.items():
         layer = layers.get(name)
         if rounded.scheme is None and isinstance(layer, nn.Embedding):
-            replace(model, name, QuantizedEmbedding.of(layer))
+            replace(model, name, table_as(QuantizedEmbedding, layer))
         elif rounded.scheme is not None and isinstance(layer, nn.Linear):
             made = QuantizedLinear.of(layer, rounded.scheme)
             made.scales = rounded.scales

@@ -1,7 +1,8 @@
 """Ranges of activations from calibration texts: the extremes, a percentile, or the least squared error of rounding."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,26 @@ class Seen:
         )
 
 
+class Reader:
+    """Notes what layers read, once where several in a row read the same tensor.
+
+    `first` maps a layer to the first that read its tensor, `seen` that one to its values, and `mask` [batch, tokens] is
+    that of the batch under way.
+    """
+
+    def __init__(self, seed: int):
+        self.seed, self.mask = seed, torch.ones(0, 0, dtype=torch.bool)
+        self.first: dict[str, str] = {}
+        self.seen: dict[str, Seen] = {}
+        self.last: tuple[Tensor | None, str] = None, ""
+
+    def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if inputs[0] is not self.last[0]:
+            self.last = inputs[0], name
+        if self.first.setdefault(name, self.last[1]) == name:
+            self.seen.setdefault(name, Seen(self.seed)).add(words(inputs[0], self.mask))
+
+
 def rounding_error(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Sum of squares of what the grid from `low` to `high` changes."""
     scale, zero = tensor_grid(low, high)
@@ -78,21 +99,8 @@ def calibrate(
         CompressError: No text, or values that aren't finite.
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear) and m.scheme.inputs == "tensor"}
-    seen = {name: Seen(seed) for name in layers}
-    first: dict[str, str] = {}  # layer -> the first layer that read the same tensor
-    mask: list[Tensor] = []
-    last: list[Any] = [None, ""]
-
-    def reader(name: str) -> Any:
-        def read(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if inputs[0] is not last[0]:
-                last[:] = [inputs[0], name]
-            if first.setdefault(name, last[1]) == name:
-                seen[name].add(words(inputs[0], mask[0]))
-
-        return read
-
-    hooks = [layer.register_forward_pre_hook(reader(name)) for name, layer in layers.items()]
+    reader = Reader(seed)
+    hooks = [layer.register_forward_pre_hook(partial(reader.read, name)) for name, layer in layers.items()]
     mode, texts = model.training, 0
     grids = {name: layer.grid for name, layer in layers.items()}
     try:
@@ -100,9 +108,9 @@ def calibrate(
         for layer in layers.values():
             layer.grid = None  # ranges are those of the values before they are rounded
         for batch in batches:
-            mask[:] = [batch["attention_mask"].bool()]
+            reader.mask = batch["attention_mask"].bool()
             model(**batch)
-            texts += len(mask[0])
+            texts += len(reader.mask)
     finally:
         for hook in hooks:
             hook.remove()
@@ -111,9 +119,9 @@ def calibrate(
         model.train(mode)
     if not texts:
         raise CompressError("calibration: expected some texts, found none: no range can be told")
-    found = {name: InputGrid(*checked(name, seen[name].range(method)), learned=learned) for name in set(first.values())}
+    found = {name: InputGrid(*checked(name, seen.range(method)), learned=learned) for name, seen in reader.seen.items()}
     for name, layer in layers.items():
-        layer.grid = found[first[name]]
+        layer.grid = found[reader.first[name]]
     return texts
 
 

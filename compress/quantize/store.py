@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import torch
-
 from compress.errors import CompressError
 from compress.quantize.prepare import Rounded, Rounding
 from compress.quantize.schemes import Scheme
@@ -51,11 +49,3 @@ def load_rounding(folder: Path) -> dict[str, Rounded]:
 
 def is_rounded(folder: Path) -> bool:
     return (folder / FILE).is_file()
-
-
-def reference(model: torch.nn.Module, folder: Path) -> torch.nn.Module:
-    """The checkpoint's model, rounding as the deployed one does."""
-    from compress.quantize.prepare import restore
-
-    restore(model, load_rounding(folder))
-    return model

@@ -19,6 +19,11 @@ ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
 PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"))
 
 
+def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of a batch, what a model reads."""
+    return {name: batch[name] for name in INPUTS if name in batch}
+
+
 class OnlineTeacher:
     """Answers with the tensors asked for, of: logits, hidden, relations, embedding, generated.
 
@@ -73,7 +78,6 @@ class OnlineTeacher:
         return out
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        inputs = {name: batch[name] for name in INPUTS if name in batch}
         caught: dict[int, dict[int, Tensor]] = {}
         deep = "hidden" in self.answers or "embedding" in self.answers
         with ExitStack() as hooks:
@@ -82,7 +86,7 @@ class OnlineTeacher:
                 for i, linear in enumerate(maps):
                     hook = linear.register_forward_hook(keeper(caught[layer], i))
                     hooks.callback(hook.remove)
-            found = self.model(**inputs, output_hidden_states=deep)
+            found = self.model(**inputs_of(batch), output_hidden_states=deep)
         out: dict[str, Any] = {"logits": found.logits} if "logits" in found else {}
         if "hidden" in self.answers:
             out["hidden"] = found.hidden_states

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from distill.errors import InputError
 from distill.teacher.cache.plan import Samples
 from distill.teacher.cache.signals import Where
-from distill.teacher.online import INPUTS
+from distill.teacher.online import inputs_of
 
 BINS = 15
 Loss = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
@@ -128,7 +128,7 @@ def calibration(confidence: np.ndarray, truth: np.ndarray) -> float:
 
 
 def gradient(student: PreTrainedModel, batch: Mapping[str, Tensor], loss: Loss, targets: Mapping[str, Tensor]) -> list:
-    out = student(**{name: batch[name] for name in INPUTS if name in batch})
+    out = student(**inputs_of(batch))
     value = loss(at_positions(out.logits, batch), targets)
     return list(torch.autograd.grad(value, [p for p in student.parameters() if p.requires_grad], allow_unused=True))
 
