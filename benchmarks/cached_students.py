@@ -144,9 +144,16 @@ def cached(
     return CacheReader(folder, identity)
 
 
-def train(modules: list[DistillationModule], batches: TrainBatches, steps: int, label: str, console: Console) -> float:
+def train(
+    modules: list[DistillationModule],
+    batches: TrainBatches,
+    steps: int,
+    label: str,
+    console: Console,
+    rate: float = LEARNING_RATE,
+) -> float:
     """AdamW, warm-up and cosine, products in bfloat16; returns the seconds it took."""
-    settings = {"lr": LEARNING_RATE, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+    settings = {"lr": rate, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
     optimizers = [
         torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], **settings) for module in modules
     ]  # type: ignore[arg-type]
@@ -156,7 +163,7 @@ def train(modules: list[DistillationModule], batches: TrainBatches, steps: int, 
             for batch in batches:
                 for module, optimizer in zip(modules, optimizers, strict=True):
                     for group in optimizer.param_groups:
-                        group["lr"] = LEARNING_RATE * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+                        group["lr"] = rate * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / steps))
                     with torch.autocast("cpu", torch.bfloat16):
                         value = weighted_sum(module.loss, module.terms(batch))
                     value.backward()

@@ -47,16 +47,18 @@ from benchmarks.pruning_table import show
 from benchmarks.pruning_textbrewer import brewed_sizes, brewed_student
 from compress.export.huggingface import TorchModel
 from compress.export.onnx import OnnxModel
+from compress.export.source import Source
+from compress.export.targets import with_sources
+from compress.export.write import write_targets
 from distill.data.encode import encode
 from distill.data.splits import Examples
 from distill.student.build import build_student
 from distill.teacher.load import load_tokenizer
 from pipelines.console import Console
 from pipelines.evaluate import arrays
-from pipelines.export import with_needed, write_target
 from pipelines.machine import commit, describe
 from pipelines.stage import digest_of, write_json
-from pipelines.timing import Built, Texts, build, target_of, texts_of, time_together
+from pipelines.timing import Built, Texts, build, target_for, texts_of, time_together
 
 WAYS = ("ours", "layers", "textbrewer", "torch-pruning")
 PEERS = {"textbrewer": "textbrewer", "torch-pruning": "torch_pruning"}  # way -> its package
@@ -119,7 +121,7 @@ class Bench:
         self.first, self.budget = lessons[0], lessons[0].config.budget
         if any(settings_of(each) != settings_of(self.first) for each in lessons):
             raise SystemExit("--ours: expected runs that differ in their seed only")
-        self.wanted, self.target = self.budget.speedups[0], target_of(self.budget)
+        self.wanted, self.target = self.budget.speedups[0], target_for(self.budget)
         self.rates = [self.first.config.train.learning_rate] if given.ours else given.rates
         self.place = Path(given.output) / "students" / digest_of(settings_of(self.first))[:8]
 
@@ -131,7 +133,7 @@ class Bench:
 
     @cached_property
     def teacher(self) -> Built:
-        reference, place = target_of(self.budget, teacher=True), self.place / "teacher"
+        reference, place = target_for(self.budget, teacher=True), self.place / "teacher"
         return build(self.first.teacher(), self.first.tokenizer, reference, place, self.texts)
 
     def speedups(self, models: Mapping[str, PreTrainedModel]) -> dict[str, float]:
@@ -230,14 +232,13 @@ class Bench:
     def deployed(self, lesson: Lesson, trained: Trained, folder: Path) -> dict[str, Any]:
         """Writes the files and scores what was written."""
         model, tokenizer = TorchModel.of(trained.model), trained.tokenizer
-        chain = with_needed([self.target])
-        for target in chain:
-            write_target(target, model, tokenizer, folder)
-        runner = OnnxModel(folder / self.target, self.given.threads)
+        chain = with_sources([self.target])
+        write_targets(Source(trained.model, tokenizer), chain, folder)
+        runner = OnnxModel(folder / str(self.target), self.given.threads)
         if self.budget.precision == "fp32":
             check_same(runner, model, self.inputs(lesson.splits.validation, tokenizer)[:50], str(folder))
         for target in chain[:-1]:
-            shutil.rmtree(folder / target)
+            shutil.rmtree(folder / str(target))
         tokenizer.save_pretrained(folder / TOKENIZER)
         size = {"bytes": Built(self.target, folder, runner, []).bytes}
         return self.scores(lesson, runner, tokenizer) | parameters(trained.model) | size
@@ -262,7 +263,7 @@ class Bench:
         built = {"teacher": reference, "again": replace_inputs(reference, reference.inputs, self.budget.threads)}
         for number, student in enumerate(students):
             folder = Path(student["folder"])
-            runner = OnnxModel(folder / self.target, self.budget.threads)
+            runner = OnnxModel(folder / str(self.target), self.budget.threads)
             tokenizer = load_tokenizer(folder / TOKENIZER)
             built[str(number)] = Built(self.target, folder, runner, texts.inputs(tokenizer))
         found = time_together(built, self.budget, self.given.rounds)

@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from compress.export.targets import check_installed, check_scheme, formats_of
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.student.spec import StudentConfig
+from distill.student.spec import StudentConfig, is_relative
 from distill.teacher.config import TeacherConfig
 from distill.training import TrainConfig
 
@@ -121,6 +122,8 @@ class DistillConfig:
         budget: A speed that the student is pruned to, measured here; without one it is built as `student` says.
         prune: How it is pruned.
         quantize: In how many bits it computes in the end, and how it is trained for that.
+        export: Formats that the student is handed over in, beside its checkpoint: onnx, onnxruntime, openvino,
+            executorch, torchao, separated by commas.
         data: The texts.
         loss: What the student learns.
         train: How the student is trained.
@@ -139,6 +142,7 @@ class DistillConfig:
     budget: Budget = field(default_factory=Budget)
     prune: PruneConfig = field(default_factory=PruneConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
+    export: str = "onnx,onnxruntime"
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -155,6 +159,16 @@ class DistillConfig:
         if not self.student.spec:
             spec = "teacher" if self.budget.asked else "distilbert"
             object.__setattr__(self, "student", replace(self.student, spec=spec))
+        check_scheme(formats_of(self.export), self.quantize.scheme)
+        check_installed(formats_of(self.export))
+        if self.quantize.scheme and self.budget.min_score and not self.budget.asked:
+            object.__setattr__(self, "quantize", replace(self.quantize, min_score=self.budget.min_score))
+        built = is_relative(self.student.spec) and self.student.spec != "teacher"
+        if self.student.given and (built or not self.quantize.scheme):
+            raise InputError(
+                f"student.given: expected a checkpoint, or teacher, and a scheme that it is quantized by, found "
+                f"{self.student.spec!r} and {self.quantize.scheme or 'none'}: there is nothing to do"
+            )
         cached = self.loss.kl > 0 and self.teacher.signals == "cached"
         for name, asked, why in (
             ("budget", self.budget.asked, "a pruned student recovers"),

@@ -14,6 +14,7 @@ from pipelines.launch import launch
 from pipelines.world import flat, join_world, launched, leave_world, processes
 
 if TYPE_CHECKING:
+    from compress.export.targets import Target
     from pipelines.layouts import Layouts
     from pipelines.stage import Artefact, Run
     from pipelines.students import Trained
@@ -79,10 +80,13 @@ def check_inputs(config: DistillConfig) -> Path:
     from distill.student.spec import is_relative
     from distill.tasks.text_classification import check_task
     from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
+    from pipelines.given import check_in_float
     from pipelines.teaching import student_layers
 
     source = checkpoint_folder(config.teacher.model)
     admit(source)
+    if config.quantize.scheme:
+        check_in_float(source, "teacher")
     teacher = AutoConfig.from_pretrained(source)
     check_task(teacher, config.teacher.model)
     tokenizer = load_tokenizer(source)
@@ -91,6 +95,8 @@ def check_inputs(config: DistillConfig) -> Path:
         admit(folder)
         check_same_tokenizer(tokenizer, load_tokenizer(folder, "student"), config.student.spec)
         check_task(AutoConfig.from_pretrained(folder), config.student.spec)
+        if config.quantize.scheme:
+            check_in_float(folder, "student")
     layers = student_layers(config, source)
     if config.loss.hidden:
         layer_pairs(config.loss.layer_map, layers, teacher.num_hidden_layers)
@@ -133,10 +139,9 @@ def road(
 def export_and_evaluate(
     run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
 ) -> dict[str, "Artefact"]:
-    from compress.export.runtimes import RUNTIMES
     from pipelines.data import read_data
     from pipelines.evaluate import Candidate, evaluate_stage
-    from pipelines.export import INT8, OPENVINO, PORTABLE_INT8, TARGETS, export_stage
+    from pipelines.export import export_stage
     from pipelines.teacher import MODEL
 
     waiting = next((each.made for each in students if each.made.digest is None), None)
@@ -145,16 +150,10 @@ def export_and_evaluate(
             run.stage(name, {}, {"distill": waiting}, lambda folder: {})
         return {}
     splits = read_data(made["data"])
-    more: tuple[str, ...] = ()
-    if config.budget.asked:
-        more = tuple(t for t in (INT8, OPENVINO) if RUNTIMES[t] == (config.budget.runtime, config.budget.precision))
-    if config.quantize.scheme:
-        more = tuple(dict.fromkeys((*more, PORTABLE_INT8, INT8)))
     exports, candidates = {}, []
-    compared = [target for target in more if RUNTIMES[target][1] == "fp32"]
-    wanted: list[tuple[str, str, Artefact, Sequence[str]]]
-    wanted = [("export-teacher", "teacher", made["teacher"], (*TARGETS, *compared))]
-    wanted += [(f"export{each.suffix}", each.name, each.made, (*TARGETS, *more)) for each in students]
+    of_teacher, of_students = targets_of(config)
+    wanted = [("export-teacher", "teacher", made["teacher"], of_teacher)]
+    wanted += [(f"export{each.suffix}", each.name, each.made, of_students) for each in students]
     for stage, name, model, targets in wanted:
         exports[stage] = export_stage(
             run,
@@ -171,9 +170,26 @@ def export_and_evaluate(
     return exports | {"evaluate": done}
 
 
+def targets_of(config: DistillConfig) -> tuple[list["Target"], list["Target"]]:
+    """What the teacher is exported as, in float for the comparison, and the students."""
+    from compress.export.targets import Target, formats_of
+    from compress.quantize.schemes import scheme_of
+    from pipelines.export import ALWAYS, rounded_targets
+
+    formats = [Target(name) for name in formats_of(config.export)]
+    own = [] if config.budget.runtime == "pytorch" or not config.budget.asked else [Target(config.budget.runtime)]
+    floats = list(dict.fromkeys((*ALWAYS, *(each for each in (*formats, *own) if each.kind.floats))))
+    if config.quantize.scheme:
+        bits = 4 if scheme_of(config.quantize.scheme).bits == 4 else 8
+        return floats, [*ALWAYS, *rounded_targets([each.format for each in (*formats, *own)], bits)]
+    dynamic = config.budget.asked and (config.budget.runtime, config.budget.precision) == ("onnxruntime", "int8")
+    return floats, [*floats, *([Target("onnxruntime", 8)] if dynamic else [])]
+
+
 def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
     """Runs the road, then reports and says where everything is."""
     from pipelines.data import read_data
+    from pipelines.export import check_refused
     from pipelines.report import REPORT, publish, report_stage, show
     from pipelines.stage import write_json
 
@@ -185,10 +201,12 @@ def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") 
         run.console.table("Made", ("stage", "seconds", "where"), rows)
         return
     report = report_stage(run, settings_of(config), read_data(made["data"]), made["evaluate"])
+    exports = {each.name: made[f"export{each.suffix}"] for each in students}
     if run.world.leads:
-        places = publish(run, report, {each.name: made[f"export{each.suffix}"] for each in students})
+        places = publish(run, report, exports)
         show(run.console, json.loads((report.folder / REPORT).read_text()), places)
     check_scores(config, students)
+    check_refused(list(exports.values()))
 
 
 def check_scores(config: DistillConfig, students: Sequence["Trained"]) -> None:

@@ -6,15 +6,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.export.runtimes import RUNTIMES, open_export
+from compress.export.runtimes import open_export
+from compress.export.targets import Target, target_of
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines import cli
 from pipelines.config import MeasureConfig
 from pipelines.console import Console
-from pipelines.export import HUGGINGFACE, ONNX, PORTABLE_INT8, artefact_bytes, export_stage
+from pipelines.export import HUGGINGFACE, artefact_bytes, check_refused, export_stage
 from pipelines.machine import describe
-from pipelines.stage import Artefact, Run, content_hash
+from pipelines.stage import Artefact, Run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from distill.data.encode import Encoded
     from distill.data.splits import Splits
 
-# Target of the export -> where it runs, and in what precision; portable files are for runtimes elsewhere.
-MEASURED = {target: where for target, where in RUNTIMES.items() if target not in (ONNX, PORTABLE_INT8)}
 Runner = Callable[[dict[str, Any]], Any]
 
 
@@ -62,9 +61,13 @@ class Candidate:
     export: Artefact
 
     @property
-    def targets(self) -> list[str]:
+    def targets(self) -> list[Target]:
         """Targets of its export that are measured."""
-        return [proof["target"] for proof in self.export.metrics["parity"] if proof["target"] in MEASURED]
+        proven = [target_of(proof["target"]) for proof in self.export.metrics["parity"]]
+        return [target for target in proven if target.measured]
+
+    def place(self, target: Target) -> Path:
+        return self.export.folder / str(target)
 
 
 def evaluate_stage(
@@ -111,12 +114,12 @@ def encode_test(candidate: Candidate, splits: "Splits", max_length: int) -> tupl
     from distill.data.encode import encode
     from pipelines.words import tokenizer_of
 
-    tokenizer = tokenizer_of(candidate.export.folder / HUGGINGFACE)
+    tokenizer = tokenizer_of(candidate.place(HUGGINGFACE))
     return encode(tokenizer, splits.test, max_length), int(tokenizer.pad_token_id or 0)
 
 
 def score(
-    run: Run, candidate: Candidate, target: str, splits: "Splits", encoded: tuple["Encoded", int]
+    run: Run, candidate: Candidate, target: Target, splits: "Splits", encoded: tuple["Encoded", int]
 ) -> tuple[dict[str, Any], "np.ndarray"]:
     """An entry without times, and the predicted class of every test row."""
     import numpy as np
@@ -125,8 +128,8 @@ def score(
     from distill.data.batches import EvalBatches
     from distill.tasks.text_classification import TextClassification
 
-    (test, pad_id), (runtime, precision) = encoded, MEASURED[target]
-    folder = candidate.export.folder / target
+    (test, pad_id), (runtime, precision) = encoded, target.where
+    folder = candidate.place(target)
     runner = open_export(target, folder, torch.get_num_threads())
     batches = EvalBatches(test, 32, pad_id)
     logits = np.empty((len(test), len(splits.labels)), np.float32)
@@ -136,7 +139,7 @@ def score(
             advance(len(rows))
     task = TextClassification(splits.labels)
     found = task.score(torch.from_numpy(logits), torch.from_numpy(test.labels))
-    proof = next(p for p in candidate.export.metrics["parity"] if p["target"] == target)
+    proof = next(p for p in candidate.export.metrics["parity"] if p["target"] == str(target))
     entry = {
         "name": candidate.name,
         "stage": candidate.stage,
@@ -144,7 +147,7 @@ def score(
         "runtime": runtime,
         "precision": precision,
         "score": found,
-        "params": parameters(candidate.export.folder / HUGGINGFACE),
+        "params": parameters(candidate.place(HUGGINGFACE)),
         "bytes": artefact_bytes(folder),
         "parity": {k: v for k, v in proof.items() if k not in ("target", "bytes")},
     }
@@ -181,7 +184,7 @@ def time_all(
     from compress.latency import measure as measure_latency
 
     runners = {
-        (c.name, *MEASURED[target]): open_export(target, c.export.folder / target, measure.threads)
+        (c.name, *target.where): open_export(target, c.place(target), measure.threads)
         for c in candidates
         for target in c.targets
     }
@@ -231,6 +234,8 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
     from distill.tasks.text_classification import TextClassification
     from distill.teacher.load import checkpoint_folder
     from pipelines.data import data_stage, read_data
+    from pipelines.given import by_label_stage
+    from pipelines.teacher import MODEL
 
     named = [("student" if config.teacher else "model", config.model)]
     if config.teacher:
@@ -244,12 +249,12 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
     task = TextClassification(splits.labels)
     candidates = []
     for name, folder in folders.items():
-        ordered = ordered_checkpoint(run, name, folder, task)
+        ordered = by_label_stage(run, name, folder, task)
         export = export_stage(
             run,
             f"export-{name}",
             ordered,
-            ordered.folder,
+            ordered.folder / MODEL,
             splits.test,
             parity=config.measure.parity,
             max_length=config.data.max_length,
@@ -257,30 +262,6 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
         candidates.append(Candidate(name, "given", export))
     done = evaluate_stage(run, candidates, splits, data, config.measure, config.data.max_length)
     return run, candidates, data, done
-
-
-def ordered_checkpoint(run: Run, name: str, folder: Path, task: Any) -> Artefact:
-    """The checkpoint with its labels in the data's order, matched by name."""
-    from transformers import AutoConfig
-
-    from compress.export.huggingface import export_huggingface
-    from distill.tasks.text_classification import check_task
-    from distill.teacher.load import load_tokenizer
-
-    own = AutoConfig.from_pretrained(folder)
-    check_task(own, str(folder))
-    rows = task.head_rows(own)
-    if rows is None:
-        raise InputError(
-            f"{name} {str(folder)!r}: has no head for the data's {len(task.labels)} labels "
-            f"({', '.join(task.labels[:4])}, …): there is nothing to score"
-        )
-
-    def work(place: Path) -> dict[str, Any]:
-        export_huggingface(task.load_headed(str(folder), rows), load_tokenizer(folder), place)
-        return {}
-
-    return run.stage(f"{name}-by-label", {"labels": list(task.labels)}, {"model": content_hash(folder)}, work)
 
 
 EXAMPLES = """\
@@ -300,11 +281,12 @@ def main(argv: Sequence[str]) -> None:
     from pipelines.render import summary_rows
 
     console = Console()
-    run, _, _, done = standalone(config, console)
+    run, candidates, _, done = standalone(config, console)
     entries = json.loads((done.folder / "evaluation.json").read_text())
     header, rows = summary_rows({"models": entries, "metric": "accuracy"})
     console.table("Evaluation", header, rows)
     console.say(f"written to {done.folder / 'evaluation.json'}")
+    check_refused([candidate.export for candidate in candidates])
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from pipelines.machine import describe
 from pipelines.stage import SCRATCH, Artefact, Run, content_hash, write_json
 from pipelines.student import Pruned, cached_signals, drawn_batches, make_student, texts_module
 from pipelines.teacher import MODEL
-from pipelines.timing import build, target_of, texts_of, time_together
+from pipelines.timing import build, target_for, texts_of, time_together
 from pipelines.words import WORDS, tokenizer_of
 
 SCORES, COSTS = "scores.safetensors", "costs.json"
@@ -213,13 +213,13 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         built = {}
         with run.console.track("costs: exporting sizes to measure", len(outlines) + 1, "models") as advance:
             source = teacher.folder / MODEL
-            reference = target_of(config.budget, teacher=True)
+            reference = target_for(config.budget, teacher=True)
             built["teacher"] = build(load_pruned(source), tokenizer_of(source), reference, scratch / "teacher", texts)
             advance(1)
             for number, outline in enumerate(outlines):
                 small = prune(model, axes, first_units(axes, outline))
                 place = scratch / str(number)
-                built[str(number)] = build(small, tokenizer, target_of(config.budget), place, texts, scheme)
+                built[str(number)] = build(small, tokenizer, target_for(config.budget), place, texts, scheme)
                 advance(1)
         found = time_together(built, config.budget)
         costs = fit_costs(outlines, [found[str(i)].median_ms for i in range(len(outlines))])

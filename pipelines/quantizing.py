@@ -1,17 +1,22 @@
 """The quantize stage: a trained student made to compute in few bits, and trained so on the teacher's signals."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
+from transformers import PreTrainedModel
 
 from compress.prune.checkpoint import load_pruned
-from compress.quantize.prepare import convert, prepare
-from compress.quantize.ranges import calibrate
-from compress.quantize.schemes import scheme_of
+from compress.quantize.gptq import gptq_model
+from compress.quantize.prepare import convert
+from compress.quantize.rounding import round_model
+from compress.quantize.sensitivity import ease_most_sensitive, sensitivities
 from compress.quantize.store import save_rounding
+from distill.data.module import TextDataModule
+from distill.losses.logits import forward_kl
 from distill.module import DistillationModule
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.online import inputs_of
@@ -24,6 +29,31 @@ from pipelines.student import Pruned, cached_signals, drawn_batches, texts_modul
 from pipelines.teacher import MODEL, training_settings
 from pipelines.trainer import fit
 from pipelines.words import tokenizer_of
+
+
+class Validation:
+    """What a model says of the validation split, beside what it said in float."""
+
+    def __init__(self, model: PreTrainedModel, texts: TextDataModule):
+        self.model, self.texts = model, texts
+        self.labels = torch.as_tensor(texts.validation.labels)
+        self.logits = self.said()
+        self.in_float = accuracy(self.logits, self.labels)
+
+    def said(self) -> torch.Tensor:
+        return split_logits(self.model, self.texts.validation, self.texts.pad_id)
+
+    def score(self) -> float:
+        return accuracy(self.said(), self.labels)
+
+    def divergence(self) -> float:
+        return float(forward_kl(self.said(), self.logits))
+
+    def ease(self, run: Run, share: float, batch: Mapping[str, torch.Tensor]) -> None:
+        """Gives the layers that need it more bits."""
+        ranked = sensitivities(self.model, self.divergence, batch)
+        names, _ = ease_most_sensitive(self.model, ranked, self.score, share * self.in_float)
+        run.console.say(f"  quantize: {len(names)} layers have more bits: {', '.join(names) or 'none'}")
 
 
 def quantize_stage(
@@ -46,13 +76,18 @@ def quantize_stage(
         splits, tokenizer = read_data(data), tokenizer_of(student.start)
         model = load_pruned(student.start)
         texts = texts_module(run, config, splits, tokenizer, cached_signals(cache, student))
-        layers = prepare(model, scheme_of(how.scheme), keep=how.kept)
-        drawn = (inputs_of(batch) for batch in drawn_batches(texts, how.samples, run.seed))
-        seen = calibrate(model, drawn, how.ranges, learned=how.learned, seed=run.seed)
+        drawn = [inputs_of(batch) for batch in drawn_batches(texts, how.samples, run.seed)]
+        validation = Validation(model, texts)
+        layers = round_model(model, how, drawn, seed=run.seed)
+        seen = sum(len(batch["input_ids"]) for batch in drawn)
         run.console.say(f"  quantize: {len(layers)} layers round as {how.scheme}, ranges from {seen} texts")
-        logits = split_logits(model, texts.validation, texts.pad_id)
-        before = accuracy(logits, torch.as_tensor(texts.validation.labels))
-        metrics: dict[str, Any] = {"val/calibrated": before}
+        if how.min_score:
+            validation.ease(run, how.min_score, drawn[0])
+        if how.weights == "gptq":
+            gptq_model(model, drawn)
+        before = validation.score()
+        run.console.say(f"  quantize: validation {before:.4f}, in float {validation.in_float:.4f}")
+        metrics: dict[str, Any] = {"val/float": validation.in_float, "val/calibrated": before}
         if how.method == "qat":
             lightning.seed_everything(run.seed, verbose=False)
             metrics |= fit(

@@ -14,7 +14,7 @@ from distill.data.config import DataConfig
 from pipelines import cli
 from pipelines.config import MeasureConfig
 from pipelines.console import Console
-from pipelines.evaluate import MEASURED, EvaluateConfig
+from pipelines.evaluate import EvaluateConfig
 from pipelines.export import HUGGINGFACE
 from pipelines.machine import commit, describe
 from pipelines.render import render_cards, render_html, summary_rows
@@ -93,13 +93,13 @@ def build_report(
 
 def published(run: Run, models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Entries with the student's path where `publish` puts it: the card travels with that folder."""
-    inside = {where: "" if target == HUGGINGFACE else target for target, where in MEASURED.items()}
 
     def placed(entry: Mapping[str, Any]) -> dict[str, Any]:
         if entry["name"] == "teacher":
             return dict(entry)
         folder = run.output / (STUDENT if entry["name"] == "model" else entry["name"])
-        return dict(entry) | {"path": str(folder / inside[entry["runtime"], entry["precision"]])}
+        target = Path(entry["path"]).name
+        return dict(entry) | {"path": str(folder if target == str(HUGGINGFACE) else folder / target)}
 
     return [placed(entry) for entry in models]
 
@@ -139,9 +139,9 @@ def publish(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict
 
 def publish_model(place: Path, report: Artefact, export: Artefact) -> dict[str, Path]:
     """A folder with the checkpoint and its card, and one for each other format inside."""
-    others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != HUGGINGFACE]
+    others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != str(HUGGINGFACE)]
     with replacing(place) as fresh:
-        link_tree(export.folder / HUGGINGFACE, fresh)
+        link_tree(export.folder / str(HUGGINGFACE), fresh)
         for target in others:
             link_tree(export.folder / target, fresh / target)
         own = report.folder / f"{place.name}.md"  # of a family each has its own

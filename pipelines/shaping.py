@@ -30,7 +30,7 @@ from pipelines.pruning import SCORES, head_width, read_costs, scheme_for
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
 from pipelines.student import SHAPE, Pruned, cached_signals, texts_module
 from pipelines.teacher import MODEL
-from pipelines.timing import Built, Texts, build, target_of, texts_of, time_together
+from pipelines.timing import Built, Texts, build, target_for, texts_of, time_together
 from pipelines.trials import Judge, Trial, eliminate
 from pipelines.words import tokenizer_of
 
@@ -130,7 +130,7 @@ class Search:
     def teacher(self) -> Built:
         """The teacher as it is measured: every candidate beside the same files."""
         source = self.given.teacher.folder / MODEL
-        reference = target_of(self.budget, teacher=True)
+        reference = target_for(self.budget, teacher=True)
         return build(load_pruned(source), tokenizer_of(source), reference, self.scratch / "teacher", self.texts)
 
     def choose(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Search:
         place = self.scratch / "candidate"
         shutil.rmtree(place, ignore_errors=True)
         model = prune(self.model, self.axes, chosen.shape, uniform=self.budget.uniform)
-        return build(model, self.tokenizer, target_of(self.budget), place, self.texts, scheme_for(self.config))
+        return build(model, self.tokenizer, target_for(self.budget), place, self.texts, scheme_for(self.config))
 
     def measured(self, chosen: Candidate, built: Built) -> dict[str, Any]:
         """Times the candidate beside the teacher."""
@@ -230,8 +230,8 @@ class Search:
         self.check_bytes(found[-1])
         if ratio < 1 - TOLERANCE:
             self.run.console.say(
-                f"  shape-{self.target.name}: the target was missed: {found[-1]['by_all']:.2f}x, {ratio:.0%} of what was "
-                "asked for; a busy machine makes measurements uncertain"
+                f"  shape-{self.target.name}: the target was missed: {found[-1]['by_all']:.2f}x, {ratio:.0%} of what "
+                "was asked for; a busy machine makes measurements uncertain"
             )
         return chosen, found
 

@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from distill.errors import InputError
+from distill.tasks.text_classification import TextClassification
+from distill.teacher.load import checkpoint_folder
 from pipelines.config import DistillConfig
+from pipelines.data import read_data
+from pipelines.given import by_label_stage
 from pipelines.gradual import close_stage
 from pipelines.layouts import Layouts
 from pipelines.pruning import costs_stage, scores_stage, start_stage
@@ -64,6 +68,9 @@ def train_students(
 ) -> tuple[list[Trained], Stages]:
     """Every student of the run, the largest first, and the stages on the way by name."""
     data, teacher, cache = made["data"], made["teacher"], made.get("cache")
+    if config.student.given:
+        done = given_stage(run, config, data, teacher)
+        return in_few_bits(run, config, made, [Trained("student", "", done)], {"student": done}, precision)
     if not config.budget.asked:
         done = student_stage(run, config, data, teacher, cache, precision, layouts)
         return in_few_bits(run, config, made, [Trained("student", "", done)], {"distill": done}, precision)
@@ -79,6 +86,14 @@ def train_students(
         done, shape = stages[f"distill-{target.name}"], stages[f"shape-{target.name}"]
         students.append(Trained(name_of(target.name, len(targets)), f"-{target.name}", done, shape))
     return in_few_bits(run, config, made, students, stages, precision)
+
+
+def given_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact) -> Artefact:
+    """The student that is trained already."""
+    if config.student.spec == "teacher":
+        return teacher
+    folder = checkpoint_folder(config.student.spec, "student")
+    return by_label_stage(run, "student", folder, TextClassification(read_data(data).labels))
 
 
 def in_few_bits(

@@ -11,6 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.huggingface import TorchModel
 from compress.export.runtimes import open_export
+from compress.export.source import Source
+from compress.export.targets import FLOAT, Target
+from compress.export.write import write_targets
 from compress.latency import Latency, Runner, measure
 from compress.prune.budget import Budget
 from compress.quantize.prepare import Rounded, convert, prepare
@@ -18,8 +21,8 @@ from compress.quantize.ranges import calibrate
 from compress.quantize.schemes import scheme_of
 from distill.data.encode import encode
 from distill.data.splits import Examples
-from pipelines.evaluate import MEASURED, arrays
-from pipelines.export import HUGGINGFACE, artefact_bytes, chosen, with_needed, write_target
+from pipelines.evaluate import arrays
+from pipelines.export import HUGGINGFACE, artefact_bytes, chosen
 
 TEXTS = 64
 ROUNDS = 20
@@ -29,36 +32,35 @@ ROUNDS = 20
 class Built:
     """A model ready to be timed: its files, what runs them, and its inputs."""
 
-    target: str
+    target: Target
     folder: Path
     runner: Runner
     inputs: Sequence[dict[str, np.ndarray]]
 
     @property
     def bytes(self) -> int:
-        return artefact_bytes(self.folder / self.target)
+        return artefact_bytes(self.folder / str(self.target))
 
 
-def target_of(budget: Budget, *, teacher: bool = False) -> str:
+def target_for(budget: Budget, *, teacher: bool = False) -> Target:
     """The export that a budget is about; the teacher's is in fp32."""
-    wanted = (budget.runtime, "fp32" if teacher else budget.precision)
-    return next(target for target, where in MEASURED.items() if where == wanted)
+    form = {"pytorch": "huggingface"}.get(budget.runtime, budget.runtime)
+    return Target(form, 8 if budget.precision == "int8" and not teacher else FLOAT)
 
 
 def build(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    target: str,
+    target: Target,
     folder: Path,
     texts: "Texts",
     scheme: str = "",
 ) -> Built:
     """Writes the model's files into `folder` and opens them; with a scheme its weights are put on that grid first."""
     rounding = rounded_on(model, scheme, texts.inputs(tokenizer)) if scheme else None
-    opened = TorchModel.of(model)
-    for needed in with_needed([target]):
-        write_target(needed, opened, tokenizer, folder, rounding)
-    runner: Any = opened if target == HUGGINGFACE else open_export(target, folder / target, texts.budget.threads)
+    write_targets(Source(model, tokenizer, rounding), [target], folder)
+    place = folder / str(target)
+    runner: Any = TorchModel.of(model) if target == HUGGINGFACE else open_export(target, place, texts.budget.threads)
     return Built(target, folder, runner, texts.inputs(tokenizer))
 
 

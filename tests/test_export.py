@@ -31,7 +31,7 @@ from compress.export.huggingface import WEIGHTS, export_huggingface, input_names
 from compress.export.int8 import quantize_int8
 from compress.export.onnx import FILE, OPSET, OnnxModel, export_onnx
 from compress.export.openvino import export_openvino
-from compress.export.verify import BATCH, TOLERANCE, Parity, compare, verify
+from compress.export.verify import BATCH, Parity, compare, refuse, verify
 from conftest import MAX_LENGTH, MODELS, VOCABULARY, build_model, make_rows
 
 TARGETS = ("huggingface", "onnx", "onnxruntime", "openvino")
@@ -123,9 +123,11 @@ def test_weights_or_config_of_a_checkpoint_differ(exported):
 def test_a_fresh_process_reads_texts_otherwise(exported, target):
     expected = logits(exported)
     assert expected.std(0).min() > 0.05, "the model says the same of every text"
-    proof = verify(target, exported.folders[target], TEXTS, None, LIMIT, expected)
+    proof, _ = verify(target, exported.folders[target], TEXTS, None, LIMIT, expected)
     assert (proof.target, proof.texts, proof.same_class) == (target, len(TEXTS), 1.0)
     assert proof.mean_difference <= proof.max_difference < 1e-4
+    assert proof.load_ms > 1
+    assert proof.peak_bytes > 20e6, "Python alone takes more"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -133,7 +135,7 @@ def test_pairs_are_read_without_their_token_types(bert, target):
     expected = logits(bert, TEXTS, PAIRS)
     untyped = Exported(typeless(bert.model), bert.tokenizer, {})
     assert np.abs(logits(untyped, TEXTS, PAIRS) - expected).max() > 0.1, "token types make no difference here"
-    assert verify(target, bert.folders[target], TEXTS, PAIRS, LIMIT, expected).max_difference < 1e-4
+    assert verify(target, bert.folders[target], TEXTS, PAIRS, LIMIT, expected)[0].max_difference < 1e-4
 
 
 def typeless(model: PreTrainedModel) -> PreTrainedModel:
@@ -214,7 +216,7 @@ def test_int8_keeps_weights_in_32_bits_or_loses_the_model(exported):
     assert not [w.name for w in wide], "a matrix is still in 32 bits"
     assert small.stat().st_size < whole.stat().st_size / 2
     expected = logits(exported)
-    proof = verify("onnxruntime-int8", small.parent, TEXTS, None, LIMIT, quantized(exported, small.parent))
+    proof, _ = verify("onnxruntime-int8", small.parent, TEXTS, None, LIMIT, quantized(exported, small.parent))
     assert proof.same_class == 1
     assert np.abs(quantized(exported, small.parent) - expected).mean() < expected.std() / 3
 
@@ -311,4 +313,10 @@ def test_the_comparison_miscounts():
     expected = np.array([[0.0, 1.0], [2.0, 1.5], [0.0, 3.0], [1.0, 0.0]], np.float32)
     found = expected + np.array([[0, 0], [0, 1], [0, -0.5], [0, 0]], np.float32)
     assert compare("onnx", found, expected) == Parity("onnx", 4, 1.0, 1.5 / 8, 0.75)
-    assert set(TOLERANCE) == {*TARGETS, "onnx-int8", "onnxruntime-int8"}
+
+
+@pytest.mark.parametrize(("same", "difference"), [(0.994, 0.1), (1.0, np.nan)])
+def test_a_model_that_rounds_is_told_by_its_logits(same: float, difference: float):
+    refuse(Parity("onnx-int8", 1000, 3.0, 0.01, 0.995), Path("there"), rounds=True)
+    with pytest.raises(ArtefactError, match=r"other classes than the trained model: the same for .*99\.5"):
+        refuse(Parity("onnx-int8", 1000, difference, 0.01, same), Path("there"), rounds=True)

@@ -13,9 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.huggingface import TorchModel
 from compress.export.onnx import OnnxModel
+from compress.export.source import Source
+from compress.export.targets import Target
+from compress.export.write import write_targets
 from conftest import LABELS, build_model, make_rows, saved
 from distill.student.build import build_student
-from pipelines.export import ONNX, ONNXRUNTIME, write_target
 
 PEERS = ("textbrewer", "torch_pruning")
 ABSENT = [name for name in PEERS if find_spec(name) is None]
@@ -70,11 +72,10 @@ def test_what_torch_pruning_left_computes_the_same_once_it_is_deployed(
     assert sum(heads) < 16
     assert all(torch.equal(weight, before[name]) for name, weight in teacher.state_dict().items())
     model = TorchModel.of(small)
-    for target in (ONNX, ONNXRUNTIME):
-        write_target(target, model, tokenizer, tmp_path)
+    write_targets(Source(small, tokenizer), [Target("onnxruntime")], tmp_path)
     given = {name: np.ones((2, 7), np.int64) for name in model.names}
     given["input_ids"] = np.random.default_rng(0).integers(5, 100, (2, 7))
-    assert np.abs(OnnxModel(tmp_path / ONNXRUNTIME, 1)(given) - model(given)).max() < 1e-4
+    assert np.abs(OnnxModel(tmp_path / "onnxruntime", 1)(given) - model(given)).max() < 1e-4
 
 
 def test_the_ratio_found_is_the_smallest_that_is_fast_enough():

@@ -13,7 +13,7 @@ from compress.quantize.grid import (
     on_grid,
     snapped,
     tensor_grid,
-    token_scales,
+    token_grid,
     token_snapped,
     weight_scales,
 )
@@ -99,8 +99,8 @@ def test_a_learned_scale_has_another_gradient_than_its_paper():
 
 def test_tokens_share_a_scale():
     x = torch.randn(2, 3, 16, generator=SEEDED) * torch.tensor([1.0, 10.0, 100.0])[:, None]
-    rounded, scales = token_snapped(x), token_scales(x)
-    assert scales.shape == (2, 3, 1)
+    rounded, (scales, zeros) = token_snapped(x), token_grid(x)
+    assert scales.shape == zeros.shape == (2, 3, 1)
     assert ((rounded - x).abs() <= scales * 0.5001).all()
     assert torch.equal(token_snapped(x[:, 1]), rounded[:, 1])
 

@@ -605,15 +605,16 @@ def test_snippets_of_a_pruned_model_ask_a_question_or_do_not_run(family, tmp_pat
     """As they stand, on a tiny pruned model, with nobody to answer."""
     import torch
 
-    from compress.export.huggingface import TorchModel
+    from compress.export.source import Source
+    from compress.export.targets import target_of
+    from compress.export.write import write_target
     from compress.prune.slice import Shape, prune
     from compress.prune.trace import find_axes
-    from pipelines.export import write_target
 
     model, tokenizer = tiny_model(tmp_path)
-    small = TorchModel.of(prune(model, find_axes(model), Shape((0,), {"layers.0.ffn": torch.arange(5)})))
+    small = prune(model, find_axes(model), Shape((0,), {"layers.0.ffn": torch.arange(5)})).eval()
     for each, place in zip(family["models"][2:5], ("huggingface", "onnx", "onnx"), strict=True):
-        write_target(place, small, tokenizer, tmp_path)
+        write_target(Source(small, tokenizer), target_of(place), tmp_path)
         each["path"] = str(tmp_path / place)
         each["code"] = code_of(tmp_path / place)
     monkeypatch.setattr("builtins.input", lambda *asked: pytest.fail(f"asked {asked}"))

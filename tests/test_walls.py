@@ -63,7 +63,8 @@ def test_only_pipelines_talk_to_terminals_and_services(name: str):
         ("onnxruntime", ["compress/export/onnx.py", "compress/export/fuse.py", "compress/export/int8.py"]),
         ("openvino", ["compress/export/openvino.py"]),
         ("onnx", ["compress/export/"]),
-        ("torchao", ["compress/quantize.py", "compress/precision.py"]),
+        ("executorch", ["compress/export/executorch.py"]),
+        ("torchao", ["compress/export/torchao.py", "compress/export/executorch.py", "compress/precision.py"]),
     ],
 )
 def test_export_libraries_stay_in_their_own_file(library: str, homes: list[str]):

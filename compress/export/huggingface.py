@@ -29,7 +29,8 @@ class TorchModel:
     """A checkpoint in PyTorch's eager mode, called like the other runtimes: arrays in, logits out."""
 
     def __init__(self, folder: Path, auto_class: str = "AutoModelForSequenceClassification"):
-        self.model = load_pruned(folder, auto_class).float()
+        model = load_pruned(folder, auto_class)
+        self.model = model if model.dtype == torch.float32 else model.float()  # a torchao model refuses to be asked
         self.names = input_names(self.model.config)
 
     @classmethod

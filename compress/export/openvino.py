@@ -1,5 +1,6 @@
-"""OpenVINO on the CPU, in float32: the intermediate representation and what runs it."""
+"""OpenVINO on the CPU: the intermediate representation and what runs it; what is in float is computed in float32."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,10 @@ def library():
 
 
 def export_openvino(source: Path, target: Path) -> None:
-    """Converts a float32 ONNX file; weights stay in 32 bits.
+    """Converts an ONNX file; its numbers stay as they are.
 
     Args:
-        source: What `export_onnx` wrote.
+        source: What `export_onnx` or `round_graph` wrote.
         target: The .xml file to write; its weights lie beside it as .bin.
 
     Raises:
@@ -39,7 +40,10 @@ def export_openvino(source: Path, target: Path) -> None:
     openvino = library()
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        openvino.save_model(openvino.convert_model(str(source)), str(target), compress_to_fp16=False)
+        model = openvino.convert_model(str(source))
+        # By default it would round the inputs of products whose weights alone are rounded.
+        model.set_rt_info("0", ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"])
+        openvino.save_model(model, str(target), compress_to_fp16=False)
     except RuntimeError as error:
         raise ArtefactError(f"openvino: {source} can't be converted: {error}") from error
 
@@ -64,3 +68,8 @@ class OpenVinoModel:
         """Logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
         found = self.request.infer({name: inputs[name] for name in self.names})
         return next(iter(found.values())).copy()
+
+    def values(self, inputs: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
+        """Every output by each of its names."""
+        found = self.request.infer({name: inputs[name] for name in self.names})
+        return {name: value.copy() for output, value in found.items() for name in output.names}

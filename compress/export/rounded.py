@@ -4,8 +4,8 @@ The exporters know floats only. So the converted model, whose weights are multip
 is, and here each product is told by its weights which layer it came from, and written anew with that layer's integers.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +15,15 @@ from compress.errors import ArtefactError
 from compress.export.fuse import attribute, remove_unused, replace_nodes
 from compress.export.rows import Layer, Rows
 from compress.export.writer import Writer
-from compress.quantize.grid import SMALLEST, TOKEN
+from compress.quantize.grid import LEVELS, SMALLEST
 
 Write = Callable[[Writer, Any, Layer, str], tuple[str, str] | None]
 OPSET = 21  # the first with scales for groups of a weight, and with 4 bits
 MICROSOFT = "com.microsoft"
-UNSIGNED = 128  # a signed integer and this is what products of unsigned and signed bytes, the quick ones, want
+PRODUCTS = "products"  # in the file's metadata: layer, or several joined by + -> the tensors that it reads and gives
 
 
-@dataclass(frozen=True)
-class Written:
-    """What became of the graph.
-
-    Args:
-        products: Layer, or several joined by +, -> names of the tensor it reads and the one it gives, without its bias.
-        left: Layers that no product of the graph came from.
-    """
-
-    products: dict[str, tuple[str, str]]
-    left: list[str]
-
-
-def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> Written:
+def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
     """Writes the ONNX file of a converted model again with its layers' integers, in standard operators alone.
 
     Inputs of a scheme with a grid a tensor are quantized and dequantized around the product, which runtimes join; those
@@ -49,18 +36,17 @@ def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> Writ
         layers: Of the model that the file was made from.
 
     Raises:
-        ArtefactError: Layers side by side that are rounded in different ways, or none of them in the graph.
+        ArtefactError: Layers side by side that are rounded in different ways, or some that the graph doesn't have.
     """
     import onnx
 
     model = onnx.version_converter.convert_version(onnx.load(str(source)), OPSET)
-    written = rewritten(model, layers, multiply)
+    rewrite(model, layers, multiply)
     onnx.checker.check_model(model)
     save(model, target)
-    return written
 
 
-def round_joined(source: Path, target: Path, layers: Mapping[str, Layer]) -> Written:
+def round_joined(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
     """Writes the file of a converted model whose operators are joined for ONNX Runtime again, with integers.
 
     Attention and products read bytes and give floats, one operator each. What it says of products leaves Attention out,
@@ -77,12 +63,11 @@ def round_joined(source: Path, target: Path, layers: Mapping[str, Layer]) -> Wri
     import onnx
 
     model = onnx.load(str(source))
-    written = rewritten(model, layers, multiply_joined)
+    rewrite(model, layers, multiply_joined)
     save(model, target)
-    return written
 
 
-def rewritten(model: Any, layers: Mapping[str, Layer], write: Write) -> Written:
+def rewrite(model: Any, layers: Mapping[str, Layer], write: Write) -> None:
     """Every product and look-up of the graph with a layer's weights in integers, in place."""
     from onnx import numpy_helper
 
@@ -107,12 +92,16 @@ def rewritten(model: Any, layers: Mapping[str, Layer], write: Write) -> Written:
         ends = write(writer, node, layer, "+".join(names))
         products |= {"+".join(names): ends} if ends is not None else {}
         seen |= set(names)
-    if not seen - {name for name, _ in tables.values()}:
-        raise ArtefactError("onnx: the graph has no product with the weights of the model that was rounded")
+    left = sorted(set(linear.layers) - seen)
+    if left:
+        raise ArtefactError(
+            f"onnx: the graph has no product with the weights of {', '.join(left[:3])}{', …' if len(left) > 3 else ''} "
+            f"({len(left)} of {len(linear.layers)} layers that round): they would be deployed in float"
+        )
     replace_nodes(graph, writer.nodes)
     graph.initializer.extend(writer.constants.values())
     remove_unused(graph)
-    return Written(products, sorted(set(layers) - seen))
+    model.metadata_props.add(key=PRODUCTS, value=json.dumps(products))
 
 
 def save(model: Any, target: Path) -> None:
@@ -217,18 +206,14 @@ def integers_of(writer: Writer, value: np.ndarray, bits: int, name: str) -> str:
 
 
 def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
-    """Each token at its own scale, as unsigned bytes around 128; one product for each group of inputs."""
+    """Each token as unsigned bytes at a grid of its own; one product for each group of inputs.
+
+    A product of bytes can't be told a zero point for each row, so what these add is taken away after it, in integers.
+    """
     from onnx import TensorProto
 
-    groups = layer.scales.shape[1]
-    largest = writer.once("ReduceMax", [writer.once("Abs", [x], f"{x}_abs"), last_axis(writer)], f"{x}_largest")
-    share = writer.once("Div", [largest, writer.number(TOKEN)], f"{x}_share")
-    scale = writer.once("Max", [share, writer.number(SMALLEST)], f"{x}_scale")
-    steps = writer.once("Round", [writer.once("Div", [x, scale], f"{x}_steps")], f"{x}_rounded")
-    kept = writer.once("Clip", [steps, writer.number(-TOKEN), writer.number(TOKEN)], f"{x}_kept")
-    moved = writer.once("Add", [kept, writer.number(UNSIGNED)], f"{x}_moved")
-    given = writer.once("Cast", [moved], f"{x}_uint8", to=int(TensorProto.UINT8))
-    whole = layer.integers.T
+    given, scale, zero = token_bytes(writer, x)
+    groups, whole = layer.scales.shape[1], layer.integers.T
     size, parts = len(whole) // groups, []
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
@@ -236,13 +221,34 @@ def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
         weight = integers_of(writer, whole[rows], layer.bits, f"{name}.{group}")
         if layer.bits == 4:  # widened once, when the file is loaded
             weight = writer.node("Cast", [weight], f"{weight}_wide", to=int(TensorProto.INT8))
-        zeros = [writer.number(UNSIGNED, np.uint8), writer.number(0, np.int8)]
-        product = writer.node("MatMulInteger", [own, weight, *zeros], f"{out}_int32_{group}")
+        product = writer.node("MatMulInteger", [own, weight], f"{out}_int32_{group}")
+        sums = writer.constant(f"{name}.sums.{group}", whole[rows].sum(axis=0, dtype=np.int32))
+        added = writer.node("Mul", [zero, sums], f"{out}_zero_{group}")
+        product = writer.node("Sub", [product, added], f"{out}_whole_{group}")
         product = writer.node("Cast", [product], f"{out}_float_{group}", to=1)
         scales = writer.constant(f"{name}.scales.{group}", layer.scales[:, group])
         parts.append(writer.node("Mul", [product, scales], f"{out}_part_{group}"))
     total = parts[0] if groups == 1 else writer.node("Sum", parts, f"{out}_total")
     writer.node("Mul", [total, scale], out)
+
+
+def token_bytes(writer: Writer, x: str) -> tuple[str, str, str]:
+    """Names of the tokens as bytes, and of their scales and zero points (int32), in the order of `token_snapped`."""
+    from onnx import TensorProto
+
+    nothing, levels = writer.number(0.0), writer.number(LEVELS)
+    low = writer.once("Min", [writer.once("ReduceMin", [x, last_axis(writer)], f"{x}_least"), nothing], f"{x}_low")
+    high = writer.once("Max", [writer.once("ReduceMax", [x, last_axis(writer)], f"{x}_most"), nothing], f"{x}_high")
+    share = writer.once("Div", [writer.once("Sub", [high, low], f"{x}_range"), levels], f"{x}_share")
+    scale = writer.once("Max", [share, writer.number(SMALLEST)], f"{x}_scale")
+    below = writer.once("Div", [writer.once("Neg", [low], f"{x}_below"), scale], f"{x}_below_steps")
+    zero = writer.once("Round", [below], f"{x}_zero")
+    inverse = writer.once("Div", [writer.number(1.0), scale], f"{x}_inverse")
+    steps = writer.once("Round", [writer.once("Mul", [x, inverse], f"{x}_steps")], f"{x}_rounded")
+    moved = writer.once("Add", [steps, zero], f"{x}_moved")
+    kept = writer.once("Clip", [moved, nothing, levels], f"{x}_kept")
+    given = writer.once("Cast", [kept], f"{x}_uint8", to=int(TensorProto.UINT8))
+    return given, scale, writer.once("Cast", [zero], f"{x}_zero_int32", to=int(TensorProto.INT32))
 
 
 def last_axis(writer: Writer) -> str:

@@ -3,18 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-# Name of an export -> where it runs, and in what precision.
-RUNTIMES = {
-    "huggingface": ("pytorch", "fp32"),
-    "onnx": ("onnxruntime", "fp32"),
-    "onnxruntime": ("onnxruntime", "fp32"),
-    "onnx-int8": ("onnxruntime", "int8"),
-    "onnxruntime-int8": ("onnxruntime", "int8"),
-    "openvino": ("openvino", "fp32"),
-}
+from compress.export.targets import Target, target_of
 
 
-def open_export(target: str, folder: Path, threads: int) -> Any:
+def open_export(target: Target | str, folder: Path, threads: int) -> Any:
     """The artefact of kind `target` in `folder`, on `threads` threads (PyTorch's are set by its caller).
 
     The result maps a padded batch of ids, mask and types, each [batch, length] int64, to logits [batch, classes], and
@@ -23,7 +15,7 @@ def open_export(target: str, folder: Path, threads: int) -> Any:
     Raises:
         CompressError: The runtime isn't installed.
     """
-    runtime, _ = RUNTIMES[target]
+    runtime, _ = (target_of(target) if isinstance(target, str) else target).where
     if runtime == "onnxruntime":
         from compress.export.onnx import OnnxModel
 
@@ -32,6 +24,10 @@ def open_export(target: str, folder: Path, threads: int) -> Any:
         from compress.export.openvino import OpenVinoModel
 
         return OpenVinoModel(folder, threads)
+    if runtime == "executorch":
+        from compress.export.executorch import ExecutorchModel
+
+        return ExecutorchModel(folder, threads)
     from compress.export.huggingface import TorchModel
 
     return TorchModel(folder)

@@ -13,7 +13,6 @@ from torch import Tensor
 from compress.errors import CompressError
 
 LEVELS = 255  # of an 8-bit activation, from 0
-TOKEN = 127  # largest integer of an activation with a scale a token
 SMALLEST = 1e-9  # of a scale: a row of zeros stays zeros
 
 
@@ -58,7 +57,7 @@ def integers(
     return (rows / scales.view(-1, 1)).round().clamp(-largest, largest).to(torch.int8).view(weight.shape)
 
 
-def tensor_grid(low: Tensor, high: Tensor) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+def tensor_grid(low: Float[Tensor, "*shape"], high: Float[Tensor, "*shape"]) -> tuple[Tensor, Tensor]:
     """(scale, zero point) of unsigned 8 bits from `low` to `high`, 0 among them: GELU's and the mask's stay exact."""
     low, high = low.clamp(max=0), high.clamp(min=0)
     scale = ((high - low) / LEVELS).clamp(min=SMALLEST)
@@ -95,21 +94,32 @@ class Snapped(torch.autograd.Function):
         return through, (gradient * slope).sum() / (gradient.numel() * (LEVELS // 2)) ** 0.5, None
 
 
+def near_tie(x: Tensor, scale: Tensor, within: float) -> Tensor:
+    """Where an activation lies so near the middle of two steps, in steps, that rounding may go either way."""
+    steps = x / scale
+    return (steps - steps.floor() - 0.5).abs() < within
+
+
 def token_snapped(x: Tensor) -> Tensor:
-    """Activations [..., inputs] at 8 bits, symmetric, with a scale for each row of inputs; the gradient passes."""
+    """Activations [..., inputs] at 8 bits, each row of inputs at the `tensor_grid` of its own; the gradient passes.
+
+    The numbers are those of torchao's int8 activations, asymmetric per token, from which ExecuTorch's are made.
+    """
     return TokenSnapped.apply(x)
 
 
 class TokenSnapped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        scale = token_scales(x)
-        return (x / scale).round_().clamp_(-TOKEN, TOKEN).mul_(scale)
+        scale, zero = token_grid(x)
+        return (x * (1 / scale)).round_().add_(zero).clamp_(0, LEVELS).sub_(zero).mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
 
-def token_scales(x: Tensor) -> Tensor:
-    return (x.abs().amax(-1, keepdim=True) / TOKEN).clamp(min=SMALLEST)
+def token_grid(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(scale, zero point) of each row, both [..., 1]."""
+    low, high = torch.aminmax(x, dim=-1, keepdim=True)
+    return tensor_grid(low, high)

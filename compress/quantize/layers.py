@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compress.quantize.grid import on_grid, snapped, tensor_grid, token_snapped, weight_scales
+from compress.quantize.grid import near_tie, on_grid, snapped, tensor_grid, token_grid, token_snapped, weight_scales
 from compress.quantize.schemes import Scheme
 
 TABLE = 127  # largest integer of an embedding
@@ -65,6 +65,7 @@ class QuantizedLinear(nn.Linear):
     scheme: Scheme
     grid: InputGrid | None
     scales: Tensor | None
+    rounds = True  # False: for the moment it computes as a plain layer
 
     @classmethod
     def of(cls, layer: nn.Linear, scheme: Scheme) -> "QuantizedLinear":
@@ -91,7 +92,17 @@ class QuantizedLinear(nn.Linear):
             return token_snapped(x)
         return x if self.grid is None else cast(Tensor, self.grid(x))
 
+    def near_tie(self, x: Tensor, within: float) -> Tensor:
+        """Which rows [...] of `x` [..., inputs] have a value that rounding may take to either of two steps."""
+        if self.scheme.inputs == "token":
+            return near_tie(x, token_grid(x)[0], within).any(-1)
+        if self.grid is not None:
+            return near_tie(x, self.grid.scale.abs(), within).any(-1)
+        return torch.zeros(x.shape[:-1], dtype=torch.bool)
+
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
+        if not self.rounds:
+            return F.linear(input, self.weight, self.bias)
         return F.linear(self.rounded_input(input), self.rounded_weight(), self.bias)
 
 
@@ -99,6 +110,7 @@ class QuantizedEmbedding(nn.Embedding):
     """A table of words or positions in 8 bits with a scale a row; only the rows of a batch are rounded."""
 
     largest = TABLE
+    rounds = True  # False: for the moment it reads as a plain table
 
     def weight_scales(self) -> Tensor:
         """[rows, 1]."""
@@ -106,5 +118,7 @@ class QuantizedEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Embedding
         rows = super().forward(input)
+        if not self.rounds:
+            return rows
         flat = rows.reshape(-1, rows.shape[-1])
         return on_grid(flat, weight_scales(flat.detach(), TABLE), TABLE).view(rows.shape)

@@ -1,7 +1,7 @@
 """A model made ready to be trained as it will be deployed, and turned into plain weights with their scales again."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -38,6 +38,12 @@ class Rounded:
 
 
 Rounding = Mapping[str, Rounded]  # name of a module -> how it is rounded
+
+
+def bits_of(rounding: Rounding) -> int:
+    """Of the smallest weights: 8 or 4."""
+    schemes = [rounded.scheme for rounded in rounding.values() if rounded.scheme is not None]
+    return min((4 if scheme.bits == 4 else 8 for scheme in schemes), default=8)
 
 
 def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tuple[str, ...] = ()) -> list[str]:
@@ -127,12 +133,20 @@ def convert(model: nn.Module) -> dict[str, Rounded]:
             found[name] = Rounded(layer.scheme, scales, grid_of(name, layer))
         else:
             found[name] = Rounded(None, scales)
-    for name, layer in layers.items():
-        plain = linear_as(nn.Linear, layer) if isinstance(layer, nn.Linear) else table_as(nn.Embedding, layer)
-        replace(model, name, plain)
+    as_plain(model, list(layers))
     if not found:
         raise CompressError(f"quantize: {type(model).__name__} has no layer that rounds: `prepare` it first")
     return found
+
+
+def as_plain(model: nn.Module, names: Iterable[str]) -> None:
+    """Puts plain layers with the same parameters in the place of layers that round."""
+    for name in names:
+        layer = model.get_submodule(name)
+        if isinstance(layer, nn.Linear):
+            replace(model, name, linear_as(nn.Linear, layer))
+        elif isinstance(layer, nn.Embedding):
+            replace(model, name, table_as(nn.Embedding, layer))
 
 
 def grid_of(name: str, layer: QuantizedLinear) -> tuple[float, int] | None:

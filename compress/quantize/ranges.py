@@ -51,22 +51,33 @@ class Seen:
 
 
 class Reader:
-    """Notes what layers read, once where several in a row read the same tensor.
+    """Notes which layers read the same tensor in a row.
 
-    `first` maps a layer to the first that read its tensor, `seen` that one to its values, and `mask` [batch, tokens] is
-    that of the batch under way.
+    `first` maps a layer to the first of them, and `mask` [batch, tokens] is that of the batch under way.
     """
 
-    def __init__(self, seed: int):
-        self.seed, self.mask = seed, torch.ones(0, 0, dtype=torch.bool)
+    def __init__(self) -> None:
+        self.mask = torch.ones(0, 0, dtype=torch.bool)
         self.first: dict[str, str] = {}
-        self.seen: dict[str, Seen] = {}
         self.last: tuple[Tensor | None, str] = None, ""
 
-    def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def note(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if inputs[0] is not self.last[0]:
             self.last = inputs[0], name
-        if self.first.setdefault(name, self.last[1]) == name:
+        self.first.setdefault(name, self.last[1])
+
+
+class ValueReader(Reader):
+    """Notes what layers read, once for those that read the same; `seen` maps the first of them to its values."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.seed = seed
+        self.seen: dict[str, Seen] = {}
+
+    def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.note(name, module, inputs)
+        if self.first[name] == name:
             self.seen.setdefault(name, Seen(self.seed)).add(words(inputs[0], self.mask))
 
 
@@ -99,7 +110,7 @@ def calibrate(
         CompressError: No text, or values that aren't finite.
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear) and m.scheme.inputs == "tensor"}
-    reader = Reader(seed)
+    reader = ValueReader(seed)
     hooks = [layer.register_forward_pre_hook(partial(reader.read, name)) for name, layer in layers.items()]
     mode, texts = model.training, 0
     grids = {name: layer.grid for name, layer in layers.items()}
@@ -123,6 +134,19 @@ def calibrate(
     for name, layer in layers.items():
         layer.grid = found[reader.first[name]]
     return texts
+
+
+@torch.no_grad()
+def same_inputs(model: nn.Module, layers: Mapping[str, nn.Module], batch: Batch) -> dict[str, str]:
+    """Each layer that the model calls -> the first of those that read the same tensor in a row."""
+    reader = Reader()
+    hooks = [layer.register_forward_pre_hook(partial(reader.note, name)) for name, layer in layers.items()]
+    try:
+        model(**batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return reader.first
 
 
 def words(values: Tensor, mask: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ class Scheme:
         name: As it is asked for.
         bits: Of a weight; 7 is 8 bits of which the largest aren't used, for processors whose 8-bit products saturate.
         group: Inputs that share a scale; 0: all of an output's.
-        inputs: Of a linear layer: `float`, left as they are; `token`, 8 bits with a scale that each token gets when the
-            layer is called; `tensor`, 8 bits with one scale and zero point that calibration or training found.
+        inputs: Of a linear layer: `float`, left as they are; `token`, 8 bits with a scale and zero point that each
+            token gets when the layer is called; `tensor`, 8 bits with one of both that calibration or training found.
     """
 
     name: str
@@ -43,6 +43,11 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("int4-dynamic", bits=4, group=32, inputs="token"),
     )
 }
+
+
+def wider(scheme: Scheme) -> Scheme | None:
+    """The scheme with more bits, for layers that don't bear it; None: they stay in float."""
+    return SCHEMES.get(scheme.name.replace("int4", "int8")) if scheme.bits == 4 else None
 
 
 def scheme_of(name: str) -> Scheme:

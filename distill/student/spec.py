@@ -28,11 +28,13 @@ class StudentConfig:
             distilbert, and teacher where a budget says how much is pruned.
         layout: How it lies on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is
             replicated where training fits into each process's memory, else fsdp.
+        given: It is trained already, and used as it is; `spec` is then teacher or a checkpoint.
         offload: FSDP keeps weights, gradients and the optimizer's state in the CPU's memory.
     """
 
     spec: str = ""
     layout: str = "auto"
+    given: bool = False
     offload: bool = False
 
 

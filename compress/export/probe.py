@@ -1,0 +1,76 @@
+"""Looks into written files: what each of their products reads and gives on a batch, in the runtime they are for."""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.export.onnx import FILE, open_session
+from compress.export.parity import Product
+from compress.export.rounded import PRODUCTS
+from compress.export.source import Source
+from compress.export.targets import Target
+
+Inputs = Mapping[str, np.ndarray]
+Probe = Callable[[Source, Target, Path, Inputs], dict[str, Product]]
+
+
+def opened_up(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
+    """An ONNX file with what its products read and give as outputs too, and their names by layer."""
+    import onnx
+
+    model = onnx.load(str(file))
+    products = json.loads(next(each.value for each in model.metadata_props if each.key == PRODUCTS))
+    own = {value.name for value in model.graph.output}
+    wanted = dict.fromkeys(name for pair in products.values() for name in pair)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in own)
+    return model, {name: tuple(pair) for name, pair in products.items()}
+
+
+def probe_onnx(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+    model, products = opened_up(folder / str(target) / FILE)
+    session = open_session(model.SerializeToString(), threads=1)
+    wanted = list(dict.fromkeys(name for pair in products.values() for name in pair))
+    given = {value.name: inputs[value.name] for value in session.get_inputs()}
+    values = dict(zip(wanted, session.run(wanted, given), strict=True))
+    return {name: Product(values[x], values[y]) for name, (x, y) in products.items()}
+
+
+def probe_openvino(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+    """Of the ONNX file that OpenVINO's was made from, converted and run in the same way."""
+    import onnx
+
+    from compress.export.openvino import FILE as OWN
+    from compress.export.openvino import OpenVinoModel, export_openvino
+
+    assert target.made_from is not None
+    model, products = opened_up(folder / str(target.made_from) / FILE)
+    with tempfile.TemporaryDirectory() as place:
+        onnx.save(model, str(Path(place) / FILE))
+        export_openvino(Path(place) / FILE, Path(place) / OWN)
+        values = OpenVinoModel(Path(place), threads=1).values(inputs)
+    return {name: Product(values[x], values[y]) for name, (x, y) in products.items()}
+
+
+def probe_executorch(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+    from compress.export.executorch import probe
+
+    return probe(source, inputs)
+
+
+def probe_torchao(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+    from compress.export.torchao import probe
+
+    return probe(folder / str(target), source, inputs)
+
+
+PROBES: dict[str, Probe] = {
+    "onnx": probe_onnx,
+    "onnxruntime": probe_onnx,
+    "openvino": probe_openvino,
+    "executorch": probe_executorch,
+    "torchao": probe_torchao,
+}

@@ -1,0 +1,49 @@
+"""A model that is handed over, and what it is compared with."""
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.export.huggingface import TorchModel, input_names
+from compress.export.rows import Layer, layers_of
+from compress.quantize.prepare import Rounding, restore
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to export.
+
+    Args:
+        model: In float32 and eval mode; with a rounding its weights are on their grids.
+        tokenizer: Its tokenizer.
+        rounding: The numbers that it is deployed with; None of a model that isn't quantized.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    rounding: Rounding | None = None
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the tensors it reads, each [batch, length] int64."""
+        return input_names(self.model.config)
+
+    @cached_property
+    def layers(self) -> dict[str, Layer]:
+        """The numbers of its rounded layers by name."""
+        return layers_of(self.model, self.rounding or {})
+
+    @cached_property
+    def reference(self) -> PreTrainedModel:
+        """The model as it was trained to compute."""
+        made = copy.deepcopy(self.model).eval()
+        if self.rounding is not None:
+            restore(made, self.rounding)
+        return made
+
+    @cached_property
+    def runner(self) -> TorchModel:
+        """The reference, called like the other runtimes."""
+        return TorchModel.of(self.reference)

@@ -1,0 +1,180 @@
+"""What a model is handed over as: the formats, what runs each, and which schemes it can't hold."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+from compress.errors import CompressError
+
+FLOAT = 32
+EXTRAS = ("openvino", "executorch")  # formats whose library is an extra of this package, of the same name
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file.
+
+    Args:
+        name: As it is asked for.
+        runtime: What runs it.
+        floats, integers: Whether it holds models that aren't quantized, and those that are.
+        tolerance: Largest difference of logits of a float model that is rounding: another order of sums, nothing else.
+        refuses: Scheme -> why it can't be held.
+    """
+
+    name: str
+    runtime: str
+    floats: bool = True
+    integers: bool = True
+    tolerance: float = 1e-3
+    refuses: Mapping[str, str] = field(default_factory=dict)
+
+
+FORMATS: Mapping[str, Format] = {
+    each.name: each
+    for each in (
+        Format("huggingface", "pytorch", integers=False, tolerance=1e-4),
+        Format("onnx", "onnxruntime"),
+        Format("onnxruntime", "onnxruntime"),
+        Format(
+            "openvino",
+            "openvino",
+            refuses=dict.fromkeys(
+                ("int8-dynamic", "int4-dynamic"),
+                "OpenVINO unfolds products of bytes whose scales come with each call into float32, as large and as "
+                "slow as that; int8-static is for it",
+            ),
+        ),
+        Format(
+            "executorch",
+            "executorch",
+            refuses={
+                "int8-static": "XNNPACK's products of static bytes give bytes, the scheme's give floats, and so they "
+                "would be computed in float; int8-dynamic is for it",
+                "int8-weights": "XNNPACK has no product of floats with bytes; int8-dynamic is for it",
+                "int4-weights": "XNNPACK has no product of floats with 4 bits; int4-dynamic is for it",
+            },
+        ),
+        Format(
+            "torchao",
+            "pytorch",
+            floats=False,
+            tolerance=1e-4,
+            refuses={
+                "int8-static": "transformers doesn't load the scales of activations of a torchao checkpoint",
+                "int4-dynamic": "torchao's safetensors have no word for 4-bit weights with rounded activations",
+            },
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A format in float32, or with a model's integers.
+
+    Args:
+        format: Name of the format.
+        bits: Of the weights.
+    """
+
+    format: str
+    bits: int = FLOAT
+
+    def __str__(self) -> str:
+        """As it is asked for, and its folder is called."""
+        return self.format if self.bits == FLOAT else f"{self.format}-int{self.bits}"
+
+    @property
+    def kind(self) -> Format:
+        return FORMATS[self.format]
+
+    @property
+    def rounded(self) -> bool:
+        return self.bits != FLOAT
+
+    @property
+    def precision(self) -> str:
+        return f"int{self.bits}" if self.rounded else "fp32"
+
+    @property
+    def where(self) -> tuple[str, str]:
+        """(runtime, precision)"""
+        return self.kind.runtime, self.precision
+
+    @property
+    def made_from(self) -> "Target | None":
+        """The target whose file this one is written from."""
+        source = {
+            ("onnxruntime", False): Target("onnx"),
+            ("openvino", False): Target("onnx"),
+            ("onnx", True): Target("onnx"),
+            ("onnxruntime", True): Target("onnxruntime"),
+            ("openvino", True): Target("onnx", self.bits),
+        }
+        return source.get((self.format, self.rounded))
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is for the runtime that is here; ONNX in standard operators is for those elsewhere."""
+        return self.format != "onnx"
+
+
+def target_of(name: str) -> Target:
+    """
+    Raises:
+        CompressError: A name that isn't known.
+    """
+    for bits in (FLOAT, 8, 4):
+        for each in FORMATS.values():
+            found = Target(each.name, bits)
+            if str(found) == name and (each.integers if found.rounded else each.floats):
+                return found
+    raise CompressError(f"export: expected {', '.join(FORMATS)}, or one with -int8 or -int4, found {name!r}")
+
+
+def formats_of(text: str) -> tuple[str, ...]:
+    """Names of formats, separated by commas.
+
+    Raises:
+        CompressError: None, or one that isn't known.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in FORMATS]
+    if unknown or not names:
+        raise CompressError(f"export: expected one or several of {', '.join(FORMATS)}, found {text!r}")
+    return names
+
+
+def check_scheme(formats: Iterable[str], scheme: str) -> None:
+    """
+    Raises:
+        CompressError: A format that can't hold the scheme.
+    """
+    for name in formats:
+        why = FORMATS[name].refuses.get(scheme)
+        if why:
+            raise CompressError(f"export {name}: can't hold {scheme}: {why}")
+
+
+def check_installed(formats: Iterable[str]) -> None:
+    """
+    Raises:
+        CompressError: A format whose library isn't.
+    """
+    for name in formats:
+        if name in EXTRAS and find_spec(name) is None:
+            raise CompressError(
+                f"export {name}: expected its runtime to be installed, found none; pip install 'stillroom[{name}]'"
+            )
+
+
+def with_sources(targets: Iterable[Target]) -> list[Target]:
+    """The targets and what they are made from, each after that."""
+    found: list[Target] = []
+    for target in targets:
+        chain = [target]
+        while (source := chain[-1].made_from) is not None:
+            chain.append(source)
+        found += [each for each in reversed(chain) if each not in found]
+    return found

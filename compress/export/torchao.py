@@ -1,0 +1,113 @@
+"""A torchao checkpoint: the model's very integers as torchao's tensors, loaded by stock `from_pretrained`."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, TorchAoConfig
+
+from compress.export.parity import Product
+from compress.export.source import Source
+from compress.prune.checkpoint import load_pruned, save_pruned
+from compress.quantize.prepare import Rounded
+
+
+def export_torchao(source: Source, folder: Path) -> None:
+    """Writes safetensors with integers and scales, and a config that says so.
+
+    Linear layers with 8 bits become torchao's Int8Tensor, whose products are of bytes where the scheme rounds the
+    inputs; 4 bits and word tables become IntxUnpackedToInt8Tensor, a byte a number: on a CPU this is for
+    interchange, not for speed.
+
+    Args:
+        source: A model with a rounding.
+        folder: Where to write.
+    """
+    from torchao.quantization import IntxWeightOnlyConfig
+    from transformers.quantizers.quantizer_torchao import TorchAoHfQuantizer
+
+    model, rounding = with_integers(source), source.rounding
+    assert rounding is not None
+    plain = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Embedding) and n not in rounding]
+    # What is loaded already is quantized, so the scheme that the config has to name is never applied.
+    told = TorchAoConfig(
+        IntxWeightOnlyConfig(), modules_to_not_convert=plain or None, include_input_output_embeddings=True
+    )
+    model.config.quantization_config = told
+    cast(Any, model).hf_quantizer = TorchAoHfQuantizer(told, pre_quantized=True)
+    save_pruned(model, folder)
+
+
+def with_integers(source: Source) -> PreTrainedModel:
+    """A copy of the model with torchao's tensors in the place of the weights that round."""
+    import copy
+
+    assert source.rounding is not None
+    model = copy.deepcopy(source.model)
+    for name, rounded in source.rounding.items():
+        layer: Any = model.get_submodule(name)
+        layer.weight = nn.Parameter(tensor_of(layer.weight.detach(), rounded), requires_grad=False)
+    return model
+
+
+def tensor_of(weight: Tensor, rounded: Rounded) -> Tensor:
+    if rounded.scheme is None or rounded.scheme.bits == 4:
+        return unpacked_tensor(weight, rounded)
+    return byte_tensor(weight, rounded)
+
+
+def byte_tensor(weight: Tensor, rounded: Rounded) -> Tensor:
+    from torchao.quantization import Int8Tensor, MappingType, PerRow
+    from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
+
+    scheme = rounded.scheme
+    assert scheme is not None
+    inputs = QuantizeTensorToInt8Kwargs(granularity=PerRow(), mapping_type=MappingType.ASYMMETRIC)
+    return Int8Tensor(
+        rounded.integers(weight),
+        rounded.scales.clone(),
+        [1, weight.shape[1] // rounded.scales.shape[1]],
+        torch.float32,
+        zero_point=zeros(rounded),
+        act_quant_kwargs=inputs if scheme.inputs == "token" else None,
+    )
+
+
+def unpacked_tensor(weight: Tensor, rounded: Rounded, *, inputs: Any = None) -> Tensor:
+    """`inputs`: how torchao rounds them."""
+    from torchao.quantization import IntxUnpackedToInt8Tensor
+
+    bits = 8 if rounded.scheme is None or rounded.scheme.bits != 4 else 4
+    return IntxUnpackedToInt8Tensor(
+        rounded.integers(weight),
+        rounded.scales.clone(),
+        zeros(rounded),
+        getattr(torch, f"int{bits}"),
+        (1, weight.shape[1] // rounded.scales.shape[1]),
+        torch.float32,
+        inputs,
+    )
+
+
+def zeros(rounded: Rounded) -> Tensor:
+    return torch.zeros_like(rounded.scales, dtype=torch.int8)
+
+
+@torch.inference_mode()
+def probe(folder: Path, source: Source, inputs: Mapping[str, np.ndarray]) -> dict[str, Product]:
+    """What each linear layer of the checkpoint reads and gives, loaded again."""
+    assert source.rounding is not None
+    model, found = load_pruned(folder), dict[str, Product]()
+    for name, rounded in source.rounding.items():
+        if rounded.scheme is not None:
+            model.get_submodule(name).register_forward_hook(partial(note, found, name))
+    model(**{name: torch.from_numpy(inputs[name]) for name in source.inputs})
+    return found
+
+
+def note(found: dict[str, Product], name: str, module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+    found[name] = Product(given[0].numpy(), out.numpy(), biased=True)

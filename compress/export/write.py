@@ -1,0 +1,126 @@
+"""Writes a model in any of the formats, with its tokenizer and config beside it."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from compress.errors import ArtefactError, CompressError
+from compress.export.fuse import fuse
+from compress.export.huggingface import export_huggingface
+from compress.export.int8 import quantize_int8
+from compress.export.onnx import FILE, export_onnx
+from compress.export.parity import worst_layer
+from compress.export.probe import PROBES, Inputs
+from compress.export.rounded import round_graph, round_joined
+from compress.export.source import Source
+from compress.export.targets import Target, with_sources
+from compress.quantize.store import save_rounding
+
+LAYER = 1e-5  # a product of a deployed layer differs by at most this share of its largest value
+Write = Callable[[Source, Target, Path], None]  # (model, target, folder of all targets)
+
+
+def write_targets(source: Source, targets: Iterable[Target], folder: Path) -> None:
+    """Writes the targets, and what they are made from, each into a folder of its name."""
+    for target in with_sources(targets):
+        write_target(source, target, folder)
+
+
+def write_target(source: Source, target: Target, folder: Path) -> None:
+    """Writes one target into a folder of its name; what it is made from is in `folder` already.
+
+    Raises:
+        ArtefactError: The format can't express the model.
+        CompressError: The format's library isn't installed, or it can't hold the model's scheme.
+    """
+    if target.rounded:
+        check_rounded(source, target)
+    WRITERS[target.format](source, target, folder)
+    if target.format != "huggingface":
+        source.tokenizer.save_pretrained(folder / str(target))
+    if target.format not in ("huggingface", "torchao"):
+        source.model.config.save_pretrained(folder / str(target))
+
+
+def check_rounded(source: Source, target: Target) -> None:
+    if source.rounding is None:
+        if target == Target("onnxruntime", 8):
+            return  # its own int8 needs no numbers
+        raise CompressError(
+            f"export {target}: expected a quantized model, found one in float; python -m pipelines.quantize makes one"
+        )
+    for scheme in {rounded.scheme.name for rounded in source.rounding.values() if rounded.scheme is not None}:
+        why = target.kind.refuses.get(scheme)
+        if why:
+            raise CompressError(f"export {target}: can't hold {scheme}: {why}")
+
+
+def check_layers(source: Source, target: Target, folder: Path, inputs: Inputs) -> float:
+    """Largest difference of a product of the written file from its layer's, on the input that it gets there.
+
+    `inputs` are a padded batch of ids, mask and types, each [batch, length] int64.
+
+    Raises:
+        ArtefactError: It is more than rounding of float32.
+    """
+    name, difference = worst_layer(PROBES[target.format](source, target, folder, inputs), source.reference)
+    if not difference <= LAYER:  # also catches NaN
+        raise ArtefactError(
+            f"{target}: {name} gives other products than it was trained with: they differ by {difference:.1e} of the "
+            f"largest, expected at most {LAYER:.0e}"
+        )
+    return difference
+
+
+def write_huggingface(source: Source, target: Target, folder: Path) -> None:
+    export_huggingface(source.model, source.tokenizer, folder / str(target))
+    if source.rounding is not None:
+        save_rounding(source.rounding, folder / str(target))
+
+
+def write_onnx(source: Source, target: Target, folder: Path) -> None:
+    place = folder / str(target)
+    if not target.rounded:
+        export_onnx(source.model, source.tokenizer, place, source.inputs)
+    else:
+        round_graph(folder / "onnx" / FILE, place / FILE, source.layers)
+
+
+def write_onnxruntime(source: Source, target: Target, folder: Path) -> None:
+    place = folder / str(target) / FILE
+    if not target.rounded:
+        fuse(folder / "onnx" / FILE, place)
+    elif source.rounding is None:
+        quantize_int8(folder / "onnxruntime" / FILE, place)
+    elif all(layer.inputs in ("tensor", "table") for layer in source.layers.values()):
+        round_joined(folder / "onnxruntime" / FILE, place, source.layers)
+    else:  # no joined operator takes scales that come with each call
+        round_graph(folder / "onnx" / FILE, place, source.layers)
+
+
+def write_openvino(source: Source, target: Target, folder: Path) -> None:
+    from compress.export import openvino
+
+    assert target.made_from is not None
+    openvino.export_openvino(folder / str(target.made_from) / FILE, folder / str(target) / openvino.FILE)
+
+
+def write_executorch(source: Source, target: Target, folder: Path) -> None:
+    from compress.export.executorch import export_executorch
+
+    export_executorch(source, folder / str(target), rounded=target.rounded)
+
+
+def write_torchao(source: Source, target: Target, folder: Path) -> None:
+    from compress.export.torchao import export_torchao
+
+    export_torchao(source, folder / str(target))
+
+
+WRITERS: dict[str, Write] = {
+    "huggingface": write_huggingface,
+    "onnx": write_onnx,
+    "onnxruntime": write_onnxruntime,
+    "openvino": write_openvino,
+    "executorch": write_executorch,
+    "torchao": write_torchao,
+}

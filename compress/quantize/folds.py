@@ -1,0 +1,132 @@
+"""Where a model may be scaled channel by channel without changing what it computes: found by trying.
+
+What a layer reads is divided by a number a channel, and its weights are multiplied by them: outliers of activations
+move into weights, or weights that meet large inputs get finer steps. The division costs nothing where the layer that
+makes these inputs takes it up: a norm before linear layers, values before the output of attention, the linear half of
+a gated unit before the last layer.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from compress.quantize.gptq import block_of
+
+SAME = 1e-4  # of the largest output: what scaling may move by another order of sums
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Layers whose inputs may be scaled.
+
+    Args:
+        producer: Name of the norm or linear layer that makes these inputs and takes the scales up.
+        readers: Names of the linear layers.
+        shift: What a norm adds to its weight before it multiplies by it, as 1 in Gemma's.
+    """
+
+    producer: str
+    readers: tuple[str, ...]
+    shift: float = 0.0
+
+
+@torch.no_grad()
+def find_folds(model: nn.Module, batch: Mapping[str, Tensor]) -> list[Fold]:
+    """Every place where scales can be taken up, each tried: the model with scales drawn at random gives what it gave.
+
+    Args:
+        model: In eval mode and float32; afterwards as it was.
+        batch: A small batch of its inputs.
+    """
+    expected, found = model(**batch).logits, []
+    seeded = torch.Generator().manual_seed(0)
+    for fold in suspects(model, batch):
+        inputs = weight_of(model, fold.readers[0]).shape[1]
+        scales = tied(torch.rand(inputs, generator=seeded) + 0.5, model, fold)
+        apply(model, fold, scales)
+        moved = (model(**batch).logits - expected).abs().max()
+        apply(model, fold, 1 / scales)
+        if moved <= SAME * expected.abs().max():
+            found.append(fold)
+    return found
+
+
+def suspects(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[Fold]:
+    """Norms before linear layers, and linear layers of a block whose outputs are as many as another's inputs."""
+    norms = {n: m for n, m in model.named_modules() if type(m).__name__.endswith("Norm") and hasattr(m, "weight")}
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    made: dict[int, tuple[str, Tensor]] = {}  # the tensors are held, so that no other gets the id of one
+    read: dict[str, Tensor] = {}
+    hooks = [m.register_forward_hook(partial(note_output, made, n)) for n, m in norms.items()]
+    hooks += [m.register_forward_pre_hook(partial(note_input, read, n)) for n, m in linears.items()]
+    try:
+        model(**batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    groups: dict[int, list[str]] = {}
+    for name, tensor in read.items():
+        groups.setdefault(id(tensor), []).append(name)
+    for tensor_id, names in groups.items():
+        if tensor_id in made:
+            producer = made[tensor_id][0]
+            yield Fold(producer, tuple(names))
+            yield Fold(producer, tuple(names), shift=1.0)
+            continue
+        inputs = linears[names[0]].in_features
+        for other, layer in linears.items():
+            if block_of(other) == block_of(names[0]) and other not in names and inputs % layer.out_features == 0:
+                yield Fold(other, tuple(names))
+
+
+def note_output(made: dict[int, tuple[str, Tensor]], name: str, module: nn.Module, given: object, out: Tensor) -> None:
+    made[id(out)] = name, out
+
+
+def note_input(read: dict[str, Tensor], name: str, module: nn.Module, given: tuple[Tensor, ...]) -> None:
+    read[name] = given[0]
+
+
+def tied(scales: Tensor, model: nn.Module, fold: Fold) -> Tensor:
+    """Scales [inputs] that the producer can take up: where heads share values, one for all that read the same."""
+    outputs = weight_of(model, fold.producer).shape[0]
+    if outputs == len(scales):
+        return scales
+    width = head_width(model, outputs)
+    heads = scales.view(outputs // width, -1, width).mean(1, keepdim=True)
+    return heads.expand(-1, len(scales) // outputs, -1).reshape(-1)
+
+
+def head_width(model: nn.Module, outputs: int) -> int:
+    config: Any = getattr(model, "config", None)
+    own = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(own) if outputs % own == 0 else outputs
+
+
+def weight_of(model: nn.Module, name: str) -> Tensor:
+    return cast(Tensor, model.get_submodule(name).weight)
+
+
+@torch.no_grad()
+def apply(model: nn.Module, fold: Fold, scales: Tensor) -> None:
+    """Multiplies the readers' weights by `scales` [inputs], and divides what the producer gives."""
+    for name in fold.readers:
+        weight_of(model, name).mul_(scales)
+    weight, bias = weight_of(model, fold.producer), getattr(model.get_submodule(fold.producer), "bias", None)
+    outputs = weight.shape[0]
+    own = scales if outputs == len(scales) else one_of_each(scales, outputs, head_width(model, outputs))
+    if weight.dim() == 1:
+        weight.add_(fold.shift).div_(own).sub_(fold.shift)
+    else:
+        weight.div_(own[:, None])
+    if bias is not None:
+        bias.div_(own)
+
+
+def one_of_each(scales: Tensor, outputs: int, width: int) -> Tensor:
+    """Scales [outputs] of tied ones."""
+    return scales.view(outputs // width, -1, width)[:, 0].reshape(-1)

@@ -1,0 +1,133 @@
+"""GPTQ: weights are rounded input by input, and those not yet rounded make up for the error.
+
+Source: Frantar et al. 2023 (arXiv 2210.17323), algorithm 1. Inputs go in the order of their energy ("act order"), and
+scales are those of the weights before any is changed, so that groups stay where they are.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from compress.errors import CompressError
+from compress.quantize.layers import QuantizedLinear
+from compress.quantize.ranges import Batch, Reader, words
+
+DAMP = 0.01  # of the mean energy, added to each input's: inputs that hardly vary have no inverse
+BLOCK = 128  # inputs between two corrections of all that follow
+
+
+def gptq(
+    weight: Float[Tensor, "rows inputs"],
+    energy: Float[Tensor, "inputs inputs"],
+    scales: Float[Tensor, "rows groups"],
+    largest: int,
+) -> Float[Tensor, "rows inputs"]:
+    """The weight on its grid with about the least squared error of its products.
+
+    Args:
+        weight: Of a linear layer.
+        energy: Sum of x xᵀ over the inputs x that the layer gets.
+        scales: Of groups of inputs of equal size.
+        largest: Integer.
+
+    Raises:
+        CompressError: Inputs that aren't finite.
+    """
+    order = energy.diagonal().argsort(descending=True, stable=True)
+    spread = inverse_root(energy[order][:, order].double()).to(weight.dtype)
+    steps = scales.repeat_interleave(weight.shape[1] // scales.shape[1], dim=1)[:, order]
+    left, done = weight.detach()[:, order].clone(), torch.empty_like(weight)
+    for start in range(0, left.shape[1], BLOCK):
+        stop = min(start + BLOCK, left.shape[1])
+        errors = left.new_zeros(len(left), stop - start)
+        for i in range(start, stop):
+            rounded = (left[:, i] / steps[:, i]).round().clamp(-largest, largest) * steps[:, i]
+            error = (left[:, i] - rounded) / spread[i, i]
+            left[:, i:stop] -= error[:, None] * spread[i, i:stop]
+            done[:, i], errors[:, i - start] = rounded, error
+        left[:, stop:] -= errors @ spread[start:stop, stop:]
+    return torch.empty_like(done).index_copy_(1, order, done)
+
+
+def inverse_root(energy: Tensor) -> Tensor:
+    """Upper triangular factor of the inverse."""
+    if not torch.isfinite(energy).all():
+        raise CompressError("gptq: expected finite inputs of every layer, found others: no error can be made up for")
+    damped = energy + DAMP * energy.diagonal().mean().clamp(min=1e-6) * torch.eye(len(energy), dtype=energy.dtype)
+    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
+
+
+class Energies(Reader):
+    """Sums x xᵀ of what layers read; layers that read the same tensor share a sum."""
+
+    def __init__(self, layers: Mapping[str, nn.Module]):
+        super().__init__()
+        self.sums: dict[str, Tensor] = {}
+        self.hooks = [layer.register_forward_pre_hook(partial(self.read, name)) for name, layer in layers.items()]
+
+    def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.note(name, module, inputs)
+        if self.first[name] == name:
+            rows = words(inputs[0], self.mask).float().flatten(0, -2)
+            self.sums[name] = self.sums.get(name, torch.zeros(())) + rows.T @ rows
+
+    def of(self, name: str) -> Tensor:
+        return self.sums[self.first[name]]
+
+
+@torch.no_grad()
+def gptq_model(
+    model: nn.Module, batches: Iterable[Batch], on_block: Callable[[int, int], None] = lambda done, total: None
+) -> int:
+    """Rounds the weights of a `prepare`d model; the layers of a block together, on what the blocks before it, rounded
+    already, give them.
+
+    Args:
+        model: In eval mode; changed in place. Its scales are kept from here on.
+        batches: Calibration inputs with `attention_mask`.
+        on_block: Told how many blocks of how many are done.
+
+    Returns:
+        How many layers were rounded.
+    """
+    kept, layers = list(batches), {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
+    if not kept:
+        raise CompressError("gptq: expected some texts, found none: there is no error to make up for")
+    blocks: dict[str, dict[str, QuantizedLinear]] = {}
+    for name, layer in layers.items():
+        blocks.setdefault(block_of(name), {})[name] = layer
+    for number, (_, block) in enumerate(sorted(blocks.items(), key=lambda each: order_of(model, each[1])), 1):
+        seen = Energies(block)
+        try:
+            for batch in kept:
+                seen.mask = batch["attention_mask"].bool()
+                model(**batch)
+        finally:
+            for hook in seen.hooks:
+                hook.remove()
+        for name, layer in block.items():
+            if name in seen.first and not shared(model, layer):
+                layer.scales = layer.weight_scales().clone()
+                layer.weight.data = gptq(layer.weight.detach(), seen.of(name), layer.scales, layer.largest)
+        on_block(number, len(blocks))
+    return len(layers)
+
+
+def block_of(name: str) -> str:
+    """`model.layers.3` of `model.layers.3.mlp.up_proj`; a layer outside of blocks is its own."""
+    parts = name.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[0] + 1]) if numbers else name
+
+
+def order_of(model: nn.Module, block: Mapping[str, nn.Module]) -> int:
+    """Place of the block's first layer among the model's modules."""
+    return min(number for number, (name, _) in enumerate(model.named_modules()) if name in block)
+
+
+def shared(model: nn.Module, layer: nn.Module) -> bool:
+    """A head that is the word table too is rounded as that."""
+    return any(isinstance(m, nn.Embedding) and m.weight is layer.weight for m in model.modules())

@@ -1,0 +1,123 @@
+"""Which layers bear few bits: each group rounded alone, and what that moves in the model's answers."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from compress.errors import CompressError
+from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
+from compress.quantize.prepare import as_plain
+from compress.quantize.ranges import same_inputs
+from compress.quantize.schemes import wider
+
+Layers = Mapping[str, QuantizedLinear | QuantizedEmbedding]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What rounding a group of layers alone costs.
+
+    Args:
+        layers: Names; those that read the same tensor go together, for deployed files join them.
+        divergence: Of the model's answers from those in float, as `judge` said.
+    """
+
+    layers: tuple[str, ...]
+    divergence: float
+
+
+@torch.no_grad()
+def sensitivities(model: nn.Module, judge: Callable[[], float], batch: Mapping[str, torch.Tensor]) -> list[Sensitivity]:
+    """Every group of layers of a prepared and calibrated model, the one that bears its scheme least first: what the
+    model says when all others have more bits.
+
+    Args:
+        model: In eval mode; afterwards as it was.
+        judge: Divergence of the model's answers, as it is when called, from those in float.
+        batch: A batch of the model's inputs, which tells what layers read the same tensor.
+    """
+    layers = rounding_layers(model)
+    found = []
+    for group in grouped_layers(model, layers, batch):
+        with eased(layers, [name for name in layers if name not in group]):
+            found.append(Sensitivity(group, judge()))
+    return sorted(found, key=lambda each: each.divergence, reverse=True)
+
+
+def rounding_layers(model: nn.Module) -> dict[str, QuantizedLinear | QuantizedEmbedding]:
+    return {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear | QuantizedEmbedding)}
+
+
+def grouped_layers(model: nn.Module, layers: Layers, batch: Mapping[str, torch.Tensor]) -> list[tuple[str, ...]]:
+    """Linear layers that read the same tensor, and each table alone."""
+    linears = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+    groups: dict[str, list[str]] = {}
+    for name, first in same_inputs(model, linears, batch).items():
+        groups.setdefault(first, []).append(name)
+    return [*(tuple(names) for names in groups.values()), *((name,) for name in layers if name not in linears)]
+
+
+@contextmanager
+def eased(layers: Layers, names: Collection[str]) -> Iterator[None]:
+    """Inside the block these layers have more bits, or none of the scheme's."""
+    before = {name: (layer.rounds, getattr(layer, "scheme", None)) for name, layer in layers.items()}
+    for name in names:
+        ease(layers[name])
+    try:
+        yield
+    finally:
+        for name, (rounds, scheme) in before.items():
+            layer = layers[name]
+            layer.rounds = rounds
+            if isinstance(layer, QuantizedLinear) and scheme is not None:
+                layer.scheme = scheme
+
+
+def ease(layer: QuantizedLinear | QuantizedEmbedding) -> None:
+    more = wider(layer.scheme) if isinstance(layer, QuantizedLinear) else None
+    if isinstance(layer, QuantizedLinear) and more is not None:
+        layer.scheme = more
+    else:
+        layer.rounds = False
+
+
+@torch.no_grad()
+def ease_most_sensitive(
+    model: nn.Module, ranked: Sequence[Sensitivity], score: Callable[[], float], least: float
+) -> tuple[list[str], float]:
+    """Gives the fewest of the most sensitive groups more bits that leave a score of `least`, in place: 8 instead of 4,
+    or float.
+
+    Args:
+        model: Prepared and calibrated.
+        ranked: As `sensitivities` gave them.
+        score: Of the model as it is when called, higher is better.
+        least: To reach.
+
+    Returns:
+        Names of the layers that have more bits, and the score.
+
+    Raises:
+        CompressError: The score isn't reached as long as one group has the scheme.
+    """
+    layers = rounding_layers(model)
+    low, high, found = 0, len(ranked), dict[int, float]()
+    while low < high:
+        middle = (low + high) // 2
+        with eased(layers, [name for group in ranked[:middle] for name in group.layers]):
+            found[middle] = score()
+        low, high = (low, middle) if found[middle] >= least else (middle + 1, high)
+    if low == len(ranked):
+        raise CompressError(
+            f"quantize.min_score: expected a score of {least:.4f}, found {max(found.values()):.4f} at best, even with "
+            f"all but one of {len(ranked)} groups of layers in more bits: this scheme can't keep it before it is "
+            "trained; a scheme with more bits or a lower min_score can"
+        )
+    names = [name for group in ranked[:low] for name in group.layers]
+    for name in names:
+        ease(layers[name])
+    as_plain(model, [name for name in names if not layers[name].rounds])
+    return names, found[low]

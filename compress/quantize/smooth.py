@@ -1,0 +1,120 @@
+"""Scales of channels that make rounding easier: SmoothQuant for activations, AWQ for weights."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from compress.errors import CompressError
+from compress.quantize.folds import Fold, apply, tied, weight_of
+from compress.quantize.grid import on_grid, weight_scales
+from compress.quantize.ranges import Batch, words
+from compress.quantize.schemes import Scheme
+
+HALF = 0.5  # SmoothQuant's alpha
+SHARES = [i / 20 for i in range(21)]  # AWQ's alphas
+KEPT = 512  # tokens that AWQ's errors are told from
+LEAST = 1e-4  # of a scale: a channel that is nothing stays as it is
+
+
+class Channels:
+    """What the readers of each fold get: the largest and the mean magnitude of each channel, and some tokens."""
+
+    def __init__(self, model: nn.Module, folds: Sequence[Fold]):
+        self.mask = torch.ones(0, 0, dtype=torch.bool)
+        self.most: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
+        self.count: dict[str, int] = {}
+        self.some: dict[str, Tensor] = {}
+        self.hooks = [
+            model.get_submodule(fold.readers[0]).register_forward_pre_hook(partial(self.read, fold.readers[0]))
+            for fold in folds
+        ]
+
+    def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        rows = words(inputs[0].detach(), self.mask).float().flatten(0, -2)
+        most, total = rows.abs().amax(0), rows.abs().sum(0)
+        self.most[name] = torch.maximum(self.most.get(name, most), most)
+        self.sums[name] = self.sums.get(name, torch.zeros_like(total)) + total
+        self.count[name] = self.count.get(name, 0) + len(rows)
+        kept = self.some.get(name, rows[:0])
+        self.some[name] = torch.cat([kept, rows[: KEPT - len(kept)]]) if len(kept) < KEPT else kept
+
+    def mean(self, name: str) -> Tensor:
+        return self.sums[name] / self.count[name]
+
+
+@torch.no_grad()
+def watch(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch]) -> Channels:
+    """Runs the batches and notes what the folds' readers get.
+
+    Raises:
+        CompressError: No texts.
+    """
+    seen, texts = Channels(model, folds), 0
+    try:
+        for batch in batches:
+            seen.mask = batch["attention_mask"].bool()
+            model(**batch)
+            texts += len(seen.mask)
+    finally:
+        for hook in seen.hooks:
+            hook.remove()
+    if folds and not texts:
+        raise CompressError("smooth: expected some texts, found none: no channel is known to be large")
+    return seen
+
+
+@torch.no_grad()
+def smooth(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], alpha: float = HALF) -> None:
+    """Moves outliers of activations into the weights that read them, in place; what the model computes stays.
+
+    Source: SmoothQuant, Xiao et al. 2023 (arXiv 2211.10438), equation 4.
+    """
+    seen = watch(model, folds, batches)
+    for fold in folds:
+        most = seen.most[fold.readers[0]]
+        weights = torch.stack([weight_of(model, name).abs().amax(0) for name in fold.readers]).amax(0)
+        scales = most.clamp(min=LEAST) ** alpha / weights.clamp(min=LEAST) ** (1 - alpha)
+        apply(model, fold, tied(steady(scales), model, fold))
+
+
+@torch.no_grad()
+def awq(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], schemes: Mapping[str, Scheme]) -> None:
+    """Gives weights that meet large inputs finer steps, in place; what the model computes in float stays.
+
+    Of the channels' mean magnitudes to the powers SHARES, the one whose rounded products are nearest counts.
+
+    Source: AWQ, Lin et al. 2024 (arXiv 2306.00978), section 3.2; without its search for where to cut weights off.
+
+    Args:
+        model: In float, changed in place.
+        folds: Where scales can be taken up.
+        batches: Calibration inputs.
+        schemes: How each linear layer will be rounded.
+    """
+    seen = watch(model, folds, batches)
+    for fold in folds:
+        readers = [name for name in fold.readers if name in schemes]
+        if not readers:
+            continue
+        mean, tokens = seen.mean(fold.readers[0]).clamp(min=LEAST), seen.some[fold.readers[0]]
+        tried = [tied(steady(mean**share), model, fold) for share in SHARES]
+        errors = [
+            sum(product_error(weight_of(model, name), tokens, scales, schemes[name]) for name in readers)
+            for scales in tried
+        ]
+        apply(model, fold, tried[min(range(len(errors)), key=lambda i: errors[i])])
+
+
+def product_error(weight: Tensor, tokens: Tensor, scales: Tensor, scheme: Scheme) -> float:
+    """Mean squared error of the products of tokens [tokens, inputs] once the weight is scaled and rounded."""
+    scaled = weight * scales
+    rounded = on_grid(scaled, weight_scales(scaled, scheme.largest, scheme.group), scheme.largest) / scales
+    return float((tokens @ (rounded - weight).T).square().mean())
+
+
+def steady(scales: Tensor) -> Tensor:
+    """Scales around 1: their size as a whole is the grid's business."""
+    return (scales / (scales.amax() * scales.amin()).sqrt()).clamp(min=LEAST)

@@ -1,0 +1,50 @@
+"""Checkpoints that are trained already: their labels put into the data's order, and nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+from distill.errors import InputError
+from pipelines.stage import Artefact, Run, content_hash
+from pipelines.teacher import MODEL
+
+
+def by_label_stage(run: Run, name: str, folder: Path, task: Any) -> Artefact:
+    """Writes `model/`: the checkpoint with its labels in the data's order, matched by name."""
+    from transformers import AutoConfig
+
+    from compress.export.huggingface import export_huggingface
+    from distill.tasks.text_classification import check_task
+    from distill.teacher.load import load_tokenizer
+
+    own = AutoConfig.from_pretrained(folder)
+    check_task(own, str(folder))
+    rows = task.head_rows(own)
+    if rows is None:
+        raise InputError(
+            f"{name} {str(folder)!r}: has no head for the data's {len(task.labels)} labels "
+            f"({', '.join(task.labels[:4])}, …): there is nothing to score"
+        )
+
+    def work(place: Path) -> dict[str, Any]:
+        export_huggingface(task.load_headed(str(folder), rows), load_tokenizer(folder), place / MODEL)
+        return {}
+
+    return run.stage(f"{name}-by-label", {"labels": list(task.labels)}, {"model": content_hash(folder)}, work)
+
+
+def check_in_float(folder: Path, name: str) -> None:
+    """
+    Raises:
+        InputError: The checkpoint is quantized.
+    """
+    import json
+
+    from compress.quantize.store import FILE, is_rounded
+
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if is_rounded(folder) or "quantization_config" in config:
+        where = FILE if is_rounded(folder) else "quantization_config in config.json"
+        raise InputError(
+            f"{name} {str(folder)!r}: is quantized already ({where}), expected a checkpoint in float: rounding rounded "
+            "weights again would lose more; start from the one it was made from"
+        )

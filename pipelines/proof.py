@@ -1,0 +1,171 @@
+"""Proves that what was exported is the model: every target reloaded in a fresh process, compared, or put aside."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compress.errors import ArtefactError
+from compress.export.huggingface import TorchModel
+from compress.export.onnx import OnnxModel
+from compress.export.source import Source
+from compress.export.targets import Target
+from compress.export.verify import verify
+from compress.export.write import check_layers, write_target
+from compress.prune.checkpoint import load_pruned
+from compress.quantize.store import is_rounded, load_rounding
+from pipelines.export import artefact_bytes
+from pipelines.words import tokenizer_of
+
+if TYPE_CHECKING:
+    from distill.data.splits import Examples
+
+REFUSED = "refused"
+LOST = 0.001  # of accuracy, at most, from the trained model that rounds to its file
+BATCH = 16
+Texts = tuple[list[str], list[str] | None]
+
+
+def source_of(checkpoint: Path) -> Source:
+    """The checkpoint, and the numbers that it is deployed with where it has any."""
+    rounding = load_rounding(checkpoint) if is_rounded(checkpoint) else None
+    return Source(load_pruned(checkpoint).float(), tokenizer_of(checkpoint, "model"), rounding)
+
+
+class Proof:
+    """Targets written and compared with the model; `proven` and `refused` grow.
+
+    Args:
+        source: The model.
+        folder: Each target is written into a folder of its name in it.
+        examples: Texts that a target in few bits is compared on, and scored where they have labels.
+        drawn: Texts that a target in float is compared on.
+        max_length: Longest text in tokens.
+    """
+
+    def __init__(self, source: Source, folder: Path, examples: "Examples", drawn: Texts, max_length: int):
+        self.source, self.folder, self.examples, self.max_length = source, folder, examples, max_length
+        self.drawn = drawn
+        self.proven: list[dict[str, Any]] = []
+        self.refused: list[dict[str, Any]] = []
+
+    def prove(self, target: Target) -> None:
+        """Writes the target, reloads it in a fresh process and compares."""
+        made_from = target.made_from
+        if made_from is not None and str(made_from) in [each["target"] for each in self.refused]:
+            self.put_aside(target, f"it is made from {made_from}, which was refused")
+            return
+        try:
+            write_target(self.source, target, self.folder)
+            proof = self.rounded_proof(target) if self.rounds(target) else self.float_proof(target)
+        except ArtefactError as error:
+            self.put_aside(target, str(error))
+        else:
+            self.proven.append(proof | {"bytes": artefact_bytes(self.folder / str(target))})
+
+    def rounds(self, target: Target) -> bool:
+        """Whether the target has the numbers that the model was trained with."""
+        return target.rounded and self.source.rounding is not None
+
+    def float_proof(self, target: Target) -> dict[str, Any]:
+        place, expected = self.folder / str(target), self.logits
+        if target.rounded:  # ONNX Runtime's own int8 rounds as it likes: reloaded it has to give its own logits
+            expected = reference_logits(
+                OnnxModel(place, threads=1), self.source.tokenizer, *self.drawn, self.max_length
+            )
+        parity, _ = verify(str(target), place, *self.drawn, self.max_length, expected)
+        return asdict(parity)
+
+    def rounded_proof(self, target: Target) -> dict[str, Any]:
+        """The layers, then the classes of all texts and the score, against the model that rounds."""
+        layers = check_layers(self.source, target, self.folder, self.batch)
+        texts, pairs = self.examples.texts, self.examples.pairs
+        parity, logits = verify(
+            str(target), self.folder / str(target), texts, pairs, self.max_length, self.trained, rounds=True
+        )
+        proof = asdict(parity) | {"layers": layers}
+        if self.examples.labels:
+            found, trained = (accuracy_of(each, self.examples.labels) for each in (logits, self.trained))
+            if abs(found - trained) > LOST:
+                raise ArtefactError(
+                    f"{target}: its accuracy on {len(texts)} texts is {found:.2%}, expected {trained:.2%} as trained, "
+                    f"to within {LOST:.1%}"
+                )
+            proof |= {"score": found, "trained_score": trained}
+        return proof
+
+    def put_aside(self, target: Target, reason: str) -> None:
+        place = self.folder / REFUSED / str(target)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if (self.folder / str(target)).exists():
+            shutil.move(self.folder / str(target), place)
+        place.mkdir(exist_ok=True)
+        (place / "reason.txt").write_text(reason + "\n")
+        self.refused.append({"target": str(target), "reason": reason, "where": f"{REFUSED}/{target}"})
+
+    @cached_property
+    def logits(self) -> np.ndarray:
+        """Of the checkpoint in float, for the drawn texts."""
+        model = TorchModel.of(self.source.model)
+        return reference_logits(model, self.source.tokenizer, *self.drawn, self.max_length)
+
+    @cached_property
+    def trained(self) -> np.ndarray:
+        """Of the model that rounds, for all texts."""
+        texts, pairs = self.examples.texts, self.examples.pairs
+        return reference_logits(self.source.runner, self.source.tokenizer, texts, pairs, self.max_length)
+
+    @cached_property
+    def batch(self) -> dict[str, np.ndarray]:
+        """A padded batch of the drawn texts."""
+        texts, pairs = self.drawn
+        return tokenized(self.source.tokenizer, texts[:BATCH], pairs[:BATCH] if pairs else None, self.max_length)
+
+
+def proof_text(proof: dict[str, Any]) -> str:
+    told = f"{proof['target']}: reloaded in a fresh process, "
+    if "layers" in proof:
+        told += f"layers differ by {proof['layers']:.1e}, {proof['same_class']:.2%} of {proof['texts']} texts alike"
+        if "score" in proof:
+            told += f", accuracy {proof['score']:.2%} ({proof['trained_score']:.2%} as trained)"
+    else:
+        told += f"largest difference {proof['max_difference']:.1e} on {proof['texts']} texts"
+    return f"{told}, {proof['bytes'] / 1e6:.1f} MB"
+
+
+def accuracy_of(logits: np.ndarray, labels: Sequence[int]) -> float:
+    return float((logits.argmax(-1) == labels).mean())
+
+
+def reference_logits(
+    model: TorchModel | OnnxModel,
+    tokenizer: Any,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    max_length: int,
+) -> np.ndarray:
+    """Logits [texts, classes] of the model in memory, by the tokenizer it was trained with."""
+    parts = []
+    for start in range(0, len(texts), BATCH):
+        rows = slice(start, start + BATCH)
+        parts.append(model(tokenized(tokenizer, texts[rows], pairs[rows] if pairs else None, max_length)))
+    return np.concatenate(parts)
+
+
+def tokenized(
+    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
+) -> dict[str, np.ndarray]:
+    """A padded batch of ids, mask and types, each [batch, length] int64."""
+    batch = tokenizer(
+        list(texts),
+        list(pairs) if pairs else None,
+        padding=True,
+        truncation=True,
+        max_length=max_length,
+        return_tensors="np",
+    )
+    return {name: value.astype(np.int64) for name, value in batch.items()}

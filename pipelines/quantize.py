@@ -1,0 +1,49 @@
+"""`python -m pipelines.quantize`: a trained classifier made to compute in few bits, and trained for that."""
+
+from collections.abc import Sequence
+
+from distill.errors import InputError
+from pipelines import cli
+from pipelines.config import SHORT, DistillConfig
+from pipelines.distill import follow
+from pipelines.prune import with_teacher
+
+EXAMPLES = """\
+  python -m pipelines.quantize --model runs/demo/student --data examples/data/banking77 --output runs/int8
+  python -m pipelines.quantize --model runs/demo/student --teacher runs/bert --data my_texts/ --scheme int8-static \\
+      --quantize.ranges mse --export onnx,onnxruntime,openvino --output runs/int8
+  python -m pipelines.quantize --model M --data D --method ptq --scheme auto --min_score 0.995 --output runs/mixed
+  python -m pipelines.quantize --model M --data D --scheme int4-weights --quantize.weights gptq --output runs/int4"""
+
+
+def main(argv: Sequence[str]) -> None:
+    own = {"model": "student.spec", "scheme": "quantize.scheme", "method": "quantize.method"}
+    config = cli.parse(
+        DistillConfig,
+        with_defaults(argv),
+        prog="pipelines.quantize",
+        about="Make a trained classifier compute in few bits: tell the ranges of its activations from training texts, "
+        "train it as it will be deployed on the cached signals of a teacher (the model itself in float where none is "
+        "named), export files with the very integers it was trained with, measure and report. The settings are those "
+        "of pipelines.distill.",
+        examples=EXAMPLES,
+        short={name: place for name, place in SHORT.items() if name != "quantize"}
+        | own
+        | {"min_score": "quantize.min_score", "epochs": "quantize.epochs", "learning_rate": "quantize.learning_rate"},
+    )
+    if config.budget.asked:
+        raise InputError("budget: pipelines.quantize doesn't prune; pipelines.prune and pipelines.distill do both")
+    follow("pipelines.quantize", argv, config)
+
+
+def with_defaults(argv: Sequence[str]) -> list[str]:
+    """The words, with what this command takes for granted: the model is trained, and gets 8 bits."""
+    words = with_teacher(argv)
+    named = {word.partition("=")[0] for word in words}
+    scheme = [] if named & {"--scheme", "--quantize.scheme", "--config"} else ["--quantize.scheme", "int8"]
+    model = [] if named & {"--model", "--student.spec", "--config"} else ["--student.spec", "teacher"]
+    return [*words, *scheme, *model, "--student.given", "true"]
+
+
+if __name__ == "__main__":
+    cli.run(main)
