@@ -163,6 +163,18 @@ def test_a_model_in_float_is_written_in_few_bits(files: Files, tmp_path):
         write_targets(source, [Target("onnx", 8)], tmp_path)
 
 
+def test_the_table_in_the_docs_is_another():
+    text = (Path(__file__).parent.parent / "docs" / "quantization.md").read_text()
+    lines = text[text.index("| format |") :].split("\n\n")[0].splitlines()
+    schemes = [cell.strip() for cell in lines[0].split("|")[2:-1]]
+    assert schemes == list(SCHEMES)
+    told = {}
+    for line in lines[2:]:
+        name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        told[name.strip("`")] = {s for s, cell in zip(schemes, cells, strict=True) if cell == "no"}
+    assert told == {name: set(form.refuses) for name, form in FORMATS.items() if form.integers}
+
+
 def test_targets_have_other_names_than_their_folders():
     names = ["onnx", "onnxruntime-int8", "openvino-int4", "torchao-int8", "huggingface"]
     assert [str(target_of(name)) for name in names] == names

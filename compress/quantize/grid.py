@@ -19,10 +19,13 @@ SMALLEST = 1e-9  # of a scale: a row of zeros stays zeros
 def weight_scales(weight: Float[Tensor, "rows inputs"], largest: int, group: int = 0) -> Float[Tensor, "rows groups"]:
     """The largest magnitude of each row, or of each `group` inputs of it, over the largest integer.
 
+    Those of groups are rounded to bfloat16, which is what XNNPACK's products of 4 bits have.
+
     Raises:
         CompressError: Inputs that `group` doesn't divide.
     """
-    return grouped(weight, group).abs().amax(-1).div_(largest).clamp_(min=SMALLEST)
+    scales = grouped(weight, group).abs().amax(-1).div_(largest).clamp_(min=SMALLEST)
+    return scales.bfloat16().float() if group else scales
 
 
 def grouped(weight: Float[Tensor, "rows inputs"], group: int) -> Float[Tensor, "rows groups size"]:

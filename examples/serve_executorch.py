@@ -1,0 +1,42 @@
+"""Classifies texts with what a run left in student/executorch-int8 (or executorch).
+
+    python examples/serve_executorch.py runs/few-bits/student/executorch-int8 "Where is my card?" "Top up failed"
+
+Needs: pip install executorch torch tokenizers numpy. ExecuTorch's Python bindings import torch; its C++, Java and Swift
+ones run the same file without.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from executorch.runtime import Runtime
+from tokenizers import Tokenizer
+
+
+class Classifier:
+    def __init__(self, folder: Path):
+        config = json.loads((folder / "config.json").read_text())
+        self.labels = [config["id2label"][str(i)] for i in range(len(config["id2label"]))]
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
+        self.tokenizer.enable_truncation(128)
+        self.method = Runtime.get().load_program(folder / "model.pte").load_method("forward")
+        self.names = json.loads((folder / "inputs.json").read_text())
+
+    def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
+        """(label, probability) of each text."""
+        rows = self.tokenizer.encode_batch(texts)
+        fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        inputs = [torch.tensor([getattr(row, fields[name]) for row in rows]) for name in self.names]
+        logits = self.method.execute(inputs)[0].numpy()
+        chances = np.exp(logits - logits.max(-1, keepdims=True))
+        chances /= chances.sum(-1, keepdims=True)
+        return [(self.labels[i], float(row[i])) for i, row in zip(chances.argmax(-1), chances, strict=True)]
+
+
+if __name__ == "__main__":
+    for text, (label, chance) in zip(sys.argv[2:], Classifier(Path(sys.argv[1]))(sys.argv[2:]), strict=True):
+        print(f"{label}\t{chance:.3f}\t{text}")

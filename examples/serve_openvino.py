@@ -1,0 +1,42 @@
+"""Classifies texts with what a run left in student/openvino-int8 (or openvino). No torch is imported.
+
+    python examples/serve_openvino.py runs/few-bits/student/openvino-int8 "Where is my card?" "Top up failed"
+
+Needs: pip install openvino tokenizers numpy
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import openvino
+from tokenizers import Tokenizer
+
+
+class Classifier:
+    def __init__(self, folder: Path, threads: int = 1):
+        config = json.loads((folder / "config.json").read_text())
+        self.labels = [config["id2label"][str(i)] for i in range(len(config["id2label"]))]
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
+        self.tokenizer.enable_truncation(128)
+        # float32 said out loud: where the processor has bfloat16, OpenVINO would take that for what isn't in bytes.
+        settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+        self.model = openvino.Core().compile_model(folder / "model.xml", "CPU", settings)
+        self.names = [value.any_name for value in self.model.inputs]
+
+    def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
+        """(label, probability) of each text."""
+        rows = self.tokenizer.encode_batch(texts)
+        fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        inputs = {name: np.asarray([getattr(row, fields[name]) for row in rows], np.int64) for name in self.names}
+        logits = self.model(inputs)[0]
+        chances = np.exp(logits - logits.max(-1, keepdims=True))
+        chances /= chances.sum(-1, keepdims=True)
+        return [(self.labels[i], float(row[i])) for i, row in zip(chances.argmax(-1), chances, strict=True)]
+
+
+if __name__ == "__main__":
+    for text, (label, chance) in zip(sys.argv[2:], Classifier(Path(sys.argv[1]))(sys.argv[2:]), strict=True):
+        print(f"{label}\t{chance:.3f}\t{text}")
