@@ -23,7 +23,8 @@ class Classifier:
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
         self.tokenizer.enable_truncation(128)
-        self.method = Runtime.get().load_program(folder / "model.pte").load_method("forward")
+        self.program = Runtime.get().load_program(folder / "model.pte")  # has the memory that the method works in
+        self.method = self.program.load_method("forward")
         self.names = json.loads((folder / "inputs.json").read_text())
 
     def __call__(self, texts: list[str]) -> list[tuple[str, float]]:

@@ -5,7 +5,7 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,35 +53,35 @@ def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
     """
     import json
 
+    import torch
+
     from compress.export.onnx import logits_only
 
     library()
     model = with_integers(source) if rounded else source.model
-    program = lowered(logits_only(model, source.inputs), source)
+    axes = {0: torch.export.Dim("batch", min=1, max=MOST), 1: torch.export.Dim("length", min=2, max=longest(source))}
+    example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in source.inputs)
+    program = lowered(logits_only(model, source.inputs), example, {"tensors": tuple(axes for _ in example)})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_bytes(program)
     (folder / INPUTS).write_text(json.dumps(source.inputs))
 
 
-def lowered(model: "nn.Module", source: "Source") -> bytes:
-    """The program of a module from the source's inputs, its products left to XNNPACK."""
+def lowered(model: "nn.Module", example: "tuple[torch.Tensor, ...]", axes: Any = None) -> bytes:
+    """The program of a module from tensors like these, its products left to XNNPACK; `axes` are the dynamic ones."""
     import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
-    axes = {0: torch.export.Dim("batch", min=1, max=MOST), 1: torch.export.Dim("length", min=2, max=longest(source))}
-    example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in source.inputs)
     try:
         with quiet(), torch.no_grad():
-            graph = torch.export.export(
-                model, example, dynamic_shapes={"tensors": tuple(axes for _ in example)}, strict=False
-            )
+            graph = torch.export.export(model, example, dynamic_shapes=axes, strict=False)
             edge = to_edge_transform_and_lower(
                 graph, partitioner=[XnnpackPartitioner()], compile_config=EdgeCompileConfig(_check_ir_validity=False)
             )
             return bytes(edge.to_executorch().buffer)
     except Exception as error:  # noqa: BLE001 - its passes raise errors of any class
-        raise ArtefactError(f"executorch: {type(source.model).__name__} can't be exported: {error}") from error
+        raise ArtefactError(f"executorch: the model can't be exported: {error}") from error
 
 
 def longest(source: "Source") -> int:
@@ -137,42 +137,61 @@ def byte_table(integers: "torch.Tensor", scales: "torch.Tensor") -> "nn.Module":
 
 
 def probe(source: "Source", inputs: Mapping[str, np.ndarray]) -> dict[str, Product]:
-    """What each linear layer reads and gives, in a program that gives all of that out."""
+    """What each linear layer gives for what it reads in the model that rounds: a program of these products alone.
+
+    They are the deployed program's own, weight by weight; lowering all of it a second time, to see them inside, would
+    take a minute.
+    """
     import torch
     from torch import nn
 
-    assert source.rounding is not None
+    read = layer_inputs(source, inputs)
     model = with_integers(source)
-    names = [name for name, rounded in source.rounding.items() if rounded.scheme is not None]
-    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-    for name in names:
-        model.get_submodule(name).register_forward_hook(
-            lambda module, given, out, name=name: seen.__setitem__(name, (given[0], out))
-        )
 
-    class Opened(nn.Module):
+    class Products(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = model
+            self.layers = nn.ModuleList(model.get_submodule(name) for name in read)
 
-        def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-            self.model(**dict(zip(source.inputs, tensors, strict=True)))
-            return [value for name in names for value in seen[name]]
+        def forward(self, *given: torch.Tensor) -> list[torch.Tensor]:
+            return [layer(x) for layer, x in zip(self.layers, given, strict=True)]
 
-    values = opened(lowered(Opened(), source)).execute([torch.from_numpy(inputs[name]) for name in source.inputs])
-    pairs = zip(values[0::2], values[1::2], strict=True)
-    return {
-        name: Product(read.numpy().copy(), gave.numpy().copy(), biased=True)
-        for name, (read, gave) in zip(names, pairs, strict=True)
-    }
+    values = Program(lowered(Products().eval(), tuple(read.values())))(list(read.values()))
+    return {name: Product(x.numpy(), value, biased=True) for (name, x), value in zip(read.items(), values, strict=True)}
 
 
-def opened(program: bytes | Path) -> Any:
-    """The forward method of a program."""
-    library()
-    from executorch.runtime import Runtime
+def layer_inputs(source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[str, torch.Tensor]":
+    """What each linear layer that rounds reads in the reference."""
+    import torch
 
-    return Runtime.get().load_program(program).load_method("forward")
+    assert source.rounding is not None
+    found: dict[str, torch.Tensor] = {}
+    hooks = [
+        source.reference.get_submodule(name).register_forward_pre_hook(
+            lambda module, given, name=name: found.__setitem__(name, given[0].clone())
+        )
+        for name, rounded in source.rounding.items()
+        if rounded.scheme is not None
+    ]
+    source.runner({name: inputs[name] for name in source.inputs})
+    for hook in hooks:
+        hook.remove()
+    return {name: x.detach().clone() for name, x in found.items()}
+
+
+class Program:
+    """A program's forward method. What it gives lies in the program's memory, which goes with it: copy what stays."""
+
+    def __init__(self, program: bytes | Path):
+        library()
+        from executorch.runtime import Runtime
+
+        self.data = program
+        self.program = Runtime.get().load_program(program)
+        self.method = self.program.load_method("forward")
+
+    def __call__(self, inputs: "Sequence[torch.Tensor]") -> list[np.ndarray]:
+        return [value.numpy().copy() for value in self.method.execute(list(inputs))]
 
 
 @contextlib.contextmanager
@@ -199,11 +218,10 @@ class ExecutorchModel:
 
         _unsafe_reset_threadpool(threads)
         self.names = json.loads((folder / INPUTS).read_text())
-        self.method = opened(folder / FILE)
+        self.program = Program(folder / FILE)
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
         """Logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
         import torch
 
-        given = [torch.from_numpy(inputs[name]) for name in self.names]
-        return self.method.execute(given)[0].numpy().copy()
+        return self.program([torch.from_numpy(inputs[name]) for name in self.names])[0]
