@@ -217,11 +217,23 @@ def measured(report: Report) -> list[str]:
         said.append("A speedup is the teacher's median time divided by the model's.")
     if entry["agreement_with_teacher"] is not None:
         said.append("Agreement is the share of the test texts that get the same class from the model and the teacher.")
-    return said + [parity_text(other) for other in report["models"] if other["parity"]]
+    said += [parity_text(other) for other in report["models"] if other["parity"]]
+    return said + [
+        f"{each['stage']}: {each['target']} was refused and lies aside in {each['where']}: {each['reason']}."
+        for each in report.get("refused", [])
+    ]
 
 
 def parity_text(entry: Row) -> str:
     parity = entry["parity"]
+    if "layers" in parity:
+        return (
+            f"The {entry['name']} on {runtime_text(entry)} has the integers that it was trained with: each product "
+            f"differs from its layer's, on the same input, by at most {parity['layers']:.1e} of its largest value; "
+            f"loaded in a fresh process ({ms_text(parity['load_ms'])} ms, {parity['peak_bytes'] / 1e6:.0f} MB at most) "
+            f"it gave {percent_text(parity['same_class'], 2)} of {parity['texts']:,} texts the class of the trained "
+            "model that rounds" + scores_text(parity) + "."
+        )
     if entry["precision"] == "int8":
         return (
             f"The {entry['name']} on {runtime_text(entry)}, loaded in a fresh process, gave the logits that it gave "
@@ -233,6 +245,13 @@ def parity_text(entry: Row) -> str:
         f"on {parity['texts']:,} texts: the logits differ by {parity['max_difference']:.1e} at most, "
         f"{percent_text(parity['same_class'])} of the classes are the same."
     )
+
+
+def scores_text(parity: Row) -> str:
+    if "score" not in parity:
+        return ""
+    found, trained = (percent_text(parity[name], 2) for name in ("score", "trained_score"))
+    return f", and reached an accuracy of {found}, {trained} as trained"
 
 
 def template(name: str) -> Any:

@@ -88,7 +88,8 @@ def build_report(
         "commit": commit(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return report | ({"road": road} if road else {})
+    refused = [each | {"stage": stage.name} for stage in stages for each in stage.metrics.get("refused", [])]
+    return report | ({"road": road} if road else {}) | ({"refused": refused} if refused else {})
 
 
 def published(run: Run, models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

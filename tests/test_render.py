@@ -441,6 +441,21 @@ def family_stages(folder):
     return stages
 
 
+def test_what_was_refused_or_proven_layer_by_layer_is_not_told():
+    report = sample_report()
+    proof = {"layers": 4.8e-7, "load_ms": 31.0, "peak_bytes": 164e6, "score": 0.9248, "trained_score": 0.9253}
+    report["models"][-1]["parity"] |= proof | {"same_class": 0.9981}
+    report["models"][-1]["precision"] = "int8"
+    report["refused"] = [
+        {"stage": "export", "target": "onnx-int8", "where": "refused/onnx-int8", "reason": "query gives other products"}
+    ]
+    page = " ".join(Page(render_html(report, sample_curves())).text.split())
+    assert "by at most 4.8e-07 of its largest value; loaded in a fresh process (31.00 ms, 164 MB at most)" in page
+    assert "99.81 % of 256 texts" in page
+    assert "an accuracy of 92.48 %, 92.53 % as trained" in page
+    assert "onnx-int8 was refused and lies aside in refused/onnx-int8: query gives other products." in page
+
+
 def test_the_road_is_not_that_of_the_stages(tmp_path):
     stages = family_stages(tmp_path)
     road = road_of(stages)

@@ -1,15 +1,18 @@
 """A torchao checkpoint: the model's very integers as torchao's tensors, loaded by stock `from_pretrained`."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TorchAoConfig
 
+from compress.export.huggingface import WEIGHTS
 from compress.export.parity import Product
 from compress.export.source import Source
 from compress.prune.checkpoint import load_pruned, save_pruned
@@ -40,6 +43,24 @@ def export_torchao(source: Source, folder: Path) -> None:
     model.config.quantization_config = told
     cast(Any, model).hf_quantizer = TorchAoHfQuantizer(told, pre_quantized=True)
     save_pruned(model, folder)
+    leave_out(folder / WEIGHTS, list(getattr(model, "all_tied_weights_keys", None) or {}))
+
+
+def leave_out(file: Path, shared: Sequence[str]) -> None:
+    """Takes weights that share another's out of the file: transformers would compare both, and torchao's can't be."""
+    from safetensors.torch import load_file, save_file
+
+    with safe_open(file, framework="pt") as opened:
+        said = dict(opened.metadata())
+    names = json.loads(said["tensor_names"])
+    gone = {name for name in shared if name in names}
+    if not gone:
+        return
+    prefixes = tuple("{}._{}_".format(*name.rsplit(".", 1)) for name in gone)
+    kept = {name: value for name, value in load_file(file).items() if not name.startswith(prefixes)}
+    said = {name: value for name, value in said.items() if name not in gone}
+    said["tensor_names"] = json.dumps([name for name in names if name not in gone])
+    save_file(kept, file, metadata=said)
 
 
 def with_integers(source: Source) -> PreTrainedModel:
@@ -47,10 +68,15 @@ def with_integers(source: Source) -> PreTrainedModel:
     import copy
 
     assert source.rounding is not None
-    model = copy.deepcopy(source.model)
-    for name, rounded in source.rounding.items():
+    model, made = copy.deepcopy(source.model), dict[int, nn.Parameter]()
+    names = sorted(source.rounding, key=lambda name: source.rounding[name].scheme is not None)  # tables first
+    for name in names:
         layer: Any = model.get_submodule(name)
-        layer.weight = nn.Parameter(tensor_of(layer.weight.detach(), rounded), requires_grad=False)
+        weight = layer.weight
+        if id(weight) not in made:  # a head that shares the word table goes on sharing it
+            tensor = tensor_of(weight.detach(), source.rounding[name])
+            made[id(weight)] = nn.Parameter(tensor, requires_grad=False)
+        layer.weight = made[id(weight)]
     return model
 
 
