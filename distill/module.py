@@ -7,6 +7,7 @@ import lightning
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 
@@ -90,6 +91,7 @@ class DistillationModule(lightning.LightningModule):
         super().__init__()
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
+        self.make_optimizer: Callable[..., Optimizer] | None = None  # in the place of AdamW, called like it
         if stages is not None and loss.hidden:
             raise InputError(
                 "loss.hidden: a student in pipeline stages has no process with all its hidden states; use kl"
@@ -272,7 +274,11 @@ class DistillationModule(lightning.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(
-            self.student, self.projections.parameters(), self.train_config, shard=self.shard_optimizer
+            self.student,
+            self.projections.parameters(),
+            self.train_config,
+            shard=self.shard_optimizer,
+            make=self.make_optimizer,
         )
         schedule = build_schedule(optimizer, self.train_config, int(self.trainer.estimated_stepping_batches))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

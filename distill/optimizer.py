@@ -1,7 +1,7 @@
 """AdamW and its learning-rate schedule."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,12 +16,18 @@ from distill.training import TrainConfig
 
 
 def build_optimizer(
-    student: PreTrainedModel, extra: Iterable[nn.Parameter], config: TrainConfig, *, shard: bool = False
+    student: PreTrainedModel,
+    extra: Iterable[nn.Parameter],
+    config: TrainConfig,
+    *,
+    shard: bool = False,
+    make: Callable[..., Optimizer] | None = None,
 ) -> Optimizer:
     """AdamW with weight decay on matrices and its own rate for the head.
 
     `extra` are parameters outside the student that are trained with it. With `shard` each process of the world keeps
-    the states of a part of the parameters and sends what it updated to the others (ZeRO-1).
+    the states of a part of the parameters and sends what it updated to the others (ZeRO-1). `make` is called with the
+    groups and lr in the place of AdamW.
     """
     body = {id(p) for p in student.base_model.parameters()}
     groups: dict[tuple[float, float, Any], list[nn.Parameter]] = {}
@@ -32,6 +38,8 @@ def build_optimizer(
             place = p.device_mesh if isinstance(p, DTensor) else None
             groups.setdefault((rate, config.weight_decay if p.dim() > 1 else 0.0, place), []).append(p)
     settings = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay, _), params in groups.items()]
+    if make is not None:
+        return make(settings, lr=config.learning_rate)
     if shard:
         return ZeroRedundancyOptimizer(settings, optimizer_class=AdamW, lr=config.learning_rate, fused=True)
     return AdamW(settings, lr=config.learning_rate, fused=True)

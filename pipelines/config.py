@@ -52,7 +52,9 @@ class MachineConfig:
         compress: What copies of a student send their gradients as: whole, fp16, bf16, or powersgd (rank 4).
         bucket_mb: Gradients that copies send together, while the backward pass goes on.
         prefetch: Layers whose weights FSDP gathers ahead of the one at work.
-        precision: 32, bf16-mixed or 16-mixed; auto measures a few steps and takes the faster.
+        precision: 32, bf16-mixed, 16-mixed (GPUs), fp8 (GPUs that have it), bf16-stochastic (weights in bfloat16,
+            updates rounded by chance) or int8-mixed (products in 8 bits, a prototype); auto measures a few steps of the
+            first four, as far as they can be here, and takes the fastest.
         threads: CPU threads for training; 0 leaves it to PyTorch.
         wandb: Also log to Weights & Biases.
         log_every: Steps between two rows of the logs.
@@ -66,7 +68,7 @@ class MachineConfig:
     compress: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     bucket_mb: int = 25
     prefetch: int = 1
-    precision: Literal["auto", "32", "bf16-mixed", "16-mixed"] = "auto"
+    precision: Literal["auto", "32", "bf16-mixed", "16-mixed", "fp8", "bf16-stochastic", "int8-mixed"] = "auto"
     threads: int = 0
     wandb: Literal["off", "offline", "online"] = "off"
     log_every: int = 25

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from compress.precision import candidates, fastest, measure_precisions
+from compress.precision import candidates, ceiling, check_mode, fastest, measure_precisions
 from pipelines.config import MachineConfig
 from pipelines.machine import describe
 from pipelines.stage import Run
 
-ROWS, LENGTH = 8, 16
+ROWS, LENGTH = 32, 16
+COMPUTES = {"32": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "fp8": torch.bfloat16}
 
 
 def chosen_precision(run: Run, machine: MachineConfig, teacher: str, load: Callable[[], PreTrainedModel]) -> str:
@@ -22,27 +24,41 @@ def chosen_precision(run: Run, machine: MachineConfig, teacher: str, load: Calla
     `load()` gives the model to time; it is called only when there is something to measure.
     """
     if machine.precision != "auto":
+        check_mode(machine.precision, device_of(machine))
         return machine.precision
     settings = {"accelerator": machine.accelerator, "threads": machine.threads, "machine": describe()["processor"]}
 
     def work(place: Path) -> dict[str, Any]:
-        seconds = time_precisions(load(), machine)
-        best = fastest(seconds)
-        (place / "precision.json").write_text(json.dumps({"chosen": best, "seconds_a_step": seconds}, indent=1))
-        listed = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in seconds.items())
-        run.console.say(f"  precision: {best} is chosen here ({listed} a step)")
-        return {"chosen": best, "seconds_a_step": seconds}
+        found = time_precisions(load(), machine)
+        (place / "precision.json").write_text(json.dumps(found, indent=1))
+        listed = ", ".join(
+            f"{name} {seconds * 1e3:.0f} ms, {found['share_of_ceiling'][name]:.0%} of what products reach"
+            for name, seconds in found["seconds_a_step"].items()
+        )
+        run.console.say(f"  precision: {found['chosen']} is chosen here (a step: {listed})")
+        return found
 
     return run.stage("precision", settings, {"teacher": teacher}, work).metrics.get("chosen", "32")
 
 
-def time_precisions(model: PreTrainedModel, machine: MachineConfig) -> dict[str, float]:
+def device_of(machine: MachineConfig) -> torch.device:
     on_gpu = machine.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def time_precisions(model: PreTrainedModel, machine: MachineConfig) -> dict[str, Any]:
+    """Seconds a step by mode, the fastest, and the share of the largest square product's speed that each reaches."""
+    device = device_of(machine)
     model = model.to(device).train()  # type: ignore[arg-type]
     ids = torch.randint(5, model.config.vocab_size, (ROWS, LENGTH), device=device)
 
     def loss(timed: torch.nn.Module) -> torch.Tensor:
         return timed(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().square().mean()
 
-    return measure_precisions(model, loss, candidates(device))
+    seconds = measure_precisions(model, loss, candidates(device))
+    with FlopCounterMode(display=False) as counter:
+        loss(model).backward()
+    model.zero_grad()
+    work = counter.get_total_flops()
+    shares = {name: work / each / ceiling(device, COMPUTES[name]) for name, each in seconds.items()}
+    return {"chosen": fastest(seconds), "seconds_a_step": seconds, "share_of_ceiling": shares}

@@ -15,9 +15,12 @@ EXAMPLES = """\
   python -m pipelines.quantize --model M --data D --method ptq --scheme auto --min_score 0.995 --output runs/mixed
   python -m pipelines.quantize --model M --data D --scheme int4-weights --quantize.weights gptq --output runs/int4"""
 
+OWN = {"model": "student.spec"} | {
+    name: f"quantize.{name}" for name in ("scheme", "method", "min_score", "epochs", "learning_rate")
+}
+
 
 def main(argv: Sequence[str]) -> None:
-    own = {"model": "student.spec", "scheme": "quantize.scheme", "method": "quantize.method"}
     config = cli.parse(
         DistillConfig,
         with_defaults(argv),
@@ -27,9 +30,7 @@ def main(argv: Sequence[str]) -> None:
         "named), export files with the very integers it was trained with, measure and report. The settings are those "
         "of pipelines.distill.",
         examples=EXAMPLES,
-        short={name: place for name, place in SHORT.items() if name != "quantize"}
-        | own
-        | {"min_score": "quantize.min_score", "epochs": "quantize.epochs", "learning_rate": "quantize.learning_rate"},
+        short=SHORT | OWN,
     )
     if config.budget.asked:
         raise InputError("budget: pipelines.quantize doesn't prune; pipelines.prune and pipelines.distill do both")

@@ -169,6 +169,8 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
         check_one_process(
             "quantize", "several were never tried; train without --devices, or leave the scheme out", config, layouts
         )
+    if precision in ("fp8", "bf16-stochastic", "int8-mixed"):
+        check_one_process(f"machine.precision {precision}", "several were never tried", config, layouts)
     if not config.budget.asked:
         return
     schedule, epochs = config.prune.schedule, config.train.epochs

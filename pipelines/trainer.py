@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger
 from torch.distributed.device_mesh import DeviceMesh
 
+from compress.precision import MODES, as_stock, made_for, optimizer_for
 from distill.data.module import TextDataModule
 from distill.errors import InputError
 from distill.layout import Layout
@@ -70,7 +71,7 @@ def fit(
             devices=here,
             num_nodes=layout.processes // here,
             strategy=strategy_of(layout, machine, mesh),
-            precision=precision,  # type: ignore[arg-type]
+            precision=MODES[precision].trainer,
             max_epochs=train.epochs,
             accumulate_grad_batches=train.accumulate,
             gradient_clip_val=train.max_grad_norm or None,
@@ -85,13 +86,25 @@ def fit(
         )
     except (ValueError, RuntimeError, lightning.fabric.utilities.exceptions.MisconfigurationException) as error:
         raise InputError(f"machine: {error}") from error
+    computes_as(precision, module)
     with progress:
         trainer.fit(module, datamodule=data, ckpt_path=checkpoints.latest(), weights_only=True)
     if trainer.interrupted:
         raise KeyboardInterrupt
     trainer.strategy.release(module)  # type: ignore[attr-defined]
     stopper.restore(module)
+    if MODES[precision].trainer != precision:
+        as_stock(module.student)
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+
+
+def computes_as(precision: str, module: DistillationModule) -> None:
+    """Gives the module the layers, weights and optimizer of a mode of `compress.precision`."""
+    if MODES[precision].trainer == precision:
+        return
+    made_for(precision, module.student)
+    made_for(precision, module.projections)
+    module.make_optimizer = optimizer_for(precision)
 
 
 def loggers(folder: Path, machine: MachineConfig, label: str, wandb_folder: Path) -> list[Logger]:

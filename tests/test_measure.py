@@ -242,9 +242,14 @@ def test_a_name_stands_for_another_precision(monkeypatch):
     with autocast("bf16-mixed", CPU):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     cuda = torch.device("cuda")
-    for able, wanted in ((True, "bf16-mixed"), (False, "16-mixed")):
+    for able, version, wanted in (
+        (True, (9, 0), ("bf16-mixed", "fp8")),
+        (True, (8, 0), ("bf16-mixed",)),
+        (False, (7, 5), ("16-mixed",)),
+    ):
         monkeypatch.setattr(precisions.torch.cuda, "is_bf16_supported", lambda able=able: able)
-        assert candidates(cuda) == ("32", wanted)
+        monkeypatch.setattr(precisions.torch.cuda, "get_device_capability", lambda device, version=version: version)
+        assert candidates(cuda) == ("32", *wanted)
 
 
 # --- the machine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import finish, small_run
-from pipelines import cache, cache_config, distill, evaluate, export, prune, report
+from pipelines import cache, cache_config, distill, evaluate, export, prune, quantize, report
 from pipelines.cli import parse
 from pipelines.config import SHORT, DistillConfig
 
@@ -29,6 +29,7 @@ CACHE = {
 CONFIGS = {
     "pipelines.distill": (DistillConfig, SHORT),
     "pipelines.prune": (DistillConfig, prune.SHORT | {"model": "student.spec"}),
+    "pipelines.quantize": (DistillConfig, quantize.SHORT | quantize.OWN),
     "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
     "pipelines.export": (export.ExportConfig, {}),
     "pipelines.report": (report.ReportConfig, {"data": "data.path"}),
@@ -59,7 +60,9 @@ def understood(line: str) -> None:
         config_class, short = CACHE[command], cache_config.SHORT if command == "write" else {}
     else:
         config_class, short = CONFIGS[module]
-        words = prune.with_teacher(words) if module == "pipelines.prune" else words
+        words = {"pipelines.prune": prune.with_teacher, "pipelines.quantize": quantize.with_defaults}.get(module, list)(
+            words
+        )
     assert parse(config_class, words, prog=module, about="", examples="", short=short)
 
 
@@ -72,7 +75,7 @@ def test_every_example_of_the_caches_help_is_understood(command):
             understood(line)
 
 
-@pytest.mark.parametrize("module", [distill, prune, evaluate, export, report])
+@pytest.mark.parametrize("module", [distill, prune, quantize, evaluate, export, report])
 def test_every_example_of_the_help_is_understood(module, monkeypatch):
     monkeypatch.chdir(ROOT)
     for line in module.EXAMPLES.replace("\\\n", " ").splitlines():

@@ -68,13 +68,12 @@ def with_integers(source: Source) -> PreTrainedModel:
     import copy
 
     assert source.rounding is not None
-    model, made = copy.deepcopy(source.model), dict[int, nn.Parameter]()
-    names = sorted(source.rounding, key=lambda name: source.rounding[name].scheme is not None)  # tables first
-    for name in names:
+    model, made, rounding = copy.deepcopy(source.model), dict[int, nn.Parameter](), source.rounding
+    for name in sorted(rounding, key=lambda name: rounding[name].scheme is not None):  # tables first
         layer: Any = model.get_submodule(name)
         weight = layer.weight
         if id(weight) not in made:  # a head that shares the word table goes on sharing it
-            tensor = tensor_of(weight.detach(), source.rounding[name])
+            tensor = tensor_of(weight.detach(), rounding[name])
             made[id(weight)] = nn.Parameter(tensor, requires_grad=False)
         layer.weight = made[id(weight)]
     return model

@@ -1,0 +1,123 @@
+"""Modes of training: what each computes, that all of them learn, and what a device can't do."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification
+
+from commands import finish, small_run
+from compress.errors import CompressError
+from compress.precision import MODES, as_stock, ceiling, check_mode, made_for, optimizer_for, why_not
+from compress.quantize.prepare import prepare
+from compress.quantize.schemes import scheme_of
+from conftest import build_model
+from test_distill_command import make_inputs
+
+CPU = torch.device("cpu")
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+OURS = ["bf16-stochastic", "fp8", "int8-mixed"]
+
+
+def trained(name: str, batch: dict, steps: int = 25) -> tuple[nn.Module, list[float]]:
+    torch.manual_seed(0)
+    model = build_model("bert", num_hidden_layers=1, **SIZES)
+    made_for(name, model, emulate=True)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    make = optimizer_for(name)
+    optimizer = make([{"params": parameters}], lr=3e-3) if make is not None else torch.optim.AdamW(parameters, lr=3e-3)
+    losses = []
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(model(**batch).logits.float(), torch.arange(6) % 5)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return model, losses
+
+
+@pytest.mark.parametrize("name", ["32", "fp8", "int8-mixed", pytest.param("bf16-stochastic", marks=pytest.mark.slow)])
+def test_a_mode_does_not_learn(name: str, token_batch):
+    model, losses = trained(name, token_batch)
+    assert losses[-1] < 0.5 * losses[0]
+    kinds = {type(layer).__name__ for layer in model.modules() if isinstance(layer, nn.Linear)}
+    wanted = {"fp8": "Float8Linear", "int8-mixed": "Int8MixedPrecisionTrainingLinear"}.get(name, "Linear")
+    assert wanted in kinds
+    with torch.no_grad():
+        before = model(**token_batch).logits.float()
+    as_stock(model)
+    assert {type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)} == {nn.Linear}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    with torch.no_grad():
+        after = model(**token_batch).logits
+    assert (after - before).abs().max() < 0.1 * before.abs().max()
+    assert set(model.state_dict()) == set(build_model("bert", num_hidden_layers=1, **SIZES).state_dict())
+
+
+@pytest.mark.slow
+def test_small_updates_are_lost():
+    """In bfloat16, 1 + 0.001 is 1; rounded by chance, sixty of them come to about 0.06."""
+    weights = {}
+    for name in ("nearest", "stochastic"):
+        weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+        make = optimizer_for("bf16-stochastic") if name == "stochastic" else torch.optim.AdamW
+        optimizer = make([weight], lr=1e-3)  # type: ignore[misc]
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.0
+        for _ in range(60):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        weights[name] = float(weight.detach().float().mean())
+    assert weights["nearest"] == 1.0
+    assert weights["stochastic"] == pytest.approx(0.94, abs=0.01)
+
+
+@pytest.mark.parametrize("name", OURS[1:])
+def test_products_are_in_float(name: str, token_batch):
+    plain = build_model("bert", num_hidden_layers=1, **SIZES)
+    model = made_for(name, copy.deepcopy(plain), emulate=True)
+    with torch.no_grad():
+        expected = plain(**token_batch).logits
+        difference = (model(**token_batch).logits - expected).abs().max()
+    assert 1e-4 < difference < 0.3 * expected.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["int8-mixed", "bf16-stochastic"])
+def test_a_student_of_a_mode_is_no_stock_checkpoint(name: str, tmp_path):
+    teacher, data = make_inputs(tmp_path)
+    words = small_run(teacher, data, tmp_path / "run", "--epochs", "20", "--teacher_train.epochs", "20")
+    words[words.index("--precision") + 1] = name
+    finish("distill", words)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "student")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    scores = {(e["name"], e["runtime"]): e["score"] for e in report["models"]}
+    assert scores["student", "onnxruntime"] > 0.5
+
+
+def test_layers_that_round_lose_their_grid():
+    model = build_model("bert", num_hidden_layers=1, **SIZES)
+    names = prepare(model, scheme_of("int8-weights"))
+    made_for("int8-mixed", model)
+    kinds = {type(model.get_submodule(name)).__name__ for name in names}
+    assert kinds == {"QuantizedLinear", "QuantizedEmbedding"}
+
+
+def test_a_device_is_asked_for_what_it_has_not():
+    for name in ("32", "bf16-mixed", "bf16-stochastic", "int8-mixed"):
+        assert why_not(name, CPU) == ""
+        check_mode(name, CPU)
+    with pytest.raises(CompressError, match="machine.precision 16-mixed: can't be on cpu: float16's products"):
+        check_mode("16-mixed", CPU)
+    with pytest.raises(CompressError, match="fp8: can't be on cpu: it takes a GPU of compute capability 8.9"):
+        check_mode("fp8", CPU)
+    with pytest.raises(CompressError, match="expected auto or one of 32, bf16-mixed"):
+        check_mode("64", CPU)
+    assert all(mode.about for mode in MODES.values())
+
+
+def test_a_ceiling_is_out_of_this_world():
+    assert 1e9 < ceiling(CPU, torch.float32, size=256, rounds=3) < 1e14
