@@ -177,18 +177,8 @@ def test_two_runs_at_once_in_one_folder_are_refused(finished, tmp_path):
     assert "another process is writing there" in said
 
 
-def test_evaluate_export_and_report_run_alone_on_a_checkpoint(finished, tmp_path):
-    output, _, words = finished
-    data, student = words[words.index("--data") + 1], str(output / "student")
-    quick = ["--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8"]
-    base = ["--model", student, "--data", data]
-    assert "student" not in finish("evaluate", [*base, *quick, "--output", str(tmp_path / "e")]).split("Evaluation")[1]
-    finish("export", [*base, "--output", str(tmp_path / "x"), "--target", "onnx"])
-    assert list((tmp_path / "x").rglob("model.onnx"))
-    teacher = str(stage_folder(output, "teacher") / "model")
-    finish("report", [*base, *quick, "--teacher", teacher, "--output", str(tmp_path / "r")])
-    report = json.loads((tmp_path / "r" / "report.json").read_text())
-    assert {m["name"] for m in report["models"]} == {"teacher", "student"}
+def test_a_finished_run_is_not_drawn_again(finished):
+    output, _, _ = finished
     assert "report.html" in finish("report", ["--run", str(output)])
 
 
