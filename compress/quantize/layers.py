@@ -1,6 +1,7 @@
 """Layers that compute as their deployed form will: weights on a grid, and inputs where the scheme rounds them."""
 
-from typing import TypeVar, cast
+import weakref
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -52,8 +53,21 @@ class InputGrid(nn.Module):
         else:
             self.register_buffer("scale", scale)
 
+    last: tuple["weakref.ref[Tensor]", "weakref.ref[Tensor]"] | None = None  # what was read last, and rounded
+
     def forward(self, x: Tensor) -> Tensor:
-        return snapped(x, self.scale.abs(), self.zero)
+        """The input on the grid: rounded once for the layers that read it in a row."""
+        if self.last is not None and self.last[0]() is x and (rounded := self.last[1]()) is not None:
+            return rounded
+        rounded = snapped(x, self.scale.abs(), self.zero)
+        self.last = weakref.ref(x), weakref.ref(rounded)
+        return rounded
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "InputGrid":
+        made = InputGrid(torch.zeros(()), torch.zeros(()), learned=isinstance(self.scale, nn.Parameter))
+        made.scale.data, made.zero.data = self.scale.detach().clone(), self.zero.clone()
+        memo[id(self)] = made
+        return made
 
 
 class QuantizedLinear(nn.Linear):
