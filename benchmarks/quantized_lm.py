@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.cached_students import exact, train
 from benchmarks.small_lm import mean_nats
@@ -112,13 +112,14 @@ def compare(given: argparse.Namespace, dev: np.ndarray) -> None:
     console, output = Console(), Path(given.output)
     output.mkdir(parents=True, exist_ok=True)
     plain = LlamaForCausalLM.from_pretrained(Path(given.lm) / "model").float().eval()
+    tokenizer = AutoTokenizer.from_pretrained(Path(given.lm) / "model")
     text, float_nats = Text(Path(given.lm), given.steps, console), mean_nats(plain, dev)
     rows = [("float", *perplexity(float_nats, float_nats), f"{weights_mb(Path(given.lm) / 'model'):.1f}", "")]
     for name, way in WAYS.items():
         model = copy.deepcopy(plain)
         rounding = way(model, text)
         place = output / name.replace(" ", "-")
-        source = Source(model, None, rounding)  # type: ignore[arg-type] # blocks of ids need no tokenizer
+        source = Source(model, tokenizer, rounding)
         export_torchao(source, place)
         here, there = mean_nats(source.reference, dev), reloaded(given, place)
         rows.append((name, *perplexity(there, float_nats), f"{weights_mb(place):.1f}", f"{abs(there - here):.1e}"))

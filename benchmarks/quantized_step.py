@@ -50,35 +50,16 @@ def main() -> None:
 
 
 def step(setup: Setup, signals: Any, scheme: str, precision: str) -> Callable[[dict[str, Any]], None]:
-    """One step as Lightning runs it: forward, backward, clipping, AdamW."""
-    import torch
-
-    from compress.precision import autocast
+    """A step of the student in a scheme, or in float, on cached signals."""
     from compress.quantize.config import QuantizeConfig
     from compress.quantize.rounding import round_model
-    from distill.losses.compose import weighted_sum
     from distill.losses.config import LossConfig
-    from distill.module import DistillationModule
-    from distill.optimizer import build_optimizer
     from distill.teacher.online import inputs_of
-    from distill.training import TrainConfig
 
-    train, loss = TrainConfig(dropout=0, freeze_embeddings=True), LossConfig(kl=1)
-    student, device = copy.deepcopy(setup.student), torch.device("cpu")
+    student = copy.deepcopy(setup.student)
     if scheme:
         round_model(student, QuantizeConfig(scheme=scheme), [inputs_of(batch) for batch in setup.batches[:4]])
-    module = DistillationModule(student.train(), loss=loss, train=train, signals=signals)
-    optimizer = build_optimizer(student, [], train)
-
-    def run(batch: dict[str, Any]) -> None:
-        with autocast(precision, device):
-            total = weighted_sum(loss, module.terms(batch))
-        total.backward()
-        torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return run
+    return setup.step_of(student, LossConfig(kl=1), signals, precision)
 
 
 if __name__ == "__main__":

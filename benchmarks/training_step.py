@@ -93,23 +93,29 @@ class Setup:
         self.batches = [batch for batch, _ in zip(loader, range(given.rounds + 3), strict=False)]
 
     def step(self, way: str) -> Callable[[dict[str, Any]], None]:
+        """A student's step on labels, on cached signals or on those of the teacher asked online."""
+        from distill.losses.config import LossConfig
+
+        loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1)
+        return self.step_of(copy.deepcopy(self.student), loss, self.signals(way), "32")
+
+    def step_of(self, student: Any, loss: Any, signals: Any, precision: str) -> Callable[[dict[str, Any]], None]:
         """One step as Lightning runs it: forward, backward, clipping, AdamW."""
         import torch
 
+        from compress.precision import autocast
         from distill.losses.compose import weighted_sum
-        from distill.losses.config import LossConfig
         from distill.module import DistillationModule
         from distill.optimizer import build_optimizer
         from distill.training import TrainConfig
 
         train = TrainConfig(dropout=0, freeze_embeddings=True)  # as configs/demo.yaml
-        loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1)
-        student = copy.deepcopy(self.student).train()
-        module = DistillationModule(student, loss=loss, train=train, signals=self.signals(way))
-        optimizer = build_optimizer(student, [], train)
+        module = DistillationModule(student.train(), loss=loss, train=train, signals=signals)
+        optimizer, device = build_optimizer(student, [], train), torch.device("cpu")
 
         def run(batch: dict[str, Any]) -> None:
-            total = weighted_sum(loss, module.terms(batch))
+            with autocast(precision, device):
+                total = weighted_sum(loss, module.terms(batch))
             total.backward()
             torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
             optimizer.step()

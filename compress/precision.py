@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
+from compress.quantize.layers import linear_as
+from compress.quantize.prepare import replace
 
 WORTH = 1.1  # a precision that rounds more has to be this many times faster: nearer ones change places by chance
 HOPELESS = 3.0  # a first step this many times slower than the best so far ends the trial
@@ -25,36 +27,47 @@ class Mode:
         name: As it is asked for.
         about: What is in how many bits.
         trainer: Lightning's name of what it does of this.
-        prototype: torchao calls it so: it may change or go.
+        computes: What products are computed in, as far as autocast has a say.
     """
 
     name: str
     about: str
     trainer: Any
-    prototype: bool = False
+    computes: torch.dtype = torch.float32
+
+    @property
+    def stock(self) -> bool:
+        """Whether Lightning does all of it: layers, weights and optimizer stay as they are."""
+        return bool(self.trainer == self.name)
 
 
 MODES: Mapping[str, Mode] = {
     mode.name: mode
     for mode in (
         Mode("32", "weights, products and optimizer in float32", "32"),
-        Mode("bf16-mixed", "products in bfloat16 by autocast; weights and optimizer in float32", "bf16-mixed"),
         Mode(
-            "16-mixed", "products in float16 by autocast, the loss scaled; weights and optimizer in float32", "16-mixed"
+            "bf16-mixed",
+            "products in bfloat16 by autocast; weights and optimizer in float32",
+            "bf16-mixed",
+            torch.bfloat16,
+        ),
+        Mode(
+            "16-mixed",
+            "products in float16 by autocast, the loss scaled; weights and optimizer in float32",
+            "16-mixed",
+            torch.float16,
         ),
         Mode(
             "bf16-stochastic",
             "weights, gradients and optimizer in bfloat16, each update rounded up or down by chance, so that small "
-            "ones aren't lost: half the memory",
+            "ones aren't lost: half the memory; a prototype of torchao's",
             "32",
-            prototype=True,
         ),
-        Mode("fp8", "products of linear layers in float8, the rest by bf16-mixed", "bf16-mixed"),
+        Mode("fp8", "products of linear layers in float8, the rest by bf16-mixed", "bf16-mixed", torch.bfloat16),
         Mode(
             "int8-mixed",
-            "products of linear layers in int8, forward and backward; weights in float32",
+            "products of linear layers in int8, forward and backward; weights in float32; a prototype of torchao's",
             "32",
-            prototype=True,
         ),
     )
 }
@@ -149,10 +162,7 @@ def as_stock(model: nn.Module) -> nn.Module:
     """A model that was `made_for` a mode with stock layers and float32 weights again, in place."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear) and type(layer).__module__.startswith("torchao."):
-            plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-            plain.weight, plain.bias = layer.weight, layer.bias
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, plain.train(layer.training))
+            replace(model, name, linear_as(nn.Linear, layer))
     return model.float()
 
 
@@ -170,8 +180,8 @@ def optimizer_for(name: str) -> Callable[..., torch.optim.Optimizer] | None:
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager:
     """The context in which Lightning would run a step of that mode."""
-    types = {"bf16-mixed": torch.bfloat16, "fp8": torch.bfloat16, "16-mixed": torch.float16}
-    return torch.autocast(device.type, types[precision]) if precision in types else nullcontext()
+    kind = MODES[precision].computes
+    return nullcontext() if kind == torch.float32 else torch.autocast(device.type, kind)
 
 
 def measure_precisions(
@@ -184,7 +194,7 @@ def measure_precisions(
     device = next(model.parameters()).device
     seconds: dict[str, float] = {}
     for precision in precisions:
-        timed = model if MODES[precision].trainer == precision else made_for(precision, copy.deepcopy(model))
+        timed = model if MODES[precision].stock else made_for(precision, copy.deepcopy(model))
         if device.type == "cuda":
             timed_step(timed, loss, precision, device)  # loads the kernels
         first = timed_step(timed, loss, precision, device)

@@ -161,8 +161,9 @@ class DistillConfig:
         if not self.student.spec:
             spec = "teacher" if self.budget.asked else "distilbert"
             object.__setattr__(self, "student", replace(self.student, spec=spec))
-        check_scheme(formats_of(self.export), self.quantize.scheme)
-        check_installed(formats_of(self.export))
+        formats = formats_of(self.export)
+        check_scheme(formats, self.quantize.scheme)
+        check_installed(formats)
         if self.quantize.scheme and self.budget.min_score and not self.budget.asked:
             object.__setattr__(self, "quantize", replace(self.quantize, min_score=self.budget.min_score))
         built = is_relative(self.student.spec) and self.student.spec != "teacher"

@@ -151,7 +151,7 @@ def export_and_evaluate(
         return {}
     splits = read_data(made["data"])
     exports, candidates = {}, []
-    of_teacher, of_students = targets_of(config)
+    of_teacher, of_students = forms_of(config)
     wanted = [("export-teacher", "teacher", made["teacher"], of_teacher)]
     wanted += [(f"export{each.suffix}", each.name, each.made, of_students) for each in students]
     for stage, name, model, targets in wanted:
@@ -170,7 +170,7 @@ def export_and_evaluate(
     return exports | {"evaluate": done}
 
 
-def targets_of(config: DistillConfig) -> tuple[list["Target"], list["Target"]]:
+def forms_of(config: DistillConfig) -> tuple[list["Target"], list["Target"]]:
     """What the teacher is exported as, in float for the comparison, and the students."""
     from compress.export.targets import Target, formats_of
     from compress.quantize.schemes import scheme_of
@@ -180,7 +180,7 @@ def targets_of(config: DistillConfig) -> tuple[list["Target"], list["Target"]]:
     own = [] if config.budget.runtime == "pytorch" or not config.budget.asked else [Target(config.budget.runtime)]
     floats = list(dict.fromkeys((*ALWAYS, *(each for each in (*formats, *own) if each.kind.floats))))
     if config.quantize.scheme:
-        bits = 4 if scheme_of(config.quantize.scheme).bits == 4 else 8
+        bits = scheme_of(config.quantize.scheme).stored
         return floats, [*ALWAYS, *rounded_targets([each.format for each in (*formats, *own)], bits)]
     dynamic = config.budget.asked and (config.budget.runtime, config.budget.precision) == ("onnxruntime", "int8")
     return floats, [*floats, *([Target("onnxruntime", 8)] if dynamic else [])]

@@ -9,13 +9,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from compress.precision import candidates, ceiling, check_mode, fastest, measure_precisions
+from compress.precision import MODES, candidates, ceiling, check_mode, fastest, measure_precisions
 from pipelines.config import MachineConfig
 from pipelines.machine import describe
 from pipelines.stage import Run
 
 ROWS, LENGTH = 32, 16
-COMPUTES = {"32": torch.float32, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16, "fp8": torch.bfloat16}
 
 
 def chosen_precision(run: Run, machine: MachineConfig, teacher: str, load: Callable[[], PreTrainedModel]) -> str:
@@ -60,5 +59,5 @@ def time_precisions(model: PreTrainedModel, machine: MachineConfig) -> dict[str,
         loss(model).backward()
     model.zero_grad()
     work = counter.get_total_flops()
-    shares = {name: work / each / ceiling(device, COMPUTES[name]) for name, each in seconds.items()}
+    shares = {name: work / each / ceiling(device, MODES[name].computes) for name, each in seconds.items()}
     return {"chosen": fastest(seconds), "seconds_a_step": seconds, "share_of_ceiling": shares}

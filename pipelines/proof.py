@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from compress.errors import ArtefactError
 from compress.export.huggingface import TorchModel
@@ -19,6 +20,7 @@ from compress.export.write import check_layers, write_target
 from compress.prune.checkpoint import load_pruned
 from compress.quantize.store import is_rounded, load_rounding
 from pipelines.export import artefact_bytes
+from pipelines.logits import accuracy
 from pipelines.words import tokenizer_of
 
 if TYPE_CHECKING:
@@ -89,7 +91,8 @@ class Proof:
         )
         proof = asdict(parity) | {"layers": layers}
         if self.examples.labels:
-            found, trained = (accuracy_of(each, self.examples.labels) for each in (logits, self.trained))
+            labels = torch.tensor(self.examples.labels)
+            found, trained = (accuracy(torch.from_numpy(each), labels) for each in (logits, self.trained))
             if abs(found - trained) > LOST:
                 raise ArtefactError(
                     f"{target}: its accuracy on {len(texts)} texts is {found:.2%}, expected {trained:.2%} as trained, "
@@ -135,10 +138,6 @@ def proof_text(proof: dict[str, Any]) -> str:
     else:
         told += f"largest difference {proof['max_difference']:.1e} on {proof['texts']} texts"
     return f"{told}, {proof['bytes'] / 1e6:.1f} MB"
-
-
-def accuracy_of(logits: np.ndarray, labels: Sequence[int]) -> float:
-    return float((logits.argmax(-1) == labels).mean())
 
 
 def reference_logits(

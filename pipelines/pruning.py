@@ -21,6 +21,7 @@ from compress.prune.cost import CostModel, Outline, fit_costs, plan
 from compress.prune.importance import activation, layer_losses, magnitude, measured
 from compress.prune.rank import factorise_embeddings
 from compress.prune.scores import Scores
+from compress.prune.sizes import head_width
 from compress.prune.slice import prune
 from compress.prune.trace import find_axes
 from compress.prune.vocabulary import choose_words, count_words, prune_vocabulary
@@ -208,7 +209,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         model, tokenizer = load_pruned(start.folder / MODEL), tokenizer_of(start.folder / MODEL)
         axes = find_axes(model)
         texts = texts_of(read_data(data).validation, config.budget, config.data.max_length, run.seed)
-        outlines = plan(outline_of(axes), step=head_width(model))
+        outlines = plan(outline_of(axes), step=head_width(model.config))
         scratch = folder / SCRATCH / "exports"
         built = {}
         with run.console.track("costs: exporting sizes to measure", len(outlines) + 1, "models") as advance:
@@ -251,9 +252,3 @@ def read_costs(costs: Artefact) -> tuple[CostModel, float]:
     """The fitted costs, and the teacher's milliseconds."""
     about = json.loads((costs.folder / COSTS).read_text())
     return CostModel(tuple(about["costs"]["coefficients"]), about["costs"]["error"]), about["teacher"]["median_ms"]
-
-
-def head_width(model: PreTrainedModel) -> int:
-    """Width of a head: hidden widths in its multiples suit stock classes and kernels."""
-    config = model.config
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

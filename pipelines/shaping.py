@@ -16,6 +16,7 @@ from compress.prune.budget import TOLERANCE, Budget
 from compress.prune.candidates import Candidate, Space, candidates, reallocated, smallest
 from compress.prune.checkpoint import load_pruned
 from compress.prune.scores import Scores
+from compress.prune.sizes import head_width
 from compress.prune.slice import prune
 from compress.prune.trace import find_axes
 from distill.data.encode import encode
@@ -26,7 +27,7 @@ from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
 from pipelines.logits import accuracy, split_logits
-from pipelines.pruning import SCORES, head_width, read_costs, scheme_for
+from pipelines.pruning import SCORES, read_costs, scheme_for
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
 from pipelines.student import SHAPE, Pruned, cached_signals, texts_module
 from pipelines.teacher import MODEL
@@ -112,7 +113,7 @@ class Search:
         self.axes: Sequence[Axis] = find_axes(self.model)
         costs, self.teacher_ms = read_costs(given.costs)
         scores = Scores.load(given.scores.folder / SCORES, self.model)
-        self.space = Space(self.axes, scores, costs, head_width(self.model), self.budget.uniform)
+        self.space = Space(self.axes, scores, costs, head_width(self.model.config), self.budget.uniform)
 
     @cached_property
     def splits(self) -> Splits:

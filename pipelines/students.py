@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from compress.precision import MODES
 from distill.errors import InputError
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.load import checkpoint_folder
@@ -169,7 +170,7 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
         check_one_process(
             "quantize", "several were never tried; train without --devices, or leave the scheme out", config, layouts
         )
-    if precision in ("fp8", "bf16-stochastic", "int8-mixed"):
+    if not MODES[precision].stock:
         check_one_process(f"machine.precision {precision}", "several were never tried", config, layouts)
     if not config.budget.asked:
         return

@@ -57,11 +57,12 @@ def build(
     scheme: str = "",
 ) -> Built:
     """Writes the model's files into `folder` and opens them; with a scheme its weights are put on that grid first."""
-    rounding = rounded_on(model, scheme, texts.inputs(tokenizer)) if scheme else None
+    inputs = texts.inputs(tokenizer)
+    rounding = rounded_on(model, scheme, inputs) if scheme else None
     write_targets(Source(model, tokenizer, rounding), [target], folder)
     place = folder / str(target)
     runner: Any = TorchModel.of(model) if target == HUGGINGFACE else open_export(target, place, texts.budget.threads)
-    return Built(target, folder, runner, texts.inputs(tokenizer))
+    return Built(target, folder, runner, inputs)
 
 
 def rounded_on(model: PreTrainedModel, scheme: str, inputs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Rounded]:

@@ -93,14 +93,14 @@ def fit(
         raise KeyboardInterrupt
     trainer.strategy.release(module)  # type: ignore[attr-defined]
     stopper.restore(module)
-    if MODES[precision].trainer != precision:
+    if not MODES[precision].stock:
         as_stock(module.student)
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
 
 
 def computes_as(precision: str, module: DistillationModule) -> None:
     """Gives the module the layers, weights and optimizer of a mode of `compress.precision`."""
-    if MODES[precision].trainer == precision:
+    if MODES[precision].stock:
         return
     made_for(precision, module.student)
     made_for(precision, module.projections)

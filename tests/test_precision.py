@@ -62,8 +62,8 @@ def test_small_updates_are_lost():
     weights = {}
     for name in ("nearest", "stochastic"):
         weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
-        make = optimizer_for("bf16-stochastic") if name == "stochastic" else torch.optim.AdamW
-        optimizer = make([weight], lr=1e-3)  # type: ignore[misc]
+        make = (optimizer_for("bf16-stochastic") if name == "stochastic" else None) or torch.optim.AdamW
+        optimizer = make([weight], lr=1e-3)
         for group in optimizer.param_groups:
             group["weight_decay"] = 0.0
         for _ in range(60):

@@ -1,18 +1,16 @@
 """ExecuTorch on the CPU through XNNPACK: a .pte file, and what runs it."""
 
-import contextlib
 import copy
-import io
-import logging
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.errors import ArtefactError, CompressError
+from compress.errors import ArtefactError
 from compress.export.parity import Product
+from compress.export.quiet import quiet
+from compress.export.targets import check_installed
 
 if TYPE_CHECKING:
     import torch
@@ -25,18 +23,12 @@ MOST = 32  # texts a call: ExecuTorch plans its memory for the largest
 INPUTS = "inputs.json"
 
 
-def library() -> Any:
+def check_library() -> None:
     """
     Raises:
         CompressError: ExecuTorch isn't installed.
     """
-    try:
-        import executorch
-    except ImportError as error:
-        raise CompressError(
-            "executorch: expected the runtime to be installed, found none; pip install 'stillroom[executorch]'"
-        ) from error
-    return executorch
+    check_installed(["executorch"])
 
 
 def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
@@ -57,7 +49,7 @@ def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
 
     from compress.export.onnx import logits_only
 
-    library()
+    check_library()
     model = with_integers(source) if rounded else source.model
     axes = {0: torch.export.Dim("batch", min=1, max=MOST), 1: torch.export.Dim("length", min=2, max=longest(source))}
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in source.inputs)
@@ -183,7 +175,7 @@ class Program:
     """A program's forward method. What it gives lies in the program's memory, which goes with it: copy what stays."""
 
     def __init__(self, program: bytes | Path):
-        library()
+        check_library()
         from executorch.runtime import Runtime
 
         self.data = program
@@ -194,26 +186,13 @@ class Program:
         return [value.numpy().copy() for value in self.method.execute(list(inputs))]
 
 
-@contextlib.contextmanager
-def quiet():
-    """Keeps the lowering's chatter off the terminal."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
 class ExecutorchModel:
     """An exported model in ExecuTorch, one call at a time. Its threads are the whole process's."""
 
     def __init__(self, folder: Path, threads: int):
         import json
 
-        library()
+        check_library()
         from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
 
         _unsafe_reset_threadpool(threads)

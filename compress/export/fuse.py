@@ -1,7 +1,5 @@
 """Rewrites an ONNX file for ONNX Runtime's CPU kernels: whole attention, bias with GELU, sums with their norms."""
 
-import contextlib
-import io
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ArtefactError
+from compress.export.quiet import quiet
 
 MASK = "attention_mask"
 INT32 = 6  # onnx.TensorProto.INT32
@@ -37,7 +36,7 @@ def fuse(source: Path, target: Path) -> dict[str, int]:
     import onnx_ir
     from onnxscript.rewriter.ort_fusions import optimize_for_ort
 
-    with quiet_rewriting():
+    with quiet():
         joined, _ = optimize_for_ort(onnx_ir.load(source))
     model = onnx_ir.serde.serialize_model(joined)
     fold_constant_concats(model.graph)
@@ -50,20 +49,6 @@ def fuse(source: Path, target: Path) -> dict[str, int]:
     target.parent.mkdir(parents=True, exist_ok=True)
     onnx.save(chosen, str(target))
     return {name: count(chosen.graph, name) for name in ("Attention", "MultiHeadAttention", "BiasGelu", "Sum")}
-
-
-@contextlib.contextmanager
-def quiet_rewriting():
-    loggers = [logging.getLogger(name) for name in ("onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 def count(graph: Any, operator: str) -> int:

@@ -1,7 +1,8 @@
 """Dynamic int8 for ONNX Runtime: weights and embeddings in 8 bits, activations rounded call by call."""
 
-import logging
 from pathlib import Path
+
+from compress.export.quiet import quiet
 
 # What is quantized: products, whole attention, and Gather, which is how ONNX looks up embeddings.
 OPERATORS = ("MatMul", "Gemm", "Attention", "Gather")
@@ -22,10 +23,7 @@ def quantize_int8(source: Path, target: Path) -> None:
     model = onnx.load(str(source))
     del model.graph.value_info[:]  # shapes noted before the fusion mislead the quantizer
     target.parent.mkdir(parents=True, exist_ok=True)
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # it advises a preprocessing that the export has done
-    try:
+    with quiet():  # it advises a preprocessing that the export has done
         quantize_dynamic(
             model,
             str(target),
@@ -34,5 +32,3 @@ def quantize_int8(source: Path, target: Path) -> None:
             weight_type=QuantType.QInt8,
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
-    finally:
-        root.setLevel(level)

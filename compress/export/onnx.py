@@ -1,9 +1,5 @@
 """ONNX with dynamic batch and length, the tokenizer beside it; reading it back needs onnxruntime and no torch."""
 
-import contextlib
-import io
-import logging
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compress.errors import ArtefactError
+from compress.export.quiet import quiet
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -72,20 +69,6 @@ def logits_only(model: "PreTrainedModel", inputs: Sequence[str]):
             return self.model(**dict(zip(inputs, tensors, strict=True))).logits
 
     return LogitsOnly()
-
-
-@contextlib.contextmanager
-def quiet():
-    """Keeps the exporter's chatter off the terminal."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def open_session(model: str | bytes, threads: int) -> "onnxruntime.InferenceSession":

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compress.errors import ArtefactError, CompressError
+from compress.errors import ArtefactError
+from compress.export.targets import check_installed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,12 +18,9 @@ def library():
     Raises:
         CompressError: OpenVINO isn't installed.
     """
-    try:
-        import openvino
-    except ImportError as error:
-        raise CompressError(
-            "openvino: expected the runtime to be installed, found none; pip install 'stillroom[openvino]'"
-        ) from error
+    check_installed(["openvino"])
+    import openvino
+
     return openvino
 
 

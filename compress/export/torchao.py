@@ -80,7 +80,7 @@ def with_integers(source: Source) -> PreTrainedModel:
 
 
 def tensor_of(weight: Tensor, rounded: Rounded) -> Tensor:
-    if rounded.scheme is None or rounded.scheme.bits == 4:
+    if rounded.scheme is None or rounded.scheme.stored == 4:
         return unpacked_tensor(weight, rounded)
     return byte_tensor(weight, rounded)
 
@@ -106,7 +106,7 @@ def unpacked_tensor(weight: Tensor, rounded: Rounded, *, inputs: Any = None) -> 
     """`inputs`: how torchao rounds them."""
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
-    bits = 8 if rounded.scheme is None or rounded.scheme.bits != 4 else 4
+    bits = 8 if rounded.scheme is None else rounded.scheme.stored
     return IntxUnpackedToInt8Tensor(
         rounded.integers(weight),
         rounded.scales.clone(),

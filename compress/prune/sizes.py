@@ -54,6 +54,11 @@ def embedding_rank(model: PreTrainedModel) -> int:
     return model.config.pruned.get("embedding_rank", 0) if is_pruned(model) else 0
 
 
+def head_width(config: PreTrainedConfig) -> int:
+    """Values of a head, where all heads have as many."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def dense_stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The stock config of the model before any pruning, but with the vocabulary of now."""
     return copy.deepcopy(config) if getattr(config, "pruned", None) is None else modeling_pruned.dense_config(config)

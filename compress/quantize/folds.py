@@ -9,11 +9,13 @@ a gated unit before the last layer.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from compress.prune.sizes import head_width
 from compress.quantize.gptq import block_of
 
 SAME = 1e-4  # of the largest output: what scaling may move by another order of sums
@@ -96,15 +98,15 @@ def tied(scales: Tensor, model: nn.Module, fold: Fold) -> Tensor:
     outputs = weight_of(model, fold.producer).shape[0]
     if outputs == len(scales):
         return scales
-    width = head_width(model, outputs)
+    width = tied_width(model, outputs)
     heads = scales.view(outputs // width, -1, width).mean(1, keepdim=True)
     return heads.expand(-1, len(scales) // outputs, -1).reshape(-1)
 
 
-def head_width(model: nn.Module, outputs: int) -> int:
-    config: Any = getattr(model, "config", None)
-    own = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(own) if outputs % own == 0 else outputs
+def tied_width(model: nn.Module, outputs: int) -> int:
+    """Outputs that scales are tied in: a head's."""
+    own = head_width(cast(PreTrainedModel, model).config)
+    return own if outputs % own == 0 else outputs
 
 
 def weight_of(model: nn.Module, name: str) -> Tensor:
@@ -118,7 +120,7 @@ def apply(model: nn.Module, fold: Fold, scales: Tensor) -> None:
         weight_of(model, name).mul_(scales)
     weight, bias = weight_of(model, fold.producer), getattr(model.get_submodule(fold.producer), "bias", None)
     outputs = weight.shape[0]
-    own = scales if outputs == len(scales) else one_of_each(scales, outputs, head_width(model, outputs))
+    own = scales if outputs == len(scales) else one_of_each(scales, outputs, tied_width(model, outputs))
     if weight.dim() == 1:
         weight.add_(fold.shift).div_(own).sub_(fold.shift)
     else:

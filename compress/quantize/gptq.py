@@ -5,7 +5,6 @@ scales are those of the weights before any is changed, so that groups stay where
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -63,10 +62,9 @@ def inverse_root(energy: Tensor) -> Tensor:
 class Energies(Reader):
     """Sums x xᵀ of what layers read; layers that read the same tensor share a sum."""
 
-    def __init__(self, layers: Mapping[str, nn.Module]):
+    def __init__(self) -> None:
         super().__init__()
         self.sums: dict[str, Tensor] = {}
-        self.hooks = [layer.register_forward_pre_hook(partial(self.read, name)) for name, layer in layers.items()]
 
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.note(name, module, inputs)
@@ -100,14 +98,8 @@ def gptq_model(
     for name, layer in layers.items():
         blocks.setdefault(block_of(name), {})[name] = layer
     for number, (_, block) in enumerate(sorted(blocks.items(), key=lambda each: order_of(model, each[1])), 1):
-        seen = Energies(block)
-        try:
-            for batch in kept:
-                seen.mask = batch["attention_mask"].bool()
-                model(**batch)
-        finally:
-            for hook in seen.hooks:
-                hook.remove()
+        seen = Energies()
+        seen.watch(model, block, kept)
         for name, layer in block.items():
             if name in seen.first and not shared(model, layer):
                 layer.scales = layer.weight_scales().clone()

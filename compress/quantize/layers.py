@@ -1,7 +1,7 @@
 """Layers that compute as their deployed form will: weights on a grid, and inputs where the scheme rounds them."""
 
 import weakref
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,14 @@ def table_as(kind: type[E], table: nn.Embedding) -> E:
     return made.train(table.training)
 
 
+class Last(NamedTuple):
+    """What a grid read last, and what came out; neither is kept alive."""
+
+    x: weakref.ref[Tensor]
+    rounded: weakref.ref[Tensor]
+    state: tuple[int, int, bool]  # versions of the input and of the scale, and whether gradients were noted
+
+
 class InputGrid(nn.Module):
     """Scale and zero point of a tensor that one layer reads, or several, as queries, keys and values do.
 
@@ -53,14 +61,19 @@ class InputGrid(nn.Module):
         else:
             self.register_buffer("scale", scale)
 
-    last: tuple["weakref.ref[Tensor]", "weakref.ref[Tensor]"] | None = None  # what was read last, and rounded
+    last: Last | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """The input on the grid: rounded once for the layers that read it in a row."""
-        if self.last is not None and self.last[0]() is x and (rounded := self.last[1]()) is not None:
-            return rounded
+        if x.is_inference():  # has no version: whether it was changed can't be told
+            return snapped(x, self.scale.abs(), self.zero)
+        state = (x._version, self.scale._version, torch.is_grad_enabled())
+        if self.last is not None and self.last.x() is x and self.last.state == state:
+            rounded = self.last.rounded()
+            if rounded is not None:
+                return rounded
         rounded = snapped(x, self.scale.abs(), self.zero)
-        self.last = weakref.ref(x), weakref.ref(rounded)
+        self.last = Last(weakref.ref(x), weakref.ref(rounded), state)
         return rounded
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "InputGrid":

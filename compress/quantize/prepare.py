@@ -42,8 +42,7 @@ Rounding = Mapping[str, Rounded]  # name of a module -> how it is rounded
 
 def bits_of(rounding: Rounding) -> int:
     """Of the smallest weights: 8 or 4."""
-    schemes = [rounded.scheme for rounded in rounding.values() if rounded.scheme is not None]
-    return min((4 if scheme.bits == 4 else 8 for scheme in schemes), default=8)
+    return min((rounded.scheme.stored for rounded in rounding.values() if rounded.scheme is not None), default=8)
 
 
 def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tuple[str, ...] = ()) -> list[str]:

@@ -51,7 +51,7 @@ class Seen:
 
 
 class Reader:
-    """Notes which layers read the same tensor in a row.
+    """Watches layers read; this one notes which of them read the same tensor in a row.
 
     `first` maps a layer to the first of them, and `mask` [batch, tokens] is that of the batch under way.
     """
@@ -65,6 +65,23 @@ class Reader:
         if inputs[0] is not self.last[0]:
             self.last = inputs[0], name
         self.first.setdefault(name, self.last[1])
+
+    read = note  # what is done each time a layer reads
+
+    @torch.no_grad()
+    def watch(self, model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable[Batch]) -> int:
+        """Runs the model on the batches; returns how many texts were seen."""
+        texts = 0
+        hooks = [layer.register_forward_pre_hook(partial(self.read, name)) for name, layer in layers.items()]
+        try:
+            for batch in batches:
+                self.mask = batch["attention_mask"].bool()
+                model(**batch)
+                texts += len(self.mask)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return texts
 
 
 class ValueReader(Reader):
@@ -111,20 +128,14 @@ def calibrate(
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear) and m.scheme.inputs == "tensor"}
     reader = ValueReader(seed)
-    hooks = [layer.register_forward_pre_hook(partial(reader.read, name)) for name, layer in layers.items()]
-    mode, texts = model.training, 0
+    mode = model.training
     grids = {name: layer.grid for name, layer in layers.items()}
     try:
         model.eval()
         for layer in layers.values():
             layer.grid = None  # ranges are those of the values before they are rounded
-        for batch in batches:
-            reader.mask = batch["attention_mask"].bool()
-            model(**batch)
-            texts += len(reader.mask)
+        texts = reader.watch(model, layers, batches)
     finally:
-        for hook in hooks:
-            hook.remove()
         for name, layer in layers.items():
             layer.grid = grids[name]
         model.train(mode)
@@ -136,16 +147,10 @@ def calibrate(
     return texts
 
 
-@torch.no_grad()
 def same_inputs(model: nn.Module, layers: Mapping[str, nn.Module], batch: Batch) -> dict[str, str]:
     """Each layer that the model calls -> the first of those that read the same tensor in a row."""
     reader = Reader()
-    hooks = [layer.register_forward_pre_hook(partial(reader.note, name)) for name, layer in layers.items()]
-    try:
-        model(**batch)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    reader.watch(model, layers, [batch])
     return reader.first
 
 

@@ -32,6 +32,11 @@ class Scheme:
         """The largest integer of a weight; the smallest is minus it."""
         return 2 ** (self.bits - 1) - 1
 
+    @property
+    def stored(self) -> int:
+        """Bits that a weight takes in a file."""
+        return 4 if self.bits == 4 else 8
+
 
 SCHEMES: Mapping[str, Scheme] = {
     scheme.name: scheme

@@ -1,7 +1,6 @@
 """Scales of channels that make rounding easier: SmoothQuant for activations, AWQ for weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from compress.errors import CompressError
 from compress.quantize.folds import Fold, apply, tied, weight_of
 from compress.quantize.grid import on_grid, weight_scales
-from compress.quantize.ranges import Batch, words
+from compress.quantize.ranges import Batch, Reader, words
 from compress.quantize.schemes import Scheme
 
 HALF = 0.5  # SmoothQuant's alpha
@@ -18,19 +17,15 @@ KEPT = 512  # tokens that AWQ's errors are told from
 LEAST = 1e-4  # of a scale: a channel that is nothing stays as it is
 
 
-class Channels:
+class Channels(Reader):
     """What the readers of each fold get: the largest and the mean magnitude of each channel, and some tokens."""
 
-    def __init__(self, model: nn.Module, folds: Sequence[Fold]):
-        self.mask = torch.ones(0, 0, dtype=torch.bool)
+    def __init__(self) -> None:
+        super().__init__()
         self.most: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
         self.count: dict[str, int] = {}
         self.some: dict[str, Tensor] = {}
-        self.hooks = [
-            model.get_submodule(fold.readers[0]).register_forward_pre_hook(partial(self.read, fold.readers[0]))
-            for fold in folds
-        ]
 
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         rows = words(inputs[0].detach(), self.mask).float().flatten(0, -2)
@@ -45,22 +40,14 @@ class Channels:
         return self.sums[name] / self.count[name]
 
 
-@torch.no_grad()
 def watch(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch]) -> Channels:
     """Runs the batches and notes what the folds' readers get.
 
     Raises:
         CompressError: No texts.
     """
-    seen, texts = Channels(model, folds), 0
-    try:
-        for batch in batches:
-            seen.mask = batch["attention_mask"].bool()
-            model(**batch)
-            texts += len(seen.mask)
-    finally:
-        for hook in seen.hooks:
-            hook.remove()
+    seen, firsts = Channels(), [fold.readers[0] for fold in folds]
+    texts = seen.watch(model, {name: model.get_submodule(name) for name in firsts}, batches)
     if folds and not texts:
         raise CompressError("smooth: expected some texts, found none: no channel is known to be large")
     return seen
