@@ -29,8 +29,10 @@ from conftest import MAX_LENGTH, VOCABULARY, build_model
 SIZES = {"hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
 EVERYWHERE = [(scheme, name) for scheme in SCHEMES for name, form in FORMATS.items() if form.integers]
 HELD = [(scheme, name) for scheme, name in EVERYWHERE if scheme not in FORMATS[name].refuses]
+DECODERS = [("int8-dynamic", "compressed-tensors"), ("int4-dynamic", "compressed-tensors")]  # see their own tests
 TAKES_LONG = ("int4-dynamic", "executorch")
-HELD_MARKED = [pytest.param(*pair, marks=pytest.mark.slow if pair == TAKES_LONG else ()) for pair in HELD]
+MARKS = {TAKES_LONG: pytest.mark.slow}
+HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in HELD if pair not in DECODERS]
 
 
 def given() -> dict[str, np.ndarray]:
@@ -78,7 +80,7 @@ def test_a_product_is_not_its_layers(scheme: str, form: str, files: Files):
     products = PROBES[form](source, target, folder, given())
     inside = form == "onnxruntime" and scheme == "int8-static"  # QAttention's own are inside it
     apart = (
-        6 if form in ("torchao", "executorch") else 4
+        6 if form in ("torchao", "executorch", "compressed-tensors") else 4
     )  # queries, keys and values are one product of a graph or three
     layers = source.model.config.num_hidden_layers
     assert len(products) in ({14} if inside else {layers * apart + 2, layers * 6 + 2})
@@ -99,6 +101,8 @@ def test_a_file_answers_otherwise_than_the_model(scheme: str, form: str, files: 
     size = sum(file.stat().st_size for file in files_made if file.suffix in (".onnx", ".bin", ".pte", ".safetensors"))
     packed = scheme.startswith("int4") and form != "torchao"
     scales = 4 * sum(layer.scales.size for layer in source.layers.values())
+    if form == "compressed-tensors":  # tables are floats there
+        scales += 3 * sum(layer.weight.size for layer in source.layers.values() if layer.inputs == "table")
     assert size - scales < (0.95 if packed else 1.1) * weights + {"executorch": 130_000}.get(form, 80_000)
 
 
@@ -191,6 +195,6 @@ def test_targets_have_other_names_than_their_folders():
         "onnxruntime",
         "onnxruntime-int8",
     ]
-    for wrong in ("torchao", "huggingface-int8", "tflite"):
+    for wrong in ("torchao", "compressed-tensors", "huggingface-int8", "tflite"):
         with pytest.raises(CompressError, match=f"found '{wrong}'"):
             target_of(wrong)

@@ -64,6 +64,7 @@ def test_only_pipelines_talk_to_terminals_and_services(name: str):
         ("openvino", ["compress/export/openvino.py"]),
         ("onnx", ["compress/export/"]),
         ("executorch", ["compress/export/executorch.py"]),
+        ("compressed_tensors", ["compress/export/compressed.py"]),
         ("torchao", ["compress/export/torchao.py", "compress/export/executorch.py", "compress/precision.py"]),
     ],
 )

@@ -3,16 +3,21 @@
 import json
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from compress.export.onnx import FILE, open_session
 from compress.export.parity import Product
+from compress.export.quiet import quiet
 from compress.export.rounded import PRODUCTS
 from compress.export.source import Source
 from compress.export.targets import Target
+from compress.prune.checkpoint import load_pruned
 
 Inputs = Mapping[str, np.ndarray]
 Probe = Callable[[Source, Target, Path, Inputs], dict[str, Product]]
@@ -61,10 +66,22 @@ def probe_executorch(source: Source, target: Target, folder: Path, inputs: Input
     return probe(source, inputs)
 
 
-def probe_torchao(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    from compress.export.torchao import probe
+@torch.inference_mode()
+def probe_checkpoint(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+    """Of the linear layers of the checkpoint, loaded again."""
+    assert source.rounding is not None
+    found: dict[str, Product] = {}
+    with quiet():
+        model = load_pruned(folder / str(target))
+        for name, rounded in source.rounding.items():
+            if rounded.scheme is not None:
+                model.get_submodule(name).register_forward_hook(partial(note, found, name))
+        model(**{name: torch.from_numpy(inputs[name]) for name in source.inputs})
+    return found
 
-    return probe(folder / str(target), source, inputs)
+
+def note(found: dict[str, Product], name: str, module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+    found[name] = Product(given[0].numpy(), out.numpy(), biased=True)
 
 
 PROBES: dict[str, Probe] = {
@@ -72,5 +89,6 @@ PROBES: dict[str, Probe] = {
     "onnxruntime": probe_onnx,
     "openvino": probe_openvino,
     "executorch": probe_executorch,
-    "torchao": probe_torchao,
+    "torchao": probe_checkpoint,
+    "compressed-tensors": probe_checkpoint,
 }

@@ -7,7 +7,11 @@ from importlib.util import find_spec
 from compress.errors import CompressError
 
 FLOAT = 32
-EXTRAS = ("openvino", "executorch")  # formats whose library is an extra of this package, of the same name
+EXTRAS = {  # formats whose library is an extra of this package of the same name -> what is imported of it
+    "openvino": "openvino",
+    "executorch": "executorch",
+    "compressed-tensors": "compressed_tensors",
+}
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ FORMATS: Mapping[str, Format] = {
                 "int4-dynamic": "torchao's safetensors have no word for 4-bit weights with rounded activations",
             },
         ),
+        Format("compressed-tensors", "pytorch", floats=False, tolerance=1e-4),
     )
 }
 
@@ -116,8 +121,8 @@ class Target:
 
     @property
     def measured(self) -> bool:
-        """Whether it is for the runtime that is here; ONNX in standard operators is for those elsewhere."""
-        return self.format != "onnx"
+        """Whether it is for the runtime that is here; the others are for runtimes elsewhere."""
+        return self.format not in ("onnx", "compressed-tensors")
 
 
 def target_of(name: str) -> Target:
@@ -163,7 +168,7 @@ def check_installed(formats: Iterable[str]) -> None:
         CompressError: A format whose library isn't.
     """
     for name in formats:
-        if name in EXTRAS and find_spec(name) is None:
+        if name in EXTRAS and find_spec(EXTRAS[name]) is None:
             raise CompressError(
                 f"export {name}: expected its runtime to be installed, found none; pip install 'stillroom[{name}]'"
             )

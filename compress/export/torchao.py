@@ -1,21 +1,18 @@
 """A torchao checkpoint: the model's very integers as torchao's tensors, loaded by stock `from_pretrained`."""
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TorchAoConfig
 
 from compress.export.huggingface import WEIGHTS
-from compress.export.parity import Product
 from compress.export.source import Source
-from compress.prune.checkpoint import load_pruned, save_pruned
+from compress.prune.checkpoint import save_pruned
 from compress.quantize.prepare import Rounded
 
 
@@ -120,19 +117,3 @@ def unpacked_tensor(weight: Tensor, rounded: Rounded, *, inputs: Any = None) -> 
 
 def zeros(rounded: Rounded) -> Tensor:
     return torch.zeros_like(rounded.scales, dtype=torch.int8)
-
-
-@torch.inference_mode()
-def probe(folder: Path, source: Source, inputs: Mapping[str, np.ndarray]) -> dict[str, Product]:
-    """What each linear layer of the checkpoint reads and gives, loaded again."""
-    assert source.rounding is not None
-    model, found = load_pruned(folder), dict[str, Product]()
-    for name, rounded in source.rounding.items():
-        if rounded.scheme is not None:
-            model.get_submodule(name).register_forward_hook(partial(note, found, name))
-    model(**{name: torch.from_numpy(inputs[name]) for name in source.inputs})
-    return found
-
-
-def note(found: dict[str, Product], name: str, module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-    found[name] = Product(given[0].numpy(), out.numpy(), biased=True)

@@ -37,7 +37,7 @@ def write_target(source: Source, target: Target, folder: Path) -> None:
     WRITERS[target.format](source, target, folder)
     if target.format != "huggingface":
         source.tokenizer.save_pretrained(folder / str(target))
-    if target.format not in ("huggingface", "torchao"):
+    if target.kind.runtime != "pytorch":
         source.model.config.save_pretrained(folder / str(target))
 
 
@@ -114,6 +114,12 @@ def write_torchao(source: Source, target: Target, folder: Path) -> None:
     export_torchao(source, folder / str(target))
 
 
+def write_compressed(source: Source, target: Target, folder: Path) -> None:
+    from compress.export.compressed import export_compressed
+
+    export_compressed(source, folder / str(target))
+
+
 WRITERS: dict[str, Write] = {
     "huggingface": write_huggingface,
     "onnx": write_onnx,
@@ -121,4 +127,5 @@ WRITERS: dict[str, Write] = {
     "openvino": write_openvino,
     "executorch": write_executorch,
     "torchao": write_torchao,
+    "compressed-tensors": write_compressed,
 }
