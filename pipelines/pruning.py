@@ -248,6 +248,13 @@ def measured_row(outline: Outline, latency: Latency, size: int) -> dict[str, Any
     return asdict(outline) | {"median_ms": latency.median_ms, "p90_ms": latency.p90_ms, "bytes": size}
 
 
+def read_sizes(costs: Artefact) -> CostModel:
+    """Bytes of the files by their sizes: the same sums as of milliseconds, fitted to the same models."""
+    measured = json.loads((costs.folder / COSTS).read_text())["measured"]
+    outlines = [Outline(row["hidden"], tuple(row["heads"]), tuple(row["ffn"])) for row in measured]
+    return fit_costs(outlines, [row["bytes"] for row in measured])
+
+
 def read_costs(costs: Artefact) -> tuple[CostModel, float]:
     """The fitted costs, and the teacher's milliseconds."""
     about = json.loads((costs.folder / COSTS).read_text())

@@ -3,7 +3,7 @@
 import shutil
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.prune.allocate import Limit
 from compress.prune.axes import Axis
 from compress.prune.budget import TOLERANCE, Budget
 from compress.prune.candidates import Candidate, Space, candidates, reallocated, smallest
@@ -27,7 +28,7 @@ from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
 from pipelines.logits import accuracy, split_logits
-from pipelines.pruning import SCORES, read_costs, scheme_for
+from pipelines.pruning import SCORES, read_costs, read_sizes, scheme_for
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
 from pipelines.student import SHAPE, Pruned, cached_signals, texts_module
 from pipelines.teacher import MODEL
@@ -47,6 +48,7 @@ class Target:
     name: str
     speedup: float
     latency_ms: float
+    most_bytes: int | None = None
 
     def milliseconds(self, teacher_ms: float) -> float:
         return self.latency_ms or teacher_ms / self.speedup
@@ -55,8 +57,8 @@ class Target:
 def targets_of(budget: Budget) -> list[Target]:
     """The slowest first."""
     if budget.latency_ms:
-        return [Target(f"{budget.latency_ms:g}ms", 0.0, budget.latency_ms)]
-    return [Target(f"{speedup:g}x", speedup, 0.0) for speedup in budget.speedups]
+        return [Target(f"{budget.latency_ms:g}ms", 0.0, budget.latency_ms, budget.most_bytes())]
+    return [Target(f"{speedup:g}x", speedup, 0.0, budget.most_bytes(speedup)) for speedup in budget.speedups]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def shape_stage(run: Run, config: DistillConfig, given: Inputs, target: Target) 
     """Writes `shape.json`: the units that stay, what each candidate reached in its trial, and every measurement."""
     settings = {
         "target": asdict(target),
-        "budget": asdict(config.budget) | {"speedup": "", "latency_ms": 0, "min_score": 0},
+        "budget": asdict(config.budget) | {"speedup": "", "latency_ms": 0, "max_bytes": "", "min_score": 0},
         "trials": config.prune.trials,
         "train": {name: getattr(config.train, name) for name in TRAINED},
         "loss": {name: getattr(config.loss, name) for name in TAUGHT},
@@ -113,7 +115,8 @@ class Search:
         self.axes: Sequence[Axis] = find_axes(self.model)
         costs, self.teacher_ms = read_costs(given.costs)
         scores = Scores.load(given.scores.folder / SCORES, self.model)
-        self.space = Space(self.axes, scores, costs, head_width(self.model.config), self.budget.uniform)
+        size = Limit(read_sizes(given.costs), target.most_bytes) if target.most_bytes else None
+        self.space = Space(self.axes, scores, costs, head_width(self.model.config), self.budget.uniform, size)
 
     @cached_property
     def splits(self) -> Splits:
@@ -188,6 +191,19 @@ class Search:
         model = prune(self.model, self.axes, chosen.shape, uniform=self.budget.uniform)
         return build(model, self.tokenizer, target_for(self.budget), place, self.texts, scheme_for(self.config))
 
+    def within(self, chosen: Candidate) -> tuple[Candidate, Built]:
+        """The candidate, or one with fewer units where the solver expected less bytes than there are; and its files."""
+        built, most = self.built(chosen), self.target.most_bytes
+        while most is not None and built.bytes > most and self.space.size is not None:
+            costs = self.space.size.costs
+            limit = Limit(costs, costs.predict(chosen.outline) - (built.bytes - most))
+            self.space = replace(self.space, size=limit)
+            smaller = reallocated(self.space, chosen, chosen.choice.milliseconds)
+            if smaller is None:
+                break
+            chosen, built = smaller, self.built(smaller)
+        return chosen, built
+
     def measured(self, chosen: Candidate, built: Built) -> dict[str, Any]:
         """Times the candidate beside the teacher."""
         times = time_together({"teacher": self.teacher, "student": built}, self.budget, ROUNDS)
@@ -209,7 +225,7 @@ class Search:
         """
         found: list[dict[str, Any]] = []
         right: list[float] = []  # milliseconds to ask the solver for, by each measurement
-        built, (least, most) = self.built(chosen), READINGS
+        (chosen, built), (least, most) = self.within(chosen), READINGS
         while True:
             result = self.measured(chosen, built)
             expected = chosen.choice.milliseconds
@@ -227,7 +243,7 @@ class Search:
             if better is None or (better.outline == chosen.outline and len(found) >= least):
                 break
             if better.outline != chosen.outline:
-                chosen, built = better, self.built(better)
+                chosen, built = self.within(better)
         self.check_bytes(found[-1])
         if ratio < 1 - TOLERANCE:
             self.run.console.say(
@@ -243,18 +259,19 @@ class Search:
         return result["speedup"] / self.target.speedup
 
     def check_bytes(self, result: dict[str, Any]) -> None:
-        most = self.budget.most_bytes
+        most = self.target.most_bytes
         if most is not None and result["bytes"] > most:
             raise InputError(
-                f"budget.max_bytes {self.budget.max_bytes}: the best point reached, {result['label']}, takes "
-                f"{result['bytes'] / 1e6:.1f} MB at {result['speedup']:.1f}x; a larger speed-up makes it narrower, "
-                "--budget.precision int8 and --prune.unseen 1 (fewer words) make it smaller"
+                f"budget.max_bytes {most / 1e6:g}MB: the best point reached, {result['label']}, takes "
+                f"{result['bytes'] / 1e6:.1f} MB at {result['speedup']:.1f}x; --budget.precision int8, "
+                "--prune.unseen 1 (fewer words) and --prune.embedding_rank (a narrower word table) make it smaller"
             )
 
     def refuse(self, wanted: float) -> None:
         """Measures the least there is and says what it would take."""
         least = smallest(self.space)
         result = self.measured(least, self.built(least))
+        self.check_bytes(result)
         raise InputError(
             f"budget {self.target.name}: not reached on {self.budget.runtime} {self.budget.precision}; it would take "
             f"{wanted * AIM:.3f} ms a call. The best point reached: {least.label} at {result['speedup']:.1f}x, "

@@ -1,5 +1,7 @@
 """Budgets: what is asked for is understood, spent where least is lost, and never exceeded."""
 
+import statistics
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 from compress.errors import CompressError
 from compress.prune import budget as budgets
-from compress.prune.allocate import Options, allocate
+from compress.prune.allocate import Limit, Options, allocate
 from compress.prune.budget import Budget, parse_bytes
 from compress.prune.candidates import (
     RATIO,
@@ -28,6 +30,7 @@ from conftest import build_model
 
 # base 1 + 0.01 a coordinate; a layer 0.1 + 0.2 a head + 0.01 a neuron (of which a little by width)
 COSTS = CostModel((1.0, 0.01, 0.1, 0.0, 0.2, 0.001, 0.01, 0.0001), 0.0)
+BYTES = CostModel((500.0, 300.0, 10.0, 4.0, 0.0, 32.0, 1.0, 2.0), 0.0)  # most of it is the word table
 
 
 # --- what is asked for
@@ -38,7 +41,16 @@ COSTS = CostModel((1.0, 0.01, 0.1, 0.0, 0.2, 0.001, 0.01, 0.0001), 0.0)
 )
 def test_a_size_is_misread(text, count):
     assert parse_bytes(text) == count
-    assert Budget(speedup="2", max_bytes=text).most_bytes == count
+    assert Budget(speedup="2", max_bytes=text).most_bytes() == count
+
+
+def test_a_student_of_a_family_has_anothers_bound():
+    family = Budget(speedup="10,4,2", max_bytes="1MB, 2MB,3MB")
+    assert [family.most_bytes(each) for each in family.speedups] == [3_000_000, 2_000_000, 1_000_000]
+    assert Budget(speedup="4,10", max_bytes="5MB").most_bytes(4) == 5_000_000
+    assert Budget(latency_ms=2).most_bytes() is None
+    with pytest.raises(CompressError, match="expected one size, or one for each of 2,4,8, found '1MB,2MB'"):
+        Budget(speedup="2,4,8", max_bytes="1MB,2MB")
 
 
 @pytest.mark.parametrize("text", ["ten", "10XB", "MB", "-3MB", "1e6"])
@@ -173,6 +185,22 @@ def test_another_choice_loses_less(seed, uniform):
         assert not uniform or len(set(found.heads)) == len(set(found.ffn)) == 1
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_another_choice_within_the_bytes_loses_less(seed):
+    options, milliseconds = some_options(seed), 3.4
+    for most in (7000, 8500, 12000):
+        within = [
+            loss
+            for _, heads, ffn, loss in every_choice(options, 2, False)
+            if COSTS.predict(Outline(16, heads, ffn)) <= milliseconds and BYTES.predict(Outline(16, heads, ffn)) <= most
+        ]
+        found = allocate(options, COSTS, 16, 2, milliseconds, size=Limit(BYTES, most))
+        assert (found is None) == (not within)
+        if found is not None:
+            assert found.loss == pytest.approx(min(within))
+            assert BYTES.predict(Outline(16, found.heads, found.ffn)) <= most
+
+
 def test_layers_that_were_to_stay_go():
     options = some_options(1)
     for among in ((0, 1), (0, 2), (1, 2)):
@@ -210,6 +238,19 @@ def test_candidates_miss_the_budget_or_leave_it(space):
     assert len({each.label for each in found}) == len(found), "each is tried once"
     assert len({each.outline.hidden for each in found}) > 1
     assert len({each.outline.depth for each in found}) > 1
+
+
+def test_candidates_are_too_large(space):
+    free = candidates(space, whole_ms(space) / 2)
+    most = statistics.median(BYTES.predict(each.outline) for each in free)
+    bound = replace(space, size=Limit(BYTES, most))
+    found = candidates(bound, whole_ms(space) / 2)
+    assert found
+    assert all(BYTES.predict(each.outline) <= most for each in found)
+    assert {each.outline.hidden for each in found} < {each.outline.hidden for each in free}, "none is narrower"
+    again = reallocated(bound, found[0], 2 * whole_ms(space))
+    assert again is not None
+    assert BYTES.predict(again.outline) <= most
 
 
 def test_a_candidates_model_has_other_sizes(space):

@@ -126,6 +126,18 @@ def test_another_speed_measures_everything_anew(family, model, data):
     assert (output / "student").is_dir()
 
 
+def test_files_are_larger_than_was_allowed(family, model, data, monkeypatch, capsys):
+    output, _ = family
+    most = int(0.97 * metrics(output, "shape-1.3x")["bytes"])
+    asked = ("--speedup", "1.3", "--prune.trials", "0", "--max-bytes")
+    finish("prune", words(model, data, output, *asked, str(most), *HERE))
+    sizes = [json.loads(made.read_text())["bytes"] for made in (output / "shape-1.3x").glob("*/shape.json")]
+    assert min(sizes) <= most
+    said = refused(prune, words(model, data, output, *asked, "9kB", *HERE), monkeypatch, capsys)
+    assert "budget.max_bytes 0.009MB: the best point reached, width " in said
+    assert "MB at " in said
+
+
 @pytest.mark.slow
 def test_a_student_of_a_stock_class_asks_for_code_of_its_own(place, model, data):
     output = place / "uniform"

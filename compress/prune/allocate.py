@@ -26,6 +26,14 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """The most that sizes may cost: milliseconds, or bytes."""
+
+    costs: CostModel
+    most: float
+
+
+@dataclass(frozen=True)
 class Choice:
     """Layers that stay, and the units of each."""
 
@@ -45,6 +53,7 @@ def allocate(
     *,
     uniform: bool = False,
     among: Sequence[int] | None = None,
+    size: Limit | None = None,
 ) -> Choice | None:
     """The cut of least estimated loss that keeps `depth` layers and takes at most `milliseconds`; None where none does.
 
@@ -56,6 +65,7 @@ def allocate(
         milliseconds: The most that a call may take.
         uniform: Every layer gets the same sizes.
         among: Layers to keep; None leaves it to the solver.
+        size: What else is bounded: bytes.
 
     Source: ZipLM (Kurtic et al. 2023, arXiv 2302.04089, section 3.2) chooses among blocks of measured latency by
     dynamic programming; here it is a mixed-integer linear programme, solved by HiGHS through SciPy.
@@ -63,7 +73,8 @@ def allocate(
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     programme = Programme(layers, costs, hidden)
-    rows = [programme.depth(depth), programme.time(milliseconds), *programme.consistent()]
+    rows = [programme.depth(depth), *programme.consistent()]
+    rows += [programme.within(each) for each in (Limit(costs, milliseconds), size) if each is not None]
     if uniform:
         rows += programme.alike()
     if among is not None:
@@ -118,17 +129,18 @@ class Programme:
     def depth(self, count: int) -> Row:
         return self.row({self.kept(number): 1 for number in range(len(self.layers))}, count, count)
 
-    def time(self, milliseconds: float) -> Row:
+    def within(self, limit: Limit) -> Row:
         """Attention and ffn of a layer add up, so a switch costs what it adds to a layer without units."""
-        empty = self.costs.layer(self.hidden, 0, 0)
+        costs = limit.costs
+        empty = costs.layer(self.hidden, 0, 0)
         entries: dict[int, float] = {}
         for number, each in enumerate(self.layers):
             entries[self.kept(number)] = empty
             for place, units in zip(self.heads(number), each.heads, strict=True):
-                entries[place] = self.costs.layer(self.hidden, units, 0) - empty
+                entries[place] = costs.layer(self.hidden, units, 0) - empty
             for place, units in zip(self.ffn(number), each.ffn, strict=True):
-                entries[place] = self.costs.layer(self.hidden, 0, units) - empty
-        return self.row(entries, -np.inf, milliseconds - self.costs.base(self.hidden))
+                entries[place] = costs.layer(self.hidden, 0, units) - empty
+        return self.row(entries, -np.inf, limit.most - costs.base(self.hidden))
 
     def consistent(self) -> list[Row]:
         """One option of each kind where the layer stays, none where it goes."""

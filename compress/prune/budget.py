@@ -20,7 +20,8 @@ class Budget:
         speedup: How many times faster than the teacher in fp32 on the same runtime, such as 10; several, such as
             2,4,8,15, give a family.
         latency_ms: Or the milliseconds a call may take.
-        max_bytes: The most that the deployed files may take, such as 10MB.
+        max_bytes: The most that the deployed files may take, such as 10MB; for a family one bound for all, or one for
+            each speed-up in their order, such as 14MB,10MB,8MB.
         min_score: The least share of the teacher's score on the validation split, such as 0.98.
         runtime: Where latency is measured: onnxruntime, pytorch, or openvino (an extra).
         precision: The student's: int8 (dynamic, on ONNX Runtime) or fp32; auto is int8 where there is a choice. The
@@ -59,8 +60,10 @@ class Budget:
         check_runtime(self.runtime, self.precision)
         if self.precision == "auto":
             object.__setattr__(self, "precision", "int8" if self.runtime == "onnxruntime" else "fp32")
-        if self.max_bytes:
-            parse_bytes(self.max_bytes)
+        if len(self.bounds) not in (0, 1, len(self.speedups)):
+            raise CompressError(
+                f"budget.max_bytes: expected one size, or one for each of {self.speedup}, found {self.max_bytes!r}"
+            )
 
     @property
     def asked(self) -> bool:
@@ -76,8 +79,15 @@ class Budget:
         return tuple(sorted({float(part) for part in parts}))
 
     @property
-    def most_bytes(self) -> int | None:
-        return parse_bytes(self.max_bytes) if self.max_bytes else None
+    def bounds(self) -> tuple[int, ...]:
+        """The sizes asked for, in the order of the speed-ups as they were given."""
+        return tuple(parse_bytes(part) for part in self.max_bytes.split(",")) if self.max_bytes else ()
+
+    def most_bytes(self, speedup: float = 0.0) -> int | None:
+        """The most that the files at a speed-up may take."""
+        if len(self.bounds) < 2:
+            return self.bounds[0] if self.bounds else None
+        return self.bounds[[float(part) for part in self.speedup.split(",")].index(speedup)]
 
 
 def check_runtime(runtime: str, precision: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress.prune.allocate import Choice, Options, allocate
+from compress.prune.allocate import Choice, Limit, Options, allocate
 from compress.prune.axes import Axis
 from compress.prune.cost import CostModel, Outline
 from compress.prune.scores import Scores
@@ -47,6 +47,7 @@ class Space:
         costs: What sizes cost.
         step: Widths are multiples of it.
         uniform: The same sizes in every layer, and heads in proportion to the width.
+        size: Bytes that the files may take.
     """
 
     axes: Sequence[Axis]
@@ -54,6 +55,16 @@ class Space:
     costs: CostModel
     step: int
     uniform: bool = False
+    size: Limit | None = None
+
+    def allocate(
+        self, hidden: int, depth: int, milliseconds: float, among: Sequence[int] | None = None
+    ) -> Choice | None:
+        """Units of `depth` layers of a width, for a time and within the bytes."""
+        layers = options(self, hidden)
+        return allocate(
+            layers, self.costs, hidden, depth, milliseconds, uniform=self.uniform, among=among, size=self.size
+        )
 
     def units(self, kind: str) -> dict[int, Axis]:
         """Layer -> its axis of a kind; a layer with a single unit of it has none."""
@@ -88,10 +99,9 @@ def candidates(space: Space, milliseconds: float) -> list[Candidate]:
     depth = len(space.layers)
     found: dict[tuple, Candidate] = {}
     for hidden in space.widths():
-        layers = options(space, hidden)
         for count in range(1, depth + 1):
             for among in (None, evenly(count, depth)):
-                choice = allocate(layers, space.costs, hidden, count, milliseconds, uniform=space.uniform, among=among)
+                choice = space.allocate(hidden, count, milliseconds, among)
                 if choice is not None:
                     made = candidate(space, hidden, choice)
                     found.setdefault((hidden, choice.layers, *made.sizes), made)
@@ -109,8 +119,7 @@ def is_usual(outline: Outline) -> bool:
 def reallocated(space: Space, chosen: Candidate, milliseconds: float) -> Candidate | None:
     """The candidate with its layers and width, and units for another budget; None where it can't be met so."""
     hidden, kept = chosen.outline.hidden, chosen.choice.layers
-    layers = options(space, hidden)
-    choice = allocate(layers, space.costs, hidden, len(kept), milliseconds, uniform=space.uniform, among=kept)
+    choice = space.allocate(hidden, len(kept), milliseconds, kept)
     return candidate(space, hidden, choice) if choice is not None else None
 
 
