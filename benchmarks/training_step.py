@@ -106,11 +106,12 @@ class Setup:
         from compress.precision import autocast
         from distill.losses.compose import weighted_sum
         from distill.module import DistillationModule
-        from distill.optimizer import build_optimizer
+        from distill.optimizer import build_optimizer, set_dropout
         from distill.training import TrainConfig
 
         train = TrainConfig(dropout=0, freeze_embeddings=True)  # as configs/demo.yaml
         module = DistillationModule(student.train(), loss=loss, train=train, signals=signals)
+        set_dropout(student, 0)
         optimizer, device = build_optimizer(student, [], train), torch.device("cpu")
 
         def run(batch: dict[str, Any]) -> None:

@@ -1,7 +1,6 @@
 """Layers that compute as their deployed form will: weights on a grid, and inputs where the scheme rounds them."""
 
-import weakref
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +8,10 @@ from torch import Tensor, nn
 
 from compress.quantize.grid import near_tie, on_grid, snapped, tensor_grid, token_grid, token_snapped, weight_scales
 from compress.quantize.schemes import Scheme
+from compress.quantize.sharing import Sharing, products_dtype
 
 TABLE = 127  # largest integer of an embedding
+TOKENS = Sharing()  # of all layers with a scale a token: they round alike
 
 
 L = TypeVar("L", bound=nn.Linear)
@@ -33,14 +34,6 @@ def table_as(kind: type[E], table: nn.Embedding) -> E:
     return made.train(table.training)
 
 
-class Last(NamedTuple):
-    """What a grid read last, and what came out; neither is kept alive."""
-
-    x: weakref.ref[Tensor]
-    rounded: weakref.ref[Tensor]
-    state: tuple[int, int, bool]  # versions of the input and of the scale, and whether gradients were noted
-
-
 class InputGrid(nn.Module):
     """Scale and zero point of a tensor that one layer reads, or several, as queries, keys and values do.
 
@@ -56,31 +49,15 @@ class InputGrid(nn.Module):
         super().__init__()
         scale, zero = tensor_grid(low.float(), high.float())
         self.register_buffer("zero", zero)
+        self.sharing = Sharing()
         if learned:
             self.scale = nn.Parameter(scale)
         else:
             self.register_buffer("scale", scale)
 
-    last: Last | None = None
-
     def forward(self, x: Tensor) -> Tensor:
-        """The input on the grid: rounded once for the layers that read it in a row."""
-        if x.is_inference():  # has no version: whether it was changed can't be told
-            return snapped(x, self.scale.abs(), self.zero)
-        state = (x._version, self.scale._version, torch.is_grad_enabled())
-        if self.last is not None and self.last.x() is x and self.last.state == state:
-            rounded = self.last.rounded()
-            if rounded is not None:
-                return rounded
-        rounded = snapped(x, self.scale.abs(), self.zero)
-        self.last = Last(weakref.ref(x), weakref.ref(rounded), state)
-        return rounded
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "InputGrid":
-        made = InputGrid(torch.zeros(()), torch.zeros(()), learned=isinstance(self.scale, nn.Parameter))
-        made.scale.data, made.zero.data = self.scale.detach().clone(), self.zero.clone()
-        memo[id(self)] = made
-        return made
+        """The input on the grid, in the type that products have."""
+        return self.sharing.of(x, lambda: snapped(x, self.scale.abs(), self.zero, products_dtype(x)), self.scale)
 
 
 class QuantizedLinear(nn.Linear):
@@ -116,7 +93,7 @@ class QuantizedLinear(nn.Linear):
 
     def rounded_input(self, x: Tensor) -> Tensor:
         if self.scheme.inputs == "token":
-            return token_snapped(x)
+            return TOKENS.of(x, lambda: token_snapped(x, products_dtype(x)))
         return x if self.grid is None else cast(Tensor, self.grid(x))
 
     def near_tie(self, x: Tensor, within: float) -> Tensor:
