@@ -1,8 +1,12 @@
-"""Objectives on hidden states."""
+"""Objectives on what layers compute: hidden states, attention, relations within a text and between texts."""
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from distill.errors import InputError
+from distill.losses.logits import kl, widened
 
 
 def hidden_mse(
@@ -14,7 +18,7 @@ def hidden_mse(
 
     Source: Jiao et al. 2020, TinyBERT (arXiv 1909.10351), equation 8; padding is left out.
     """
-    squared = (student.float() - teacher.float()).pow(2).mean(-1)
+    squared = (widened(student) - widened(teacher)).pow(2).mean(-1)
     return masked_mean(squared, mask)
 
 
@@ -27,11 +31,132 @@ def hidden_cosine(
 
     Source: Sanh et al. 2019, DistilBERT (arXiv 1910.01108), section 3.
     """
-    return masked_mean(1 - F.cosine_similarity(student.float(), teacher.float(), dim=-1), mask)
+    return masked_mean(1 - F.cosine_similarity(widened(student), widened(teacher), dim=-1), mask)
 
 
-def masked_mean(values: Float[Tensor, "batch length"], mask: Int[Tensor, "batch length"]) -> Float[Tensor, ""]:
-    return (values * mask).sum() / mask.sum().clamp(min=1)
+def hidden_normalized_mse(
+    student: Float[Tensor, "batch length width"],
+    teacher: Float[Tensor, "batch length width"],
+    mask: Int[Tensor, "batch length"],
+) -> Float[Tensor, ""]:
+    """Mean over the positions where mask is 1 of ‖s/‖s‖ - t/‖t‖‖²: twice the cosine distance, from 0 to 4.
+
+    Source: Sun et al. 2019, patient KD (arXiv 1908.09355), equation 7, of every position instead of the first alone.
+    """
+    own, taught = (F.normalize(widened(each), dim=-1) for each in (student, teacher))
+    return masked_mean((own - taught).pow(2).sum(-1), mask)
 
 
-DISTANCES = {"mse": hidden_mse, "cosine": hidden_cosine}
+def attention_mse(
+    student: Float[Tensor, "batch heads length length"],
+    teacher: Float[Tensor, "batch heads length length"],
+    mask: Int[Tensor, "batch length"],
+) -> Float[Tensor, ""]:
+    """Mean squared difference of attention scores before the softmax, over heads and pairs of tokens.
+
+    Source: Jiao et al. 2020, TinyBERT (arXiv 1909.10351), equation 7; pairs with padding are left out.
+    """
+    squared = (widened(student) - widened(teacher)).pow(2).mean(1)
+    return masked_mean(squared, pairs_of(mask))
+
+
+def attention_kl(
+    student: Float[Tensor, "batch heads length length"],
+    teacher: Float[Tensor, "batch heads length length"],
+    mask: Int[Tensor, "batch length"],
+) -> Float[Tensor, ""]:
+    """Mean over heads and tokens of KL(softmax(teacher) ‖ softmax(student)), each row among the text's own tokens.
+
+    Source: Wang et al. 2020, MiniLM (arXiv 2002.10957), equation 4; of scores before the softmax.
+    """
+    padding = (mask == 0)[:, None, None]
+    p, q = (F.log_softmax(widened(each).masked_fill(padding, -torch.inf), dim=-1) for each in (teacher, student))
+    return masked_mean(kl(p, q).mean(1), mask)
+
+
+def relation_kl(
+    student: Float[Tensor, "batch length _"],
+    teacher: Float[Tensor, "batch length _"],
+    mask: Int[Tensor, "batch length"],
+    *,
+    heads: int,
+) -> Float[Tensor, ""]:
+    """Mean over relation heads and tokens of KL between the softmax of scaled products of each token with all.
+
+    `student` and `teacher` are queries, keys or values of a layer with all heads side by side, of any two widths that
+    `heads` divides: they are cut into relation heads anew, so students may have other heads than the teacher.
+
+    Raises:
+        InputError: A width that `heads` doesn't divide.
+
+    Source: Wang et al. 2021, MiniLMv2 (arXiv 2012.15828), equations 3 to 5.
+    """
+    return attention_kl(relations(student, heads), relations(teacher, heads), mask)
+
+
+def relations(values: Float[Tensor, "batch length width"], heads: int) -> Float[Tensor, "batch heads length length"]:
+    """Products of every two tokens in each relation head, over the root of its width."""
+    batch, length, width = values.shape
+    if width % heads:
+        raise InputError(
+            f"loss.relation_heads {heads}: expected a number that divides the width {width}: the heads of teacher and "
+            "student would hold other parts of the vectors"
+        )
+    cut = widened(values).view(batch, length, heads, -1).transpose(1, 2)
+    return cut @ cut.transpose(-1, -2) / (width // heads) ** 0.5
+
+
+def embedding_mse(student: Float[Tensor, "batch width"], teacher: Float[Tensor, "batch width"]) -> Float[Tensor, ""]:
+    """Mean squared difference of the texts' vectors.
+
+    Source: Reimers and Gurevych 2020 (arXiv 2004.09813), equation 1.
+    """
+    return F.mse_loss(widened(student), widened(teacher))
+
+
+def embedding_cosine(student: Float[Tensor, "batch width"], teacher: Float[Tensor, "batch width"]) -> Float[Tensor, ""]:
+    """Mean of 1 - cos(student, teacher) over texts."""
+    return (1 - F.cosine_similarity(widened(student), widened(teacher), dim=-1)).mean()
+
+
+def similarity_mse(student: Float[Tensor, "batch _"], teacher: Float[Tensor, "batch _"]) -> Float[Tensor, ""]:
+    """Mean squared difference of the cosines of every two different texts of the batch; the widths may differ.
+
+    Source: Tung and Mori 2019 (arXiv 1907.09682), section 3, on vectors of texts; without the diagonal, which is 1 in
+    both. 0 for a single text.
+    """
+    own, taught = (cosines(each) for each in (student, teacher))
+    count = len(own)
+    return (own - taught).square().sum() / max(1, count * (count - 1))
+
+
+def similarity_kl(
+    student: Float[Tensor, "batch _"], teacher: Float[Tensor, "batch _"], *, temperature: float = 0.05
+) -> Float[Tensor, ""]:
+    """Mean over texts of KL between the softmax of the cosines with all other texts, over the temperature.
+
+    Source: Fang et al. 2021, SEED (arXiv 2101.04731), equation 4, within the batch instead of a queue. 0 for less
+    than three texts: with one other there is nothing to choose.
+    """
+    itself = torch.eye(len(student), dtype=torch.bool, device=student.device)
+    own, taught = ((cosines(each) / temperature).masked_fill(itself, -torch.inf) for each in (student, teacher))
+    if len(own) < 2:
+        return own.masked_fill(itself, 0).sum()
+    return kl(F.log_softmax(taught, dim=-1), F.log_softmax(own, dim=-1)).mean()
+
+
+def cosines(vectors: Float[Tensor, "batch width"]) -> Float[Tensor, "batch batch"]:
+    unit = F.normalize(widened(vectors), dim=-1)
+    return unit @ unit.T
+
+
+def pairs_of(mask: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length length"]:
+    return mask[:, :, None] * mask[:, None]
+
+
+def masked_mean(values: Float[Tensor, "*shape"], mask: Int[Tensor, "*shape"]) -> Float[Tensor, ""]:
+    """Over where mask is 1, whatever stands elsewhere."""
+    return values.masked_fill(mask == 0, 0).sum() / mask.sum().clamp(min=1)
+
+
+DISTANCES = {"mse": hidden_mse, "cosine": hidden_cosine, "normalized_mse": hidden_normalized_mse}

@@ -1,8 +1,18 @@
-"""Objectives on the output distribution."""
+"""Objectives on the output distribution; p is the teacher's, q the student's, each a mean over rows in nats.
 
+A class that a model forbids with a logit of -inf, as the padding of a vocabulary, has no part in it.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+
+IGNORED = -100
+Divergence = Callable[[Tensor, Tensor], Tensor]  # of log p and log q, each [rows, classes] -> [rows]
 
 
 def forward_kl(
@@ -10,19 +20,199 @@ def forward_kl(
 ) -> Float[Tensor, ""]:
     """T² · mean over rows of KL(softmax(teacher/T) ‖ softmax(student/T)), in nats.
 
-    The factor T² keeps the gradient's size when T changes.
+    The factor T² keeps the gradient's size when T changes; the objectives below have it too.
 
     Source: Hinton et al. 2015 (arXiv 1503.02531), section 2; less the teacher's entropy, a constant there.
     """
-    # float32: in bf16 the tail of log-softmax is lost
-    p = F.log_softmax(teacher.float() / temperature, dim=-1)
-    q = F.log_softmax(student.float() / temperature, dim=-1)
-    return F.kl_div(q, p, reduction="batchmean", log_target=True) * temperature**2
+    return softened(student, teacher, temperature, kl)
+
+
+def reverse_kl(
+    student: Float[Tensor, "rows classes"], teacher: Float[Tensor, "rows classes"], *, temperature: float = 1.0
+) -> Float[Tensor, ""]:
+    """T² · mean of KL(q ‖ p): the student keeps to what the teacher finds likely, and may leave some of it out.
+
+    Source: Gu et al. 2024, MiniLLM (arXiv 2306.08543), section 2.1; here of each position by itself.
+    """
+    return softened(student, teacher, temperature, lambda p, q: kl(q, p))
+
+
+def jensen_shannon(
+    student: Float[Tensor, "rows classes"],
+    teacher: Float[Tensor, "rows classes"],
+    *,
+    temperature: float = 1.0,
+    beta: float = 0.5,
+) -> Float[Tensor, ""]:
+    """T² · mean of β KL(p ‖ m) + (1 - β) KL(q ‖ m), with m = β p + (1 - β) q.
+
+    Divided by β it goes to the forward KL as β goes to 0; divided by 1 - β it goes to the reverse KL as β goes to 1.
+
+    Source: Agarwal et al. 2024, generalised knowledge distillation (arXiv 2306.13649), equation 1.
+    """
+
+    def divergence(p: Tensor, q: Tensor) -> Tensor:
+        m = mixed(p, q, beta)
+        return beta * kl(p, m) + (1 - beta) * kl(q, m)
+
+    return softened(student, teacher, temperature, divergence)
+
+
+def skewed_kl(
+    student: Float[Tensor, "rows classes"],
+    teacher: Float[Tensor, "rows classes"],
+    *,
+    temperature: float = 1.0,
+    skew: float = 0.1,
+) -> Float[Tensor, ""]:
+    """T² · mean of KL(p ‖ α p + (1 - α) q), α the skew: at most -log α a row, so no class pulls without bound.
+
+    Source: Ko et al. 2024, DistiLLM (arXiv 2402.03898), equation 2.
+    """
+    return softened(student, teacher, temperature, lambda p, q: kl(p, mixed(p, q, skew)))
+
+
+def skewed_reverse_kl(
+    student: Float[Tensor, "rows classes"],
+    teacher: Float[Tensor, "rows classes"],
+    *,
+    temperature: float = 1.0,
+    skew: float = 0.1,
+) -> Float[Tensor, ""]:
+    """T² · mean of KL(q ‖ (1 - α) p + α q), α the skew.
+
+    Source: Ko et al. 2024, DistiLLM (arXiv 2402.03898), section 3.1.
+    """
+    return softened(student, teacher, temperature, lambda p, q: kl(q, mixed(q, p, skew)))
+
+
+def total_variation(
+    student: Float[Tensor, "rows classes"], teacher: Float[Tensor, "rows classes"], *, temperature: float = 1.0
+) -> Float[Tensor, ""]:
+    """T² · mean of ½ Σ |p - q|, from 0 to T².
+
+    Source: Wen et al. 2023, f-distill (arXiv 2307.15190), section 2.2, of each position by itself.
+    """
+    return softened(student, teacher, temperature, lambda p, q: 0.5 * (p.exp() - q.exp()).abs().sum(-1))
+
+
+def soft_cross_entropy(
+    student: Float[Tensor, "rows classes"], teacher: Float[Tensor, "rows classes"], *, temperature: float = 1.0
+) -> Float[Tensor, ""]:
+    """T² · mean of -Σ p log q: the forward KL plus the teacher's entropy, so its gradient is the same.
+
+    Source: Hinton et al. 2015 (arXiv 1503.02531), section 2.
+    """
+    return softened(student, teacher, temperature, lambda p, q: -expected(p, q))
+
+
+def decoupled_kl(
+    student: Float[Tensor, "rows classes"],
+    teacher: Float[Tensor, "rows classes"],
+    labels: Int[Tensor, "rows"],
+    *,
+    temperature: float = 1.0,
+    alpha: float = 1.0,
+    beta: float = 8.0,
+) -> Float[Tensor, ""]:
+    """T² · mean over labelled rows of α KL(b_p ‖ b_q) + β KL(p̂ ‖ q̂); 0 when no row has a label.
+
+    b is the mass on the label and on the rest, p̂ and q̂ are the distributions within the rest. With α = 1 and, row by
+    row, β = the teacher's mass on the rest it would be the forward KL.
+
+    Source: Zhao et al. 2022, DKD (arXiv 2203.08679), equation 7; the defaults are its values for CIFAR-100.
+    """
+    rows = labels != IGNORED
+    column = labels[rows, None]
+
+    def divergence(p: Tensor, q: Tensor) -> Tensor:
+        (label_p, rest_p), (label_q, rest_q) = (split_at(column, each) for each in (p, q))
+        return alpha * kl(label_p, label_q) + beta * kl(rest_p, rest_q)
+
+    if not len(column):
+        return softened(student, student.detach(), temperature, kl)  # 0, with a graph
+    return softened(student[rows], teacher[rows], temperature, divergence)
+
+
+def logit_mse(
+    student: Float[Tensor, "rows classes"], teacher: Float[Tensor, "rows classes"], *, temperature: float = 1.0
+) -> Float[Tensor, ""]:
+    """Mean squared difference of the logits over rows and classes; any temperature gives the same.
+
+    Source: Ba and Caruana 2014 (arXiv 1312.6184), equation 1.
+    """
+    own, taught, count = allowed(student, teacher)
+    return (own - taught).square().sum() / count.sum().clamp(min=1)
+
+
+def logit_cosine(
+    student: Float[Tensor, "rows classes"], teacher: Float[Tensor, "rows classes"], *, temperature: float = 1.0
+) -> Float[Tensor, ""]:
+    """Mean of 1 - cos(student, teacher) over rows; any temperature gives the same."""
+    own, taught, _ = allowed(student, teacher)
+    return (1 - F.cosine_similarity(own, taught, dim=-1)).mean()
 
 
 def cross_entropy(
-    student: Float[Tensor, "rows classes"], labels: Int[Tensor, "rows"], *, ignored: int = -100
+    student: Float[Tensor, "rows classes"], labels: Int[Tensor, "rows"], *, ignored: int = IGNORED
 ) -> Float[Tensor, ""]:
     """Mean over labelled rows of -log softmax(student)[label], in nats; 0 when no row has a label."""
     total = F.cross_entropy(student.float(), labels, ignore_index=ignored, reduction="sum")
     return total / (labels != ignored).sum().clamp(min=1)
+
+
+def softened(student: Tensor, teacher: Tensor, temperature: float, divergence: Divergence) -> Tensor:
+    """T² · mean over rows of a divergence of the softened distributions."""
+    p, q = (F.log_softmax(widened(logits) / temperature, dim=-1) for logits in (teacher, student))
+    return divergence(p, q).mean() * temperature**2
+
+
+def widened(logits: Tensor) -> Tensor:
+    """At least float32: in bf16 the tail of log-softmax is lost."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def allowed(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Both with 0 for what either forbids, and how many classes of each row neither does."""
+    own, taught = widened(student), widened(teacher)
+    gone = (own == -torch.inf) | (taught == -torch.inf)
+    return own.masked_fill(gone, 0), taught.masked_fill(gone, 0), (~gone).sum(-1)
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL of each row, from log-probabilities."""
+    return expected(p, p - q)
+
+
+def expected(p: Tensor, values: Tensor) -> Tensor:
+    """Σ p · values of each row, `p` as log-probabilities; where p is 0 nothing counts, not even NaN."""
+    return (p.exp() * values.masked_fill(p == -torch.inf, 0)).sum(-1)
+
+
+def mixed(p: Tensor, q: Tensor, share: float) -> Tensor:
+    """Log of share · p + (1 - share) · q, from log-probabilities."""
+    neither = (p == -torch.inf) & (q == -torch.inf)  # the gradient of logaddexp would be NaN
+    sides = (p.masked_fill(neither, 0) + math.log(share), q.masked_fill(neither, 0) + math.log1p(-share))
+    return torch.logaddexp(*sides).masked_fill(neither, -torch.inf)
+
+
+def split_at(column: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of (the class, any other) [rows, 2], and within the others [rows, classes]."""
+    own = log_p.gather(1, column)
+    others = log_p.scatter(1, column, -torch.inf)
+    total = others.logsumexp(-1, keepdim=True)
+    return torch.cat([own, total], -1), others - total
+
+
+DIVERGENCES: dict[str, Callable[..., Tensor]] = {
+    "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "jensen_shannon": jensen_shannon,
+    "skewed_kl": skewed_kl,
+    "skewed_reverse_kl": skewed_reverse_kl,
+    "total_variation": total_variation,
+    "soft_cross_entropy": soft_cross_entropy,
+    "decoupled_kl": decoupled_kl,
+    "logit_mse": logit_mse,
+    "logit_cosine": logit_cosine,
+}
