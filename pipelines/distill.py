@@ -171,7 +171,9 @@ def export_and_evaluate(
 
 
 def forms_of(config: DistillConfig) -> tuple[list["Target"], list["Target"]]:
-    """What the teacher is exported as, in float for the comparison, and the students."""
+    """What the teacher is exported as, in float for the comparison, and the students: in float too, so that the report
+    tells what few bits win on each runtime.
+    """
     from compress.export.targets import Target, formats_of
     from compress.quantize.schemes import scheme_of
     from pipelines.export import ALWAYS, rounded_targets
@@ -181,7 +183,7 @@ def forms_of(config: DistillConfig) -> tuple[list["Target"], list["Target"]]:
     floats = list(dict.fromkeys((*ALWAYS, *(each for each in (*formats, *own) if each.kind.floats))))
     if config.quantize.scheme:
         bits = scheme_of(config.quantize.scheme).stored
-        return floats, [*ALWAYS, *rounded_targets([each.format for each in (*formats, *own)], bits)]
+        return floats, [*floats, *rounded_targets([each.format for each in (*formats, *own)], bits)]
     dynamic = config.budget.asked and (config.budget.runtime, config.budget.precision) == ("onnxruntime", "int8")
     return floats, [*floats, *([Target("onnxruntime", 8)] if dynamic else [])]
 
