@@ -125,7 +125,7 @@ class DistillConfig:
         prune: How it is pruned.
         quantize: In how many bits it computes in the end, and how it is trained for that.
         export: Formats that the student is handed over in, beside its checkpoint: onnx, onnxruntime, openvino,
-            executorch, torchao, compressed-tensors, separated by commas.
+            executorch, litert, torchao, compressed-tensors, separated by commas.
         data: The texts.
         loss: What the student learns.
         train: How the student is trained.

@@ -32,8 +32,8 @@ class ExportConfig:
         parity: Texts on which an artefact in float is compared with the model; one in few bits is on all of them.
         max_length: Longest text in tokens.
         export: Formats to write beside the checkpoint: onnx (standard operators, for any runtime), onnxruntime
-            (operators joined for its CPU kernels), openvino, executorch, torchao or compressed-tensors (quantized
-            checkpoints).
+            (operators joined for its CPU kernels), openvino, executorch, litert, torchao or compressed-tensors
+            (quantized checkpoints).
         dynamic: Also ONNX Runtime's own dynamic int8, of a model in float.
     """
 

@@ -6,7 +6,13 @@ from typing import Any
 Report = Mapping[str, Any]
 Row = Mapping[str, Any]
 
-RUNTIMES = {"pytorch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "executorch": "ExecuTorch"}
+RUNTIMES = {
+    "pytorch": "PyTorch",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "executorch": "ExecuTorch",
+    "litert": "LiteRT",
+}
 
 
 def runtime_text(entry: Row) -> str:

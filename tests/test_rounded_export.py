@@ -30,8 +30,9 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
 EVERYWHERE = [(scheme, name) for scheme in SCHEMES for name, form in FORMATS.items() if form.integers]
 HELD = [(scheme, name) for scheme, name in EVERYWHERE if scheme not in FORMATS[name].refuses]
 DECODERS = [("int8-dynamic", "compressed-tensors"), ("int4-dynamic", "compressed-tensors")]  # see their own tests
-TAKES_LONG = ("int4-dynamic", "executorch")
-MARKS = {TAKES_LONG: pytest.mark.slow}
+TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-weights", "litert")]
+FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")
+MARKS = dict.fromkeys(TAKES_LONG, pytest.mark.slow)
 HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in HELD if pair not in DECODERS]
 
 
@@ -64,8 +65,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     @cache
     def write(scheme: str, form: str) -> tuple[Source, Target, Path]:
         model, folder = source(scheme)
-        if form == "executorch":  # takes seconds a layer
+        if form in ("executorch", "litert"):  # take seconds a layer
             model, folder = made(scheme, num_hidden_layers=1), tmp_path_factory.mktemp(form)
+            model.tokenizer.model_max_length = 16
         assert model.rounding is not None
         target = Target(form, bits_of(model.rounding))
         write_targets(model, [target], folder)
@@ -80,7 +82,7 @@ def test_a_product_is_not_its_layers(scheme: str, form: str, files: Files):
     products = PROBES[form](source, target, folder, given())
     inside = form == "onnxruntime" and scheme == "int8-static"  # QAttention's own are inside it
     apart = (
-        6 if form in ("torchao", "executorch", "compressed-tensors") else 4
+        6 if form in ("torchao", "executorch", "litert", "compressed-tensors") else 4
     )  # queries, keys and values are one product of a graph or three
     layers = source.model.config.num_hidden_layers
     assert len(products) in ({14} if inside else {layers * apart + 2, layers * 6 + 2})
@@ -98,7 +100,7 @@ def test_a_file_answers_otherwise_than_the_model(scheme: str, form: str, files: 
     assert np.abs(found - expected).max() <= limit
     weights = sum(p.numel() for p in source.model.parameters() if p.dim() == 2)
     files_made = (folder / str(target)).iterdir()
-    size = sum(file.stat().st_size for file in files_made if file.suffix in (".onnx", ".bin", ".pte", ".safetensors"))
+    size = sum(file.stat().st_size for file in files_made if file.suffix in FILES)
     packed = scheme.startswith("int4") and form != "torchao"
     scales = 4 * sum(layer.scales.size for layer in source.layers.values())
     if form == "compressed-tensors":  # tables are floats there

@@ -64,6 +64,8 @@ def test_only_pipelines_talk_to_terminals_and_services(name: str):
         ("openvino", ["compress/export/openvino.py"]),
         ("onnx", ["compress/export/"]),
         ("executorch", ["compress/export/executorch.py"]),
+        ("litert_torch", ["compress/export/litert.py"]),
+        ("ai_edge_litert", ["compress/export/litert.py", "compress/export/tflite.py"]),
         ("compressed_tensors", ["compress/export/compressed.py"]),
         ("torchao", ["compress/export/torchao.py", "compress/export/executorch.py", "compress/precision.py"]),
     ],

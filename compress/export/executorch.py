@@ -51,7 +51,7 @@ def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
 
     check_library()
     model = with_integers(source) if rounded else source.model
-    axes = {0: torch.export.Dim("batch", min=1, max=MOST), 1: torch.export.Dim("length", min=2, max=longest(source))}
+    axes = {0: torch.export.Dim("batch", min=1, max=MOST), 1: torch.export.Dim("length", min=2, max=source.longest)}
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in source.inputs)
     program = lowered(logits_only(model, source.inputs), example, {"tensors": tuple(axes for _ in example)})
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,14 +74,6 @@ def lowered(model: "nn.Module", example: "tuple[torch.Tensor, ...]", axes: Any =
             return bytes(edge.to_executorch().buffer)
     except Exception as error:  # noqa: BLE001 - its passes raise errors of any class
         raise ArtefactError(f"executorch: the model can't be exported: {error}") from error
-
-
-def longest(source: "Source") -> int:
-    """Tokens that fit into the model's positions and the tokenizer's own limit."""
-    config = source.model.config
-    most = int(getattr(config, "max_position_embeddings", 512))
-    first = (config.pad_token_id or 0) + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
-    return min(most - first, source.tokenizer.model_max_length)
 
 
 def with_integers(source: "Source") -> Any:

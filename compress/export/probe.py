@@ -66,6 +66,13 @@ def probe_executorch(source: Source, target: Target, folder: Path, inputs: Input
     return probe(source, inputs)
 
 
+def probe_litert(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
+    from compress.export.litert import FILE as OWN
+    from compress.export.litert import probe
+
+    return probe(folder / str(target) / OWN, source, inputs)
+
+
 @torch.inference_mode()
 def probe_checkpoint(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
     """Of the linear layers of the checkpoint, loaded again."""
@@ -89,6 +96,7 @@ PROBES: dict[str, Probe] = {
     "onnxruntime": probe_onnx,
     "openvino": probe_openvino,
     "executorch": probe_executorch,
+    "litert": probe_litert,
     "torchao": probe_checkpoint,
     "compressed-tensors": probe_checkpoint,
 }

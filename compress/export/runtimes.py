@@ -28,6 +28,10 @@ def open_export(target: Target | str, folder: Path, threads: int) -> Any:
         from compress.export.executorch import ExecutorchModel
 
         return ExecutorchModel(folder, threads)
+    if runtime == "litert":
+        from compress.export.litert import LitertModel
+
+        return LitertModel(folder, threads)
     from compress.export.huggingface import TorchModel
 
     return TorchModel(folder)

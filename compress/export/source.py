@@ -30,6 +30,14 @@ class Source:
         """Names of the tensors it reads, each [batch, length] int64."""
         return input_names(self.model.config)
 
+    @property
+    def longest(self) -> int:
+        """Tokens that fit into the model's positions and the tokenizer's own limit."""
+        config = self.model.config
+        most = int(getattr(config, "max_position_embeddings", 512))
+        first = (config.pad_token_id or 0) + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
+        return min(most - first, self.tokenizer.model_max_length)
+
     @cached_property
     def layers(self) -> dict[str, Layer]:
         """The numbers of its rounded layers by name."""

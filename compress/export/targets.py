@@ -10,6 +10,7 @@ FLOAT = 32
 EXTRAS = {  # formats whose library is an extra of this package of the same name -> what is imported of it
     "openvino": "openvino",
     "executorch": "executorch",
+    "litert": "litert_torch",
     "compressed-tensors": "compressed_tensors",
 }
 
@@ -57,6 +58,16 @@ FORMATS: Mapping[str, Format] = {
                 "would be computed in float; int8-dynamic is for it",
                 "int8-weights": "XNNPACK has no product of floats with bytes; int8-dynamic is for it",
                 "int4-weights": "XNNPACK has no product of floats with 4 bits; int4-dynamic is for it",
+            },
+        ),
+        Format(
+            "litert",
+            "litert",
+            refuses={
+                "int8-static": "XNNPACK's products of static bytes give bytes, the scheme's give floats, and LiteRT's "
+                "own with 32-bit integers take longer than products of floats; int8-dynamic is for it",
+                "int4-weights": "LiteRT has no product of floats with 4 bits in groups: unfolded before it they would "
+                "be as large as floats and several times as slow; int4-dynamic is for it",
             },
         ),
         Format(

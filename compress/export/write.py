@@ -108,6 +108,12 @@ def write_executorch(source: Source, target: Target, folder: Path) -> None:
     export_executorch(source, folder / str(target), rounded=target.rounded)
 
 
+def write_litert(source: Source, target: Target, folder: Path) -> None:
+    from compress.export.litert import export_litert
+
+    export_litert(source, folder / str(target), rounded=target.rounded)
+
+
 def write_torchao(source: Source, target: Target, folder: Path) -> None:
     from compress.export.torchao import export_torchao
 
@@ -126,6 +132,7 @@ WRITERS: dict[str, Write] = {
     "onnxruntime": write_onnxruntime,
     "openvino": write_openvino,
     "executorch": write_executorch,
+    "litert": write_litert,
     "torchao": write_torchao,
     "compressed-tensors": write_compressed,
 }

@@ -1,0 +1,44 @@
+"""Classifies texts with what a run left in student/litert-int8 (or litert), without torch or transformers.
+
+    python examples/serve_litert.py runs/few-bits/student/litert-int8 "Where is my card?" "Top up failed"
+
+Needs: pip install ai-edge-litert tokenizers numpy. LiteRT's Java, Swift and C++ run the same file.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter
+from tokenizers import Tokenizer
+
+
+class Classifier:
+    def __init__(self, folder: Path):
+        config = json.loads((folder / "config.json").read_text())
+        self.labels = [config["id2label"][str(i)] for i in range(len(config["id2label"]))]
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.interpreter = Interpreter(str(folder / "model.tflite"), num_threads=1)
+        # Shapes are fixed: a signature a length, as tokens_16, on the same weights.
+        self.signatures = {int(name.split("_")[1]): name for name in self.interpreter.get_signature_list()}
+        self.tokenizer.enable_truncation(min(128, max(self.signatures)))
+
+    def __call__(self, text: str) -> tuple[str, float]:
+        """(label, probability)"""
+        row = self.tokenizer.encode(text)
+        length = min(length for length in self.signatures if length >= len(row.ids))
+        row.pad(length)
+        run = self.interpreter.get_signature_runner(self.signatures[length])
+        fields = {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
+        logits = run(**{name: np.asarray([fields[name]], np.int32) for name in run.get_input_details()})["logits"][0]
+        chances = np.exp(logits - logits.max())
+        best = int(chances.argmax())
+        return self.labels[best], float(chances[best] / chances.sum())
+
+
+if __name__ == "__main__":
+    classifier = Classifier(Path(sys.argv[1]))
+    for text in sys.argv[2:]:
+        label, chance = classifier(text)
+        print(f"{label}\t{chance:.3f}\t{text}")
