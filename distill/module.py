@@ -1,6 +1,7 @@
 """The one LightningModule: a student, the objectives, and a source of teacher signals."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import lightning
@@ -11,12 +12,13 @@ from torch.optim import Optimizer
 from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 
+from distill.attention import Vectors, watching
 from distill.data.encode import IGNORED
 from distill.data.share import counts, spoken_of
 from distill.errors import InputError
 from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
-from distill.losses.config import DYNAMIC, LossConfig, layer_pairs
-from distill.losses.features import DISTANCES
+from distill.losses.config import DYNAMIC, LayerSizes, Lessons, LossConfig, lessons
+from distill.losses.features import DISTANCES, attention_scores
 from distill.losses.logits import cross_entropy
 from distill.losses.matching import layer_distances, rising_map
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
@@ -27,6 +29,12 @@ from distill.training import TrainConfig
 
 Batch = dict[str, Tensor]
 Signals = Callable[[Batch], Mapping[str, Any]]
+LAYERED = ("hidden", "attention", "relations")  # terms on layers
+SIGNALS = {"hidden": "hidden states", "relations": "queries, keys and values"}
+
+
+def sizes_of(config: Any) -> LayerSizes:
+    return LayerSizes(config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
 
 
 def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
@@ -67,7 +75,7 @@ class DistillationModule(lightning.LightningModule):
             None where the batches carry them (`TextDataModule(signals=reader)` reads ahead).
         metric: Updated with (predicted classes [rows], labels [rows]) on the validation split; a row is a sample, or
             a position where the student has logits for every token.
-        teacher_sizes: (layers, width) of the teacher's hidden states, for the `hidden` term.
+        teacher_sizes: (layers, width, heads) of the teacher, for the terms on its layers; the heads for `attention`.
         shard_optimizer: Copies of the student keep a part of the optimizer's state each (ZeRO-1).
         stages: Where the student is one stage of a pipeline: what runs all of them.
 
@@ -84,7 +92,7 @@ class DistillationModule(lightning.LightningModule):
         train: TrainConfig,
         signals: Signals | None = None,
         metric: Metric | None = None,
-        teacher_sizes: tuple[int, int] | None = None,
+        teacher_sizes: tuple[int, ...] | None = None,
         shard_optimizer: bool = False,
         stages: PipelineTrainer | None = None,
     ):
@@ -92,26 +100,30 @@ class DistillationModule(lightning.LightningModule):
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
         self.make_optimizer: Callable[..., Optimizer] | None = None  # in the place of AdamW, called like it
-        if stages is not None and loss.hidden:
-            raise InputError(
-                "loss.hidden: a student in pipeline stages has no process with all its hidden states; use kl"
-            )
-        self.pairs: list[tuple[int, int]] = []  # of a dynamic layer map all that can be matched
+        self.lessons = self._lessons(teacher_sizes)  # of a dynamic layer map all that can be matched
         self.matched: list[tuple[int, int]] = []  # of a dynamic layer map those of the last step
         self.projections = nn.ModuleList()
-        if loss.hidden:
-            self._build_projections(teacher_sizes)
+        if loss.hidden and teacher_sizes is not None:
+            self._build_projections(teacher_sizes[1])
         if train.freeze_embeddings:
             student.get_input_embeddings().weight.requires_grad_(False)
 
-    def _build_projections(self, teacher_sizes: tuple[int, int] | None) -> None:
+    def _lessons(self, teacher_sizes: tuple[int, ...] | None) -> Lessons:
+        asked = [name for name in LAYERED if getattr(self.loss, name)]
+        if not asked:
+            return Lessons()
+        if self.stages is not None:
+            raise InputError(
+                f"loss.{asked[0]}: a student in pipeline stages has no process with all its layers; use kl"
+            )
         if teacher_sizes is None:
-            raise InputError("loss.hidden: the sizes of the teacher's hidden states are needed, and none were given")
-        layers, width = teacher_sizes
-        self.pairs = layer_pairs(self.loss.layer_map, self.student.config.num_hidden_layers, layers)
-        own = self.student.config.hidden_size
+            raise InputError(f"loss.{asked[0]}: the sizes of the teacher are needed, and none were given")
+        return lessons(self.loss, sizes_of(self.student.config), LayerSizes(*teacher_sizes))
+
+    def _build_projections(self, width: int) -> None:
+        own, pairs = self.student.config.hidden_size, self.lessons.hidden
         dynamic = self.loss.layer_map == DYNAMIC
-        for _ in {s for s, _ in self.pairs} if dynamic else self.pairs:
+        for _ in {s for s, _ in pairs} if dynamic else pairs:
             self.projections.append(nn.Identity() if own == width else nn.Linear(own, width, bias=False))
 
     def forward(self, batch: Batch, **kwargs: Any) -> Any:
@@ -124,9 +136,12 @@ class DistillationModule(lightning.LightningModule):
 
     def terms(self, batch: Batch) -> dict[str, Tensor]:
         """Values of the terms on a batch, unweighted; of a share of a batch, scaled by it."""
-        out = self(batch, output_hidden_states=bool(self.pairs))
+        watched: AbstractContextManager[list[Vectors]] = (
+            watching(self.student) if self.lessons.vector_layers else nullcontext([])
+        )
+        with watched as caught:
+            out = self(batch, output_hidden_states=bool(self.lessons.hidden))
         signals = self.signals_of(batch)
-        hidden = self._hidden_pairs(batch, out.hidden_states, signals["hidden"]) if self.pairs else []
         given = {name: value.to(out.logits.device) for name, value in signals.items() if isinstance(value, Tensor)}
         terms = loss_terms(
             self.loss,
@@ -134,19 +149,36 @@ class DistillationModule(lightning.LightningModule):
             rows_of(batch, batch["labels"], 1),
             batch["attention_mask"],
             {name: rows_of(batch, value, 2) for name, value in given.items()},
-            hidden,
+            self._layer_pairs(batch, out, caught, signals),
         )
-        return shared(terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
+        return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
+
+    def _layer_pairs(
+        self, batch: Batch, out: Any, own: Sequence[Vectors], signals: Mapping[str, Any]
+    ) -> dict[str, list[tuple[Tensor, Tensor]]]:
+        """What of both models' layers is compared, (student's, teacher's) by term."""
+        taught, heads, found = signals.get("relations", {}), self.student.config.num_attention_heads, {}
+        if self.lessons.hidden:
+            found["hidden"] = self._hidden_pairs(batch, out.hidden_states, signals["hidden"])
+        if self.lessons.attention:
+            found["attention"] = [
+                (attention_scores(own[s][0], own[s][1], heads), attention_scores(taught[t][0], taught[t][1], heads))
+                for s, t in self.lessons.attention
+            ]
+        if self.lessons.relations:
+            (s, t), *_ = self.lessons.relations
+            found["relations"] = list(zip(own[s], taught[t], strict=True))
+        return found
 
     def _hidden_pairs(
         self, batch: Batch, own: Sequence[Tensor], taught: Mapping[int, Tensor] | Sequence[Tensor]
     ) -> list[tuple[Tensor, Tensor]]:
         """Hidden states to compare, (student's, teacher's) by pair, the student's projected."""
         if self.loss.layer_map != DYNAMIC:
-            mapped = zip(self.projections, self.pairs, strict=True)
+            mapped = zip(self.projections, self.lessons.hidden, strict=True)
             return [(project(own[s]), taught[t]) for project, (s, t) in mapped]
         projected = [project(each) for project, each in zip(self.projections, own, strict=True)]
-        self.matched = self._nearest(batch, projected, [taught[t] for t in range(self.pairs[-1][1] + 1)])
+        self.matched = self._nearest(batch, projected, [taught[t] for t in self.lessons.hidden_layers])
         return [(projected[s], taught[t]) for s, t in self.matched]
 
     def _nearest(self, batch: Batch, projected: Sequence[Tensor], taught: Sequence[Tensor]) -> list[tuple[int, int]]:
@@ -164,15 +196,17 @@ class DistillationModule(lightning.LightningModule):
         if not self.loss.needs_teacher:
             return {}
         if "signals" not in batch and self.signals is None:
-            raise InputError("loss: the kl and hidden terms need a teacher, and no signals were given")
+            raise InputError("loss: terms that read the teacher need signals, and none were given")
         signals: Mapping[str, Any] = batch["signals"] if "signals" in batch else self.signals(batch)  # type: ignore
-        for _, layer in self.pairs:
-            held = signals.get("hidden", {})
-            if layer not in (held if isinstance(held, Mapping) else range(len(held))):
-                raise InputError(
-                    f"loss.hidden: the teacher's signals hold no hidden states of layer {layer}; use "
-                    'OnlineTeacher(model, ("logits", "hidden")), or a cache with that layer'
-                )
+        read = {"hidden": self.lessons.hidden_layers, "relations": self.lessons.vector_layers}
+        for name, layers in read.items():
+            held = signals.get(name, {})
+            for layer in layers:
+                if layer not in (held if isinstance(held, Mapping) else range(len(held))):
+                    raise InputError(
+                        f"loss: the teacher's signals hold no {SIGNALS[name]} of layer {layer}; use "
+                        f'OnlineTeacher(model, ("logits", "{name}")), or a cache with that layer'
+                    )
         return signals
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -200,7 +234,7 @@ class DistillationModule(lightning.LightningModule):
                 self.loss, rows_of(own, logits, 2), rows_of(own, own["labels"], 1), own["attention_mask"], given
             )
             shares = {name: count / max(whole[name], 1) * own_share[name] for name, count in counts(own).items()}
-            return weighted_sum(self.loss, shared(terms, shares)) / accumulated
+            return weighted_sum(self.loss, shared(self.loss, terms, shares)) / accumulated
 
         total = stages.step(batch, targets, loss).sum() * accumulated
         if self._is_logged():

@@ -24,6 +24,7 @@ class KeepConfig:
         step: Of `topk`: grid of the log-probabilities in nats.
         layers: Of `hidden` and `relations`: numbers joined by commas; 0 of `hidden` is the embeddings' output, 0 of
             `relations` the first layer. `last` is the last.
+        vectors: Of `relations`, where they are others than `layers`.
         dtype: Of `logits` and `embedding`.
         temperature: Of `topk` and `sampled`: the logits are divided by it. Of `generated`: 0 takes the likeliest.
         new_tokens: Of `generated`: most tokens a sequence.
@@ -35,6 +36,7 @@ class KeepConfig:
     k: int = 64
     step: float = 0.125
     layers: str = "last"
+    vectors: str = ""
     dtype: Literal["float32", "float16"] = "float32"
     temperature: float | None = None
     new_tokens: int = 64

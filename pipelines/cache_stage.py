@@ -4,11 +4,12 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig
 
 from distill.data.config import DataConfig
 from distill.layout import Layout
-from distill.losses.config import LossConfig, layer_pairs
+from distill.losses.config import LayerSizes, LossConfig, lessons
+from distill.module import sizes_of
 from distill.sharding.mesh import mesh_of
 from pipelines.cache_config import KeepConfig, WriteConfig
 from pipelines.cache_task import prepare, record
@@ -23,12 +24,13 @@ TASK: Final = "text-classification"
 
 
 def cache_stage(
-    run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, student_layers: int, layout: Layout
+    run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, student: LayerSizes, layout: Layout
 ) -> Artefact:
     """Writes `cache/`; `python -m pipelines.cache` reads, verifies and rebuilds it like any other."""
     own = AutoConfig.from_pretrained(teacher.folder / MODEL) if teacher.digest else None
-    keep = kept_for(config.loss, own, student_layers, pruned=config.budget.asked) if own else KeepConfig()
+    keep = kept_for(config.loss, sizes_of(own), student, pruned=config.budget.asked) if own else KeepConfig()
     settings = {"signals": keep.signals, "layers": keep.layers, "max_length": config.data.max_length}
+    settings |= {"vectors": keep.vectors} if keep.vectors else {}
 
     def work(folder: Path) -> dict[str, Any]:
         unlabelled = data.folder / "unlabelled.parquet"
@@ -52,17 +54,22 @@ def cache_stage(
     return run.stage("cache", settings, {"data": data, "teacher": teacher}, work, together=True)
 
 
-def kept_for(loss: LossConfig, teacher: PretrainedConfig, student_layers: int, *, pruned: bool = False) -> KeepConfig:
-    """Logits, and the hidden states that the layer map names: for `dynamic` those of every layer.
+def kept_for(loss: LossConfig, teacher: LayerSizes, student: LayerSizes, *, pruned: bool = False) -> KeepConfig:
+    """Logits, and what the terms read of layers: for the map `dynamic` hidden states of every layer.
 
     A student that is `pruned` may end with fewer layers, which an even map pairs with others.
     """
-    if not loss.hidden:
-        return KeepConfig(signals="logits")
-    depths = range(1, student_layers + 1) if pruned and loss.layer_map == "uniform" else (student_layers,)
-    found = {t for depth in depths for _, t in layer_pairs(loss.layer_map, depth, teacher.num_hidden_layers)}
-    layers = ",".join(map(str, sorted(found)))
-    return KeepConfig(signals="logits,hidden" if loss.kl else "hidden", layers=layers)
+    depths = range(1, student.layers + 1) if pruned and loss.layer_map == "uniform" else (student.layers,)
+    read = [lessons(loss, student._replace(layers=depth), teacher) for depth in depths]
+    hidden, vectors = (sorted({layer for each in read for layer in getattr(each, name)}) for name in LAYERS)
+    return KeepConfig(
+        signals=",".join(loss.teacher_answers),
+        layers=",".join(map(str, hidden)) or "last",
+        vectors=",".join(map(str, vectors)),
+    )
+
+
+LAYERS = ("hidden_layers", "vector_layers")
 
 
 def from_inside(made_from: dict[str, Any], output: Path, folder: Path) -> dict[str, Any]:

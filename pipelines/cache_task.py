@@ -206,7 +206,9 @@ def make_signal(name: str, task: str, keep: KeepConfig, own: PretrainedConfig, s
         "topk": lambda: TopK(vocabulary, k=keep.k, step=keep.step, temperature=temperature),
         "sampled": lambda: Sampled(vocabulary, draws=keep.draws, temperature=temperature, seed=seed),
         "hidden": lambda: Hidden(own.hidden_size, layers=layers_of(keep.layers, own.num_hidden_layers)),
-        "relations": lambda: Relations(own.hidden_size, layers=layers_of(keep.layers, own.num_hidden_layers - 1)),
+        "relations": lambda: Relations(
+            own.hidden_size, layers=layers_of(keep.vectors or keep.layers, own.num_hidden_layers - 1)
+        ),
         "generated": lambda: Generated(
             vocabulary, new_tokens=keep.new_tokens, temperature=keep.temperature or 0.0, seed=seed
         ),

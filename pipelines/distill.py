@@ -76,12 +76,13 @@ def check_inputs(config: DistillConfig) -> Path:
     from transformers import AutoConfig
 
     from compress.prune.checkpoint import admit
-    from distill.losses.config import layer_pairs
+    from distill.losses.config import lessons
+    from distill.module import sizes_of
     from distill.student.spec import is_relative
     from distill.tasks.text_classification import check_task
     from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
     from pipelines.given import check_in_float
-    from pipelines.teaching import student_layers
+    from pipelines.teaching import config_of_student
 
     source = checkpoint_folder(config.teacher.model)
     admit(source)
@@ -97,9 +98,7 @@ def check_inputs(config: DistillConfig) -> Path:
         check_task(AutoConfig.from_pretrained(folder), config.student.spec)
         if config.quantize.scheme:
             check_in_float(folder, "student")
-    layers = student_layers(config, source)
-    if config.loss.hidden:
-        layer_pairs(config.loss.layer_map, layers, teacher.num_hidden_layers)
+    lessons(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     return source
 
 
@@ -107,13 +106,14 @@ def road(
     run: "Run", config: DistillConfig, source: Path, layouts: "Layouts"
 ) -> tuple[dict[str, "Artefact"], list["Trained"]]:
     """Every stage up to the evaluation, or to the one that is to be the last, in order; and the students."""
+    from distill.module import sizes_of
     from pipelines.cache_stage import cache_stage
     from pipelines.data import data_stage
     from pipelines.precision import chosen_precision
     from pipelines.stage import content_hash
     from pipelines.students import check_schedule, train_students
     from pipelines.teacher import load_source, teacher_stage
-    from pipelines.teaching import student_layers
+    from pipelines.teaching import config_of_student
 
     made: dict[str, Artefact] = {}
     digest = content_hash(source)
@@ -124,9 +124,8 @@ def road(
     if config.until == "teacher":
         return made, []
     if config.loss.needs_teacher and config.teacher.signals == "cached":
-        made["cache"] = cache_stage(
-            run, config, made["data"], made["teacher"], student_layers(config, source), layouts.teacher
-        )
+        own = sizes_of(config_of_student(config, source))
+        made["cache"] = cache_stage(run, config, made["data"], made["teacher"], own, layouts.teacher)
     if config.until == "cache":
         return made, []
     students, stages = train_students(run, config, made, precision, layouts)

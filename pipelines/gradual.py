@@ -87,12 +87,12 @@ def close_stage(
     """Writes `model/`: the start without the units that closed in `epochs` epochs of training on the cached signals,
     and `shape.json`: those that stayed, as many of each axis as in the shape, and of the layers the same.
 
-    Hidden states aren't compared with the teacher's while they lose coordinates and layers: `loss.hidden` is left out.
+    Layers aren't compared with the teacher's while they lose coordinates, or go themselves.
 
     Raises:
         CompressError: The model without the units isn't the model with closed gates.
     """
-    config = replace(config, train=closing_train(config.train, epochs), loss=replace(config.loss, hidden=0.0))
+    config = replace(config, train=closing_train(config.train, epochs), loss=config.loss.of_outputs)
     settings = {
         "loss": vars(config.loss),
         "train": training_settings(config, "train"),

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig
 
 from distill.data.splits import load_splits
+from distill.module import sizes_of
 from distill.student.build import student_config
 from distill.student.spec import is_relative
 from distill.teacher.cache import Dense
@@ -42,7 +43,7 @@ def planned_sizes(config: DistillConfig, source: Path) -> list[tuple[str, str]]:
 
 def cached_bytes(config: DistillConfig, teacher: PretrainedConfig, student: PretrainedConfig) -> float:
     """Most that a text takes in the cache."""
-    keep = kept_for(config.loss, teacher, student.num_hidden_layers)
+    keep = kept_for(config.loss, sizes_of(teacher), sizes_of(student))
     signals = [make_signal(name, TASK, keep, teacher, 0) for name in keep.signals.split(",")]
     each = sum(s.nominal_bytes() * (1 if isinstance(s, Dense) else config.data.max_length) for s in signals)
     return each + ROW_BYTES + len(signals) * SIGNAL_BYTES

@@ -223,9 +223,9 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
                 built[str(number)] = build(small, tokenizer, target_for(config.budget), place, texts, scheme)
                 advance(1)
         found = time_together(built, config.budget)
-        costs = fit_costs(outlines, [found[str(i)].median_ms for i in range(len(outlines))])
+        costs = fit_costs(outlines, [found[str(i)].best_ms for i in range(len(outlines))])
         rows = [measured_row(outline, found[str(i)], built[str(i)].bytes) for i, outline in enumerate(outlines)]
-        teacher_ms = found["teacher"].median_ms
+        teacher_ms = found["teacher"].best_ms
         write_json(folder / COSTS, {"teacher": asdict(found["teacher"]), "costs": asdict(costs), "measured": rows})
         run.console.say(
             f"  costs: teacher {teacher_ms:.3f} ms; {len(rows)} sizes measured, the sum of parts is off by "
@@ -245,7 +245,7 @@ GOALS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a b
 
 
 def measured_row(outline: Outline, latency: Latency, size: int) -> dict[str, Any]:
-    return asdict(outline) | {"median_ms": latency.median_ms, "p90_ms": latency.p90_ms, "bytes": size}
+    return asdict(outline) | {"best_ms": latency.best_ms, "p90_ms": latency.p90_ms, "bytes": size}
 
 
 def read_sizes(costs: Artefact) -> CostModel:
@@ -258,4 +258,4 @@ def read_sizes(costs: Artefact) -> CostModel:
 def read_costs(costs: Artefact) -> tuple[CostModel, float]:
     """The fitted costs, and the teacher's milliseconds."""
     about = json.loads((costs.folder / COSTS).read_text())
-    return CostModel(tuple(about["costs"]["coefficients"]), about["costs"]["error"]), about["teacher"]["median_ms"]
+    return CostModel(tuple(about["costs"]["coefficients"]), about["costs"]["error"]), about["teacher"]["best_ms"]

@@ -66,7 +66,7 @@ def quantize_stage(
     config = replace(config, train=replace(config.train, epochs=how.epochs, learning_rate=how.learning_rate))
     settings = {
         "quantize": asdict(how),
-        "loss": vars(config.loss),
+        "loss": vars(config.loss.of_outputs),
         "train": training_settings(config, "train"),
         "precision": precision,
         "max_length": config.data.max_length,
@@ -92,7 +92,10 @@ def quantize_stage(
             lightning.seed_everything(run.seed, verbose=False)
             metrics |= fit(
                 DistillationModule(
-                    model, loss=config.loss, train=config.train, metric=TextClassification(splits.labels).metric()
+                    model,
+                    loss=config.loss.of_outputs,
+                    train=config.train,
+                    metric=TextClassification(splits.labels).metric(),
                 ),
                 texts,
                 folder,

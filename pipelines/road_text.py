@@ -129,7 +129,7 @@ def met(report: Report, student: Mapping[str, Any]) -> tuple[float, float]:
     the shape where the evaluation was under other conditions.
     """
     last = student["measurements"][-1]
-    return evaluated(report, student) or (last["speedup"], last["median_ms"])
+    return evaluated(report, student) or (last["speedup"], last["best_ms"])
 
 
 def evaluated(report: Report, student: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -137,7 +137,7 @@ def evaluated(report: Report, student: Mapping[str, Any]) -> tuple[float, float]
     entry = entry_of(report, student["name"], wanted["precision"])
     for latency, speedup in (("latency", "speedup"), ("latency_batched", "speedup_batched")):
         if entry and entry.get(speedup) and evaluated_alike(wanted, entry[latency]):
-            return entry[speedup]["vs_teacher_same_runtime"], entry[latency]["median_ms"]
+            return entry[speedup]["vs_teacher_same_runtime"], entry[latency]["best_ms"]
     return None
 
 

@@ -17,7 +17,7 @@ from distill.data.batches import Signals
 from distill.data.encode import Batch
 from distill.data.module import TextDataModule
 from distill.data.splits import Splits
-from distill.module import DistillationModule
+from distill.module import DistillationModule, sizes_of
 from distill.student.build import build_student
 from distill.student.spec import is_relative
 from distill.tasks.text_classification import TextClassification, check_task
@@ -71,7 +71,6 @@ def student_stage(
 
     def work(folder: Path) -> dict[str, Any]:
         source, splits = teacher.folder / MODEL, read_data(data)
-        sizes_of_teacher = AutoConfig.from_pretrained(source)
         tokenizer = tokenizer_of(pruned.start if pruned is not None else source)
         task = TextClassification(splits.labels)
 
@@ -95,7 +94,7 @@ def student_stage(
             loss=config.loss,
             train=config.train,
             metric=task.metric(),
-            teacher_sizes=(sizes_of_teacher.num_hidden_layers, sizes_of_teacher.hidden_size),
+            teacher_sizes=sizes_of(AutoConfig.from_pretrained(source)),
             shard_optimizer=layout.zero == 1,
             stages=stages_of(student, layout, mesh),
             signals=asked_as(config, source, layouts.teacher) if in_step else None,

@@ -170,6 +170,13 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
         check_one_process(
             "quantize", "several were never tried; train without --devices, or leave the scheme out", config, layouts
         )
+    if config.loss.attention or config.loss.relations:
+        for whose, layout in (("student", layouts.student), ("teacher", layouts.teacher)):
+            if layout.tp > 1 or layout.pp > 1:
+                raise InputError(
+                    f"loss.attention, loss.relations: expected a {whose} with all heads on each process, found "
+                    f"{layout}: a process would compare its own part only; use fsdp"
+                )
     if not MODES[precision].stock:
         check_one_process(f"machine.precision {precision}", "several were never tried", config, layouts)
     if not config.budget.asked:

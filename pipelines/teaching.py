@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from distill.layout import Layout
-from distill.losses.config import LossConfig, layer_pairs
+from distill.losses.config import Lessons, LossConfig, lessons
+from distill.module import sizes_of
 from distill.sharding.mesh import mesh_of
 from distill.sharding.pipeline import PipelineForward
 from distill.student.build import student_config
@@ -62,18 +63,19 @@ def dismiss_teacher(world: World) -> None:
 def teach(world: World, config: DistillConfig, layout: Layout) -> None:
     """What a process of the teacher's own does: it waits to be called, then answers until the students have finished.
 
-    Answers carry the hidden states that the loss reads, and no others.
+    Answers carry what the loss reads of layers, and of no others.
     """
     source = world.everyone.get(TEACHER)
     if not source:
         return
     world.everyone.note("answering as the teacher")
-    teacher, wanted = asked_as(config, Path(source), layout), taught_layers(config, Path(source))
+    teacher, wanted = asked_as(config, Path(source), layout), lessons_of(config, Path(source))
 
     def answer(batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
         found = dict(teacher(batch))
-        if wanted:
-            found["hidden"] = {layer: found["hidden"][layer] for layer in wanted}
+        for name, layers in (("hidden", wanted.hidden_layers), ("relations", wanted.vector_layers)):
+            if layers:
+                found[name] = {layer: found[name][layer] for layer in layers}
         return found
 
     serve(world.bridge, answer)
@@ -81,17 +83,14 @@ def teach(world: World, config: DistillConfig, layout: Layout) -> None:
         teacher.finish()
 
 
-def taught_layers(config: DistillConfig, source: Path) -> list[int]:
-    """Layers of the teacher whose hidden states the loss reads."""
-    if not config.loss.hidden:
-        return []
-    teacher = AutoConfig.from_pretrained(source)
-    pairs = layer_pairs(config.loss.layer_map, student_layers(config, source), teacher.num_hidden_layers)
-    return sorted({layer for _, layer in pairs})
+def lessons_of(config: DistillConfig, source: Path) -> Lessons:
+    """Layers of the teacher that the loss reads."""
+    own = sizes_of(config_of_student(config, source))
+    return lessons(config.loss, own, sizes_of(AutoConfig.from_pretrained(source)))
 
 
-def student_layers(config: DistillConfig, source: Path) -> int:
-    """How many layers the student will have."""
+def config_of_student(config: DistillConfig, source: Path) -> PretrainedConfig:
+    """Of the student as it will be."""
     if is_relative(config.student.spec):
-        return student_config(AutoConfig.from_pretrained(source), config.student.spec).num_hidden_layers
-    return AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student")).num_hidden_layers
+        return student_config(AutoConfig.from_pretrained(source), config.student.spec)
+    return AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))

@@ -1,7 +1,7 @@
 """Short trainings of candidates side by side: the one that learns the teacher best is trained to the end."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,8 +28,8 @@ class Trial:
     def __init__(
         self, student: PreTrainedModel, data: TextDataModule, signals: Signals, loss: LossConfig, train: TrainConfig
     ):
-        # Hidden states are left out: candidates of other depths would be judged by other pairs of layers.
-        self.module = DistillationModule(student, loss=replace(loss, hidden=0.0), train=train, signals=signals)
+        # Layers are left out: candidates of other depths would be judged by other pairs of them.
+        self.module = DistillationModule(student, loss=loss.of_outputs, train=train, signals=signals)
         self.module.on_fit_start()
         self.optimizer = build_optimizer(student, [], train)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]

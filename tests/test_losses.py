@@ -211,7 +211,8 @@ def three_terms(config: LossConfig) -> tuple[dict[str, Tensor], list[Tensor]]:
     hidden = draw(3, 7, 6, seed=3) @ inner
     labels = torch.tensor([0, IGNORED, 4])
     pairs = [(hidden, draw(3, 7, 4, seed=4)), (2 * hidden, draw(3, 7, 4, seed=5))]
-    terms = loss_terms(config, hidden.mean(1) @ outer, labels, draw_mask(3, 7), {"logits": draw(3, 5, seed=6)}, pairs)
+    taught = {"logits": draw(3, 5, seed=6)}
+    terms = loss_terms(config, hidden.mean(1) @ outer, labels, draw_mask(3, 7), taught, {"hidden": pairs})
     return terms, [inner, outer]
 
 
@@ -269,7 +270,7 @@ def test_the_share_of_a_single_term_is_not_one():
         ({"kl": float("nan")}, "nan"),
         ({"temperature": 0.0}, "loss.temperature: expected more than 0, found 0.0"),
         ({"temperature": -2.0}, "loss.temperature"),
-        ({"hidden_kind": "l1"}, "loss.hidden_kind: expected mse or cosine, found 'l1'"),
+        ({"hidden_kind": "l1"}, "loss.hidden_kind: expected mse, cosine, normalized_mse, found 'l1'"),
         ({"layer_map": "every"}, "found 'every'"),
         ({"layer_map": "0:0,2"}, "found '0:0,2'"),
         ({"layer_map": "0:-1"}, "found '0:-1'"),

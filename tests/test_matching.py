@@ -12,7 +12,7 @@ import lightning
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertTokenizerFast, PreTrainedModel
+from transformers import BertTokenizerFast, PreTrainedModel
 
 from commands import refused, small_run
 from compress.prune.vocabulary import choose_words, count_words, prune_vocabulary
@@ -22,7 +22,7 @@ from distill.data.module import TextDataModule
 from distill.data.share import share_of
 from distill.data.splits import Examples, Splits
 from distill.errors import InputError
-from distill.losses.config import LossConfig, layer_pairs
+from distill.losses.config import LayerSizes, LossConfig, layer_pairs
 from distill.losses.features import DISTANCES, hidden_mse
 from distill.losses.matching import layer_distances, rising_map
 from distill.module import DistillationModule
@@ -307,7 +307,7 @@ def test_two_processes_match_other_layers_than_one(tmp_path, words):
     ],
 )
 def test_the_cache_lacks_layers_that_the_loss_reads(loss, pruned, layers):
-    kept = kept_for(loss, BertConfig(num_hidden_layers=6), 3, pruned=pruned)
+    kept = kept_for(loss, LayerSizes(6, 32, 4), LayerSizes(3, 32, 4), pruned=pruned)
     assert kept.layers == layers if layers else kept.signals == "logits"
 
 

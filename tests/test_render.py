@@ -20,8 +20,8 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
 def entry(name, runtime, score, params, size, ms, ratio, agreement):
-    def took(batch, median):
-        times = {"median_ms": median, "p10_ms": median * 0.93, "p90_ms": median * 1.21, "best_ms": median * 0.9}
+    def took(batch, best):
+        times = {"median_ms": best * 1.1, "p10_ms": best * 1.03, "p90_ms": best * 1.31, "best_ms": best}
         return {"batch": batch, "length": 14, "threads": 1, "repeats": 320} | times
 
     speedup = {"vs_teacher_pytorch": ratio * 1.1, "vs_teacher_same_runtime": ratio}
@@ -211,7 +211,7 @@ def test_untrained_teacher_renders(report):
 def test_other_runtimes_and_precisions_render(report):
     quantized = copy.deepcopy(report["models"][3])
     quantized |= {"runtime": "openvino", "precision": "int8", "latency_batched": None, "parity": None}
-    quantized["latency"]["median_ms"] = 0.61
+    quantized["latency"]["best_ms"] = 0.61
     quantized["speedup"] = {"vs_teacher_pytorch": 15.6, "vs_teacher_same_runtime": None}
     report["models"].append(quantized)
     text = Page(render_html(report, {})).text
@@ -324,7 +324,7 @@ def road_student(name, asked, figures, score):
         {"label": "width 288, layers 0:12x288, 5:12x128", "divergences": [2.604, 1.818, 1.285, 0.851, 0.893]},
     ]
     speedup = float(asked.removesuffix("x"))
-    fast = {"label": "", "teacher_ms": 4.6, "median_ms": 4.6 / (speedup * 1.01), "bytes": figures[4]}
+    fast = {"label": "", "teacher_ms": 4.6, "best_ms": 4.6 / (speedup * 1.01), "bytes": figures[4]}
     return {
         "name": name,
         "target": {"name": asked, "speedup": speedup, "latency_ms": 0.0},
@@ -419,7 +419,7 @@ def family_stages(folder):
 
     budget = {"runtime": "onnxruntime", "precision": "int8", "batch": 1, "length": 0, "threads": 1, "uniform": False}
     fitted = {"coefficients": [0.5, 0, 0, 0, 0.01, 0, 0.001, 0], "error": 0.02}
-    costs = {"teacher": {"median_ms": 5.0}, "costs": fitted}
+    costs = {"teacher": {"best_ms": 5.0}, "costs": fitted}
     start = {"student": "teacher", "vocabulary": True, "unseen": 0.002}
     stages = [
         made(folder, "data", {}, {}),

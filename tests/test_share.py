@@ -54,10 +54,10 @@ def test_shares_of_a_loss_differ_from_the_whole(ranks: int):
     def terms(part: dict) -> dict[str, torch.Tensor]:
         pairs = [(part["states"][:, 0], part["states"][:, 1])]
         logits = {"logits": part["teacher"]}
-        return loss_terms(config, part["student"], part["labels"], part["attention_mask"], logits, pairs)
+        return loss_terms(config, part["student"], part["labels"], part["attention_mask"], logits, {"hidden": pairs})
 
     parts = [share_of(batch, rank, ranks) for rank in range(ranks)]
-    found = [shared(terms(part), part["shares"]) for part in parts]
+    found = [shared(config, terms(part), part["shares"]) for part in parts]
     for name, expected in terms(batch).items():
         torch.testing.assert_close(torch.stack([each[name] for each in found]).mean(), expected)
 

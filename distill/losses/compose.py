@@ -1,6 +1,7 @@
 """The weighted sum of terms, and how much each pulls."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -8,12 +9,13 @@ from torch import Tensor
 
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.losses.features import DISTANCES
-from distill.losses.logits import cross_entropy, forward_kl
+from distill.losses.features import ATTENTIONS, DISTANCES, relation_kl
+from distill.losses.logits import DIVERGENCES, cross_entropy, forward_kl, soft_cross_entropy
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 
-MEAN_OVER = {"kl": "rows", "ce": "labels", "hidden": "tokens"}
-Hidden = Sequence[Float[Tensor, "batch length _"]]
+MEAN_OVER = {"kl": "rows", "ce": "labels", "hidden": "tokens", "attention": "tokens", "relations": "tokens"}
+Pair = tuple[Tensor, Tensor]
+NOTHING: Mapping[str, Sequence[Pair]] = {}
 
 
 def loss_terms(
@@ -22,37 +24,47 @@ def loss_terms(
     labels: Int[Tensor, "rows"],
     mask: Int[Tensor, "batch length"],
     teacher: Mapping[str, Tensor],
-    hidden_pairs: Sequence[tuple[Tensor, Tensor]] = (),
+    pairs: Mapping[str, Sequence[Pair]] = NOTHING,
 ) -> dict[str, Tensor]:
     """Value of every term whose weight isn't 0, unweighted.
 
-    `teacher` is read by the kl term alone, see `distribution_loss`. `hidden_pairs` are (student, teacher) hidden
-    states [batch, length, width], the student's already projected.
+    `teacher` is read by the kl term alone, see `distribution_loss`. `pairs` are (student's, teacher's) by term: of
+    `hidden` the states [batch, length, width], the student's already projected; of `attention` the scores
+    [batch, heads, length, length]; of `relations` vectors [batch, length, width of each], such as both's queries.
     """
     terms: dict[str, Tensor] = {}
     if config.kl:
-        terms["kl"] = distribution_loss(student_logits, teacher, config.temperature)
+        terms["kl"] = distribution_loss(student_logits, teacher, config.temperature, divergence(config, labels))
     if config.ce:
         terms["ce"] = cross_entropy(student_logits, labels)
     if config.hidden:
         distance = DISTANCES[config.hidden_kind]
-        terms["hidden"] = torch.stack([distance(s, t, mask) for s, t in hidden_pairs]).mean()
+        terms["hidden"] = torch.stack([distance(s, t, mask) for s, t in pairs["hidden"]]).mean()
+    if config.attention:
+        apart = ATTENTIONS[config.attention_kind]
+        terms["attention"] = torch.stack([apart(s, t, mask) for s, t in pairs["attention"]]).mean()
+    if config.relations:
+        found = [relation_kl(s, t, mask, heads=config.relation_heads) for s, t in pairs["relations"]]
+        terms["relations"] = torch.stack(found).mean()
     return terms
 
 
 def distribution_loss(
-    student_logits: Float[Tensor, "rows classes"], teacher: Mapping[str, Tensor], temperature: float
+    student_logits: Float[Tensor, "rows classes"],
+    teacher: Mapping[str, Tensor],
+    temperature: float,
+    dense: Callable[..., Tensor] = forward_kl,
 ) -> Float[Tensor, ""]:
     """The kl term by what is known of the teacher's distribution, in nats.
 
-    `teacher` holds `logits`: `forward_kl`; or `ids` and `weights`: `sampled_cross_entropy`, larger than the KL by the
+    `teacher` holds `logits`: `dense`; or `ids` and `weights`: `sampled_cross_entropy`, larger than the KL by the
     teacher's entropy; or `ids`, `log_probs` and `tail`: `topk_kl`.
 
     Raises:
-        InputError: None of these, or a sample or top-k with a temperature other than 1.
+        InputError: None of these, or a sample or top-k with a temperature other than 1 or for another divergence.
     """
     if "logits" in teacher:
-        return forward_kl(student_logits, teacher["logits"], temperature=temperature)
+        return dense(student_logits, teacher["logits"], temperature=temperature)
     if not teacher.keys() >= {"ids", "weights"} and not teacher.keys() >= {"ids", "log_probs", "tail"}:
         raise InputError(
             "loss.kl: expected the teacher's logits, ids and weights, or ids, log_probs and tail, found "
@@ -63,17 +75,36 @@ def distribution_loss(
             f"loss.temperature: expected 1.0, found {temperature}: a cached sample or top-k belongs to the temperature "
             "it was written at, and only the student would be softened"
         )
+    if dense not in (forward_kl, soft_cross_entropy):
+        raise InputError(
+            "loss.divergence: expected forward_kl, found another: a cached sample or top-k tells too little of the "
+            "teacher's distribution"
+        )
     if "weights" in teacher:
         return sampled_cross_entropy(student_logits, teacher["ids"], teacher["weights"])
     return topk_kl(student_logits, teacher["ids"], teacher["log_probs"], teacher["tail"])
 
 
-def shared(terms: Mapping[str, Tensor], shares: Mapping[str, float]) -> dict[str, Tensor]:
+def divergence(config: LossConfig, labels: Int[Tensor, "rows"]) -> Callable[..., Tensor]:
+    """The objective on the teacher's whole distribution that the config names."""
+    loss = DIVERGENCES[config.divergence]
+    if config.divergence == "decoupled_kl":
+        alpha, beta = config.decoupled
+        return partial(loss, labels=labels, alpha=alpha, beta=beta)
+    if config.divergence == "jensen_shannon":
+        return partial(loss, beta=config.beta)
+    if config.divergence in ("skewed_kl", "skewed_reverse_kl"):
+        return partial(loss, skew=config.skew)
+    return loss
+
+
+def shared(config: LossConfig, terms: Mapping[str, Tensor], shares: Mapping[str, float]) -> dict[str, Tensor]:
     """Terms of one process's rows scaled so that their average over the processes is that of the whole batch.
 
     `shares` are those of `distill.data.share.share_of`.
     """
-    return {name: value * shares[MEAN_OVER[name]] for name, value in terms.items()}
+    over = MEAN_OVER | ({"kl": "labels"} if config.divergence == "decoupled_kl" else {})
+    return {name: value * shares[over[name]] for name, value in terms.items()}
 
 
 def weighted_sum(config: LossConfig, terms: Mapping[str, Tensor]) -> Tensor:

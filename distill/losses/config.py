@@ -1,12 +1,16 @@
 """Which objectives, with what weight."""
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 from distill.errors import InputError
 
-TERMS = ("kl", "ce", "hidden")
+TERMS = ("kl", "ce", "hidden", "attention", "relations")
+DIVERGENCES = (
+    "forward_kl", "reverse_kl", "jensen_shannon", "skewed_kl", "skewed_reverse_kl", "total_variation",
+    "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
+)  # fmt: skip
 DYNAMIC = "dynamic"
 
 
@@ -15,11 +19,23 @@ class LossConfig:
     """Weights of the terms; a term of weight 0 is not computed.
 
     Args:
-        kl: Weight of the KL divergence from the teacher's softened distribution.
+        kl: Weight of the distance from the teacher's softened distribution; the KL divergence unless `divergence` says
+            another.
         ce: Weight of the cross-entropy with the labels.
         hidden: Weight of the distance between hidden states.
+        attention: Weight of the distance between attention scores; teacher and student need as many heads.
+        relations: Weight of the KL between relations of queries, keys and values (MiniLMv2).
         temperature: Softens both distributions of `kl`; the term is scaled by its square.
-        hidden_kind: `mse` or `cosine`.
+        divergence: What `kl` is: forward_kl, reverse_kl, jensen_shannon, skewed_kl, skewed_reverse_kl,
+            total_variation, soft_cross_entropy, decoupled_kl (DKD, needs labels), logit_mse or logit_cosine.
+        beta: The teacher's share of jensen_shannon's mixture.
+        skew: The share of the first distribution that skewed_kl mixes into the second.
+        decoupled: Weights of decoupled_kl's two parts: the label against the rest, and within the rest.
+        hidden_kind: `mse`, `cosine`, or `normalized_mse` (of vectors of length 1, patient KD).
+        attention_kind: `mse` of scores (TinyBERT) or `kl` of their softmax (MiniLM).
+        relation_heads: Heads that relations are cut into; it divides the widths of both models.
+        relation_layer: Layer of the teacher that the student's last one learns the relations of, the first is 1; 0 is
+            the last.
         layer_map: `uniform`, `last`, pairs student:teacher such as `0:0,2:6` (0 is the embeddings), or `dynamic`:
             in each step every layer of the student is matched to the nearest of the teacher's, in rising order.
     """
@@ -27,8 +43,20 @@ class LossConfig:
     kl: float = 1.0
     ce: float = 0.0
     hidden: float = 0.0
+    attention: float = 0.0
+    relations: float = 0.0
     temperature: float = 2.0
-    hidden_kind: Literal["mse", "cosine"] = "mse"
+    divergence: Literal[
+        "forward_kl", "reverse_kl", "jensen_shannon", "skewed_kl", "skewed_reverse_kl", "total_variation",
+        "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
+    ] = "forward_kl"  # fmt: skip
+    beta: float = 0.5
+    skew: float = 0.1
+    decoupled: tuple[float, float] = (1.0, 8.0)
+    hidden_kind: Literal["mse", "cosine", "normalized_mse"] = "mse"
+    attention_kind: Literal["mse", "kl"] = "mse"
+    relation_heads: int = 12
+    relation_layer: int = 0
     layer_map: str = "uniform"
 
     def __post_init__(self) -> None:
@@ -39,8 +67,27 @@ class LossConfig:
             raise InputError(
                 f"loss.temperature: expected more than 0, found {self.temperature}: logits are divided by it"
             )
-        if self.hidden_kind not in ("mse", "cosine"):
-            raise InputError(f"loss.hidden_kind: expected mse or cosine, found {self.hidden_kind!r}")
+        for name, known in KINDS.items():
+            if getattr(self, name) not in known:
+                raise InputError(f"loss.{name}: expected {', '.join(known)}, found {getattr(self, name)!r}")
+        for name in ("beta", "skew"):
+            if not 0 < getattr(self, name) < 1:
+                raise InputError(
+                    f"loss.{name}: expected a share between 0 and 1, found {getattr(self, name)}: one of the two "
+                    "distributions would not count"
+                )
+        if len(self.decoupled) != 2 or min(self.decoupled) < 0 or not sum(self.decoupled) > 0:
+            raise InputError(f"loss.decoupled: expected two weights >= 0 with a sum > 0, found {self.decoupled}")
+        if self.relation_heads < 1 or self.relation_layer < 0:
+            raise InputError(
+                "loss.relation_heads, loss.relation_layer: expected at least 1 and at least 0, found "
+                f"{self.relation_heads} and {self.relation_layer}"
+            )
+        if self.attention and self.layer_map == DYNAMIC:
+            raise InputError(
+                "loss.layer_map dynamic: expected loss.attention 0, found "
+                f"{self.attention}: layers are matched by their hidden states; use uniform"
+            )
         named = self.layer_map in ("uniform", "last", DYNAMIC)
         if not named and not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", self.layer_map):
             raise InputError(
@@ -50,12 +97,82 @@ class LossConfig:
     @property
     def needs_teacher(self) -> bool:
         """Whether any term reads a teacher at all."""
-        return self.kl > 0 or self.hidden > 0
+        return bool(self.teacher_answers)
 
     @property
     def teacher_answers(self) -> tuple[str, ...]:
         """What the terms read of the teacher."""
-        return ("logits",) * (self.kl > 0) + ("hidden",) * (self.hidden > 0)
+        deep = self.attention > 0 or self.relations > 0
+        return ("logits",) * (self.kl > 0) + ("hidden",) * (self.hidden > 0) + ("relations",) * deep
+
+    @property
+    def of_outputs(self) -> "LossConfig":
+        """Without the terms on layers."""
+        return replace(self, hidden=0.0, attention=0.0, relations=0.0)
+
+
+KINDS = {
+    "divergence": DIVERGENCES,
+    "hidden_kind": ("mse", "cosine", "normalized_mse"),
+    "attention_kind": ("mse", "kl"),
+}
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """Pairs (student, teacher) of layers by term: 0 of `hidden` is the embeddings' output, of the others the first."""
+
+    hidden: tuple[tuple[int, int], ...] = ()
+    attention: tuple[tuple[int, int], ...] = ()
+    relations: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Of the teacher."""
+        return tuple(sorted({t for _, t in self.hidden}))
+
+    @property
+    def vector_layers(self) -> tuple[int, ...]:
+        """Of the teacher, those whose queries, keys and values are read."""
+        return tuple(sorted({t for _, t in (*self.attention, *self.relations)}))
+
+
+class LayerSizes(NamedTuple):
+    """Of a model: its layers, the width of its hidden states, and the heads of a layer."""
+
+    layers: int
+    width: int
+    heads: int = 0
+
+
+def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lessons:
+    """
+    Raises:
+        InputError: A layer that isn't there, or heads that can't be compared.
+    """
+    if loss.attention and student.heads != teacher.heads:
+        raise InputError(
+            f"loss.attention: expected as many heads as the teacher's {teacher.heads}, found {student.heads}: scores "
+            "of one head would be compared with those of another; loss.relations cuts both into heads anew"
+        )
+    widths = sorted({student.width, teacher.width})
+    if loss.relations and any(width % loss.relation_heads for width in widths):
+        raise InputError(
+            f"loss.relation_heads {loss.relation_heads}: expected a number that divides the widths "
+            f"{' and '.join(map(str, widths))}: the heads of teacher and student would hold other parts of the vectors"
+        )
+    if loss.relation_layer > teacher.layers:
+        raise InputError(
+            f"loss.relation_layer {loss.relation_layer}: out of range: the teacher has layers 1 to {teacher.layers}"
+        )
+    mapped = loss.hidden or loss.attention
+    pairs = tuple(layer_pairs(loss.layer_map, student.layers, teacher.layers)) if mapped else ()
+    last = (student.layers - 1, (loss.relation_layer or teacher.layers) - 1)
+    return Lessons(
+        pairs if loss.hidden else (),
+        tuple((s - 1, t - 1) for s, t in pairs if s and t) if loss.attention else (),
+        (last,) if loss.relations else (),
+    )
 
 
 def layer_pairs(layer_map: str, student_layers: int, teacher_layers: int) -> list[tuple[int, int]]:

@@ -52,12 +52,12 @@ def attention_mse(
     teacher: Float[Tensor, "batch heads length length"],
     mask: Int[Tensor, "batch length"],
 ) -> Float[Tensor, ""]:
-    """Mean squared difference of attention scores before the softmax, over heads and pairs of tokens.
+    """Mean squared difference of attention scores before the softmax, over heads and tokens, each with all of its text.
 
-    Source: Jiao et al. 2020, TinyBERT (arXiv 1909.10351), equation 7; pairs with padding are left out.
+    Source: Jiao et al. 2020, TinyBERT (arXiv 1909.10351), equation 7; padding is left out.
     """
-    squared = (widened(student) - widened(teacher)).pow(2).mean(1)
-    return masked_mean(squared, pairs_of(mask))
+    squared = (widened(student) - widened(teacher)).pow(2).mean(1).masked_fill(pairs_of(mask) == 0, 0)
+    return masked_mean(squared.sum(-1) / mask.sum(-1, keepdim=True).clamp(min=1), mask)
 
 
 def attention_kl(
@@ -72,6 +72,14 @@ def attention_kl(
     padding = (mask == 0)[:, None, None]
     p, q = (F.log_softmax(widened(each).masked_fill(padding, -torch.inf), dim=-1) for each in (teacher, student))
     return masked_mean(kl(p, q).mean(1), mask)
+
+
+def attention_scores(
+    queries: Float[Tensor, "batch length width"], keys: Float[Tensor, "batch length width"], heads: int
+) -> Float[Tensor, "batch heads length length"]:
+    """Products of every query with every key in each head, over the root of its width, as BERT's softmax gets them."""
+    own, others = (cut(each, heads, "heads") for each in (queries, keys))
+    return own @ others.transpose(-1, -2) / own.shape[-1] ** 0.5
 
 
 def relation_kl(
@@ -96,14 +104,18 @@ def relation_kl(
 
 def relations(values: Float[Tensor, "batch length width"], heads: int) -> Float[Tensor, "batch heads length length"]:
     """Products of every two tokens in each relation head, over the root of its width."""
+    own = cut(values, heads, "loss.relation_heads")
+    return own @ own.transpose(-1, -2) / own.shape[-1] ** 0.5
+
+
+def cut(values: Float[Tensor, "batch length width"], heads: int, name: str) -> Float[Tensor, "batch heads length part"]:
     batch, length, width = values.shape
     if width % heads:
         raise InputError(
-            f"loss.relation_heads {heads}: expected a number that divides the width {width}: the heads of teacher and "
-            "student would hold other parts of the vectors"
+            f"{name} {heads}: expected a number that divides the width {width}: the heads of teacher and student would "
+            "hold other parts of the vectors"
         )
-    cut = widened(values).view(batch, length, heads, -1).transpose(1, 2)
-    return cut @ cut.transpose(-1, -2) / (width // heads) ** 0.5
+    return widened(values).view(batch, length, heads, -1).transpose(1, 2)
 
 
 def embedding_mse(student: Float[Tensor, "batch width"], teacher: Float[Tensor, "batch width"]) -> Float[Tensor, ""]:
@@ -159,4 +171,5 @@ def masked_mean(values: Float[Tensor, "*shape"], mask: Int[Tensor, "*shape"]) ->
     return values.masked_fill(mask == 0, 0).sum() / mask.sum().clamp(min=1)
 
 
+ATTENTIONS = {"mse": attention_mse, "kl": attention_kl}
 DISTANCES = {"mse": hidden_mse, "cosine": hidden_cosine, "normalized_mse": hidden_normalized_mse}

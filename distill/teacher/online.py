@@ -1,22 +1,21 @@
 """A teacher in memory, asked batch by batch."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from distill.attention import Vectors, attention_maps, watching
 from distill.errors import InputError
 from distill.teacher.load import frozen
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 ASKED = (*INPUTS, "positions")  # of a batch, all that decides an answer
 ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
-# What families call the three maps of their attention.
-PROJECTIONS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"))
 
 
 def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -54,7 +53,8 @@ class OnlineTeacher:
             raise InputError(f"teacher: expected answers among {', '.join(ANSWERS)}, found {', '.join(unknown)}")
         self.model, self.answers = frozen(model), tuple(answers)
         self.new_tokens, self.temperature, self.seed = new_tokens, temperature, seed
-        self.attention = attention_maps(model) if "relations" in answers else []
+        if "relations" in answers:
+            attention_maps(model)  # raises where there are none
         self.device = device
 
     @torch.no_grad()
@@ -78,14 +78,10 @@ class OnlineTeacher:
         return out
 
     def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        caught: dict[int, dict[int, Tensor]] = {}
         deep = "hidden" in self.answers or "embedding" in self.answers
-        with ExitStack() as hooks:
-            for layer, maps in enumerate(self.attention):
-                caught[layer] = {}
-                for i, linear in enumerate(maps):
-                    hook = linear.register_forward_hook(keeper(caught[layer], i))
-                    hooks.callback(hook.remove)
+        asked = "relations" in self.answers
+        watched: AbstractContextManager[list[Vectors]] = watching(self.model) if asked else nullcontext([])
+        with watched as caught:
             found = self.model(**inputs_of(batch), output_hidden_states=deep)
         out: dict[str, Any] = {"logits": found.logits} if "logits" in found else {}
         if "hidden" in self.answers:
@@ -94,7 +90,7 @@ class OnlineTeacher:
             mask = batch["attention_mask"][..., None].to(found.hidden_states[-1].dtype)
             out["embedding"] = (found.hidden_states[-1] * mask).sum(1) / mask.sum(1)
         if "relations" in self.answers:
-            out["relations"] = [tuple(caught[layer][i] for i in range(3)) for layer in range(len(self.attention))]
+            out["relations"] = [tuple(layer) for layer in caught]
         return out
 
     def generate(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -160,30 +156,3 @@ class Streams(LogitsProcessor):
             return scores
         waits = [torch.empty(scores.shape[1]).exponential_(generator=each) for each in self.generators]
         return scores.float() / self.temperature - torch.stack(waits).log().to(scores.device)
-
-
-def keeper(place: dict[int, Tensor], name: int) -> Any:
-    def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-        place[name] = output
-
-    return keep
-
-
-def attention_maps(model: PreTrainedModel) -> list[tuple[nn.Module, nn.Module, nn.Module]]:
-    """Query, key and value maps of every layer, first layer first.
-
-    Raises:
-        InputError: A family whose attention keeps them elsewhere.
-    """
-    found = []
-    for module in model.modules():
-        for names in PROJECTIONS:
-            maps = [getattr(module, name, None) for name in names]
-            if all(isinstance(each, nn.Linear) for each in maps):
-                found.append(tuple(maps))
-    if len(found) != model.config.num_hidden_layers:
-        raise InputError(
-            f"{type(model).__name__}: expected query, key and value maps in {model.config.num_hidden_layers} layers, "
-            f"found {len(found)}: relations of this family can't be read"
-        )
-    return found  # type: ignore[return-value]
