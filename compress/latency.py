@@ -20,8 +20,8 @@ class Latency:
         threads: Threads the runtime was given.
         repeats: Calls measured.
         median_ms, p10_ms, p90_ms: Quantiles over all calls.
-        best_ms: Median over the texts of each one's fastest call: without what else the machine does. It comes out alike
-            from minute to minute, and speed-ups are told from it.
+        best_ms: Median over the texts of each one's fastest call, without what else the machine does: it comes out
+            alike from minute to minute, and speed-ups are told from it.
     """
 
     batch: int
