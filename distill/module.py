@@ -13,6 +13,7 @@ from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 
 from distill.attention import Vectors, watching
+from distill.balance import Balance
 from distill.data.encode import IGNORED
 from distill.data.share import counts, spoken_of
 from distill.errors import InputError
@@ -102,6 +103,7 @@ class DistillationModule(lightning.LightningModule):
         self.make_optimizer: Callable[..., Optimizer] | None = None  # in the place of AdamW, called like it
         self.lessons = self._lessons(teacher_sizes)  # of a dynamic layer map all that can be matched
         self.matched: list[tuple[int, int]] = []  # of a dynamic layer map those of the last step
+        self.steps, self.balance = 1, Balance(loss.balance)  # steps of the training
         self.projections = nn.ModuleList()
         if loss.hidden and teacher_sizes is not None:
             self._build_projections(teacher_sizes[1])
@@ -144,7 +146,7 @@ class DistillationModule(lightning.LightningModule):
         signals = self.signals_of(batch)
         given = {name: value.to(out.logits.device) for name, value in signals.items() if isinstance(value, Tensor)}
         terms = loss_terms(
-            self.loss,
+            self.now,
             rows_of(batch, out.logits, 2),
             rows_of(batch, batch["labels"], 1),
             batch["attention_mask"],
@@ -215,10 +217,35 @@ class DistillationModule(lightning.LightningModule):
                 self.zero_grad()
             return self._staged_step(self.stages, batch)
         terms = self.terms(batch)
-        total = weighted_sum(self.loss, terms)
+        self._balance(terms)
+        total = weighted_sum(self.now, terms)
         if self._is_logged():
             self._log_terms(total, terms)
         return total
+
+    @property
+    def now(self) -> LossConfig:
+        """The settings of this step."""
+        trainer: Any = self._trainer
+        progress = 0.0 if trainer is None or not self.loss.ramps else trainer.global_step / max(1, self.steps - 1)
+        return self.balance.scaled(self.loss.at(min(1.0, progress)))
+
+    def _balance(self, terms: dict[str, Tensor]) -> None:
+        trainer: Any = self._trainer
+        if trainer is None or not self.balance.every:
+            return
+
+        def mean(norm: float) -> float:
+            return float(trainer.strategy.reduce(torch.tensor(norm), reduce_op="mean"))
+
+        self.balance.update(trainer.global_step, terms, self.parameters(), mean)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["balance"] = self.balance.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "balance" in checkpoint:
+            self.balance.load_state_dict(checkpoint["balance"])
 
     def _staged_step(self, stages: PipelineTrainer, batch: Batch) -> Tensor:
         """Forward and backward through all stages; the loss comes without a graph."""
@@ -231,10 +258,10 @@ class DistillationModule(lightning.LightningModule):
             own = {name: value for name, value in part.items() if name != "signals"}
             given = {name: torch.cat(list(rows)) for name, rows in part["signals"].items()}
             terms = loss_terms(
-                self.loss, rows_of(own, logits, 2), rows_of(own, own["labels"], 1), own["attention_mask"], given
+                self.now, rows_of(own, logits, 2), rows_of(own, own["labels"], 1), own["attention_mask"], given
             )
             shares = {name: count / max(whole[name], 1) * own_share[name] for name, count in counts(own).items()}
-            return weighted_sum(self.loss, shared(self.loss, terms, shares)) / accumulated
+            return weighted_sum(self.now, shared(self.loss, terms, shares)) / accumulated
 
         total = stages.step(batch, targets, loss).sum() * accumulated
         if self._is_logged():
@@ -261,7 +288,7 @@ class DistillationModule(lightning.LightningModule):
         shares = self._gradient_shares(terms)
         for name, value in terms.items():
             values[f"train/{name}"] = value.detach()
-            values[f"train/{name}_weight"] = getattr(self.loss, name)
+            values[f"train/{name}_weight"] = getattr(self.now, name)
             if name in shares:
                 values[f"train/{name}_gradient_share"] = shares[name]
         values |= {f"train/matched_{s}": float(t) for s, t in self.matched if s}
@@ -275,7 +302,7 @@ class DistillationModule(lightning.LightningModule):
         # DeepSpeed marks what it shards with ds_id.
         if not terms or any(isinstance(each, DTensor) or hasattr(each, "ds_id") for each in self.parameters()):
             return {}
-        return gradient_shares(self.loss, terms, self.parameters())
+        return gradient_shares(self.now, terms, self.parameters())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         out = (
@@ -314,5 +341,6 @@ class DistillationModule(lightning.LightningModule):
             shard=self.shard_optimizer,
             make=self.make_optimizer,
         )
-        schedule = build_schedule(optimizer, self.train_config, int(self.trainer.estimated_stepping_batches))
+        self.steps = int(self.trainer.estimated_stepping_batches)
+        schedule = build_schedule(optimizer, self.train_config, self.steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

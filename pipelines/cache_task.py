@@ -25,6 +25,7 @@ from distill.samples import samples_of
 from distill.sharding.pipeline import PipelineForward
 from distill.teacher.cache import Dense, Generated, Hidden, Identity, Relations, Sampled, Samples, TopK
 from distill.teacher.cache.signals import Signal
+from distill.teacher.ensemble import register
 from distill.teacher.load import (
     checkpoint_folder,
     frozen,
@@ -75,6 +76,7 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     Raises:
         InputError: A teacher of another task, data that can't be read, signals that the task doesn't have.
     """
+    register()
     folder = checkpoint_folder(config.teacher)
     own = AutoConfig.from_pretrained(folder)
     task = task_of(own, config.teacher) if config.task == "auto" else config.task

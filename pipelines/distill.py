@@ -81,6 +81,7 @@ def check_inputs(config: DistillConfig) -> Path:
     from distill.student.spec import is_relative
     from distill.tasks.text_classification import check_task
     from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
+    from pipelines.ensemble import check_teachers
     from pipelines.given import check_in_float
     from pipelines.teaching import config_of_student
 
@@ -98,6 +99,7 @@ def check_inputs(config: DistillConfig) -> Path:
         check_task(AutoConfig.from_pretrained(folder), config.student.spec)
         if config.quantize.scheme:
             check_in_float(folder, "student")
+    check_teachers(config.teacher, config.loss, source)
     lessons(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     return source
 
@@ -109,6 +111,7 @@ def road(
     from distill.module import sizes_of
     from pipelines.cache_stage import cache_stage
     from pipelines.data import data_stage
+    from pipelines.ensemble import ensemble_stage
     from pipelines.precision import chosen_precision
     from pipelines.stage import content_hash
     from pipelines.students import check_schedule, train_students
@@ -125,7 +128,10 @@ def road(
         return made, []
     if config.loss.needs_teacher and config.teacher.signals == "cached":
         own = sizes_of(config_of_student(config, source))
-        made["cache"] = cache_stage(run, config, made["data"], made["teacher"], own, layouts.teacher)
+        asked = made["teacher"]
+        if config.teacher.also:
+            made["ensemble"] = asked = ensemble_stage(run, config, made["data"], made["teacher"], precision, layouts)
+        made["cache"] = cache_stage(run, config, made["data"], asked, own, layouts.teacher)
     if config.until == "cache":
         return made, []
     students, stages = train_students(run, config, made, precision, layouts)

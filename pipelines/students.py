@@ -177,6 +177,11 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
                     f"loss.attention, loss.relations: expected a {whose} with all heads on each process, found "
                     f"{layout}: a process would compare its own part only; use fsdp"
                 )
+    if config.loss.balance and (layouts.student.sharded or layouts.student.pp > 1 or config.machine.strategy):
+        raise InputError(
+            "loss.balance: expected a student whose weights are whole on each process, found "
+            f"{config.machine.strategy or layouts.student}: the gradient of one term alone isn't known there"
+        )
     if not MODES[precision].stock:
         check_one_process(f"machine.precision {precision}", "several were never tried", config, layouts)
     if not config.budget.asked:

@@ -29,7 +29,15 @@ AUTO = AutoModelForSequenceClassification
 
 
 def teacher_stage(
-    run: Run, config: DistillConfig, source: Path, digest: str, data: Artefact, precision: str, layout: Layout
+    run: Run,
+    config: DistillConfig,
+    source: Path,
+    digest: str,
+    data: Artefact,
+    precision: str,
+    layout: Layout,
+    *,
+    name: str = "teacher",
 ) -> Artefact:
     """Writes `model/`: the teacher as a checkpoint with the data's labels, in their order."""
     settings = {
@@ -69,7 +77,7 @@ def teacher_stage(
         save_model(model, tokenizer, folder / MODEL)
         return {"trained": True} | metrics
 
-    return run.stage("teacher", settings, {"data": data, "teacher": digest}, work, together=True)
+    return run.stage(name, settings, {"data": data, "teacher": digest}, work, together=True)
 
 
 def fresh_teacher(
@@ -96,7 +104,7 @@ def usable_head(run: Run, config: DistillConfig, source: Path, task: TextClassif
     rows = task.head_rows(own)
     if config.teacher.finetune == "never" and rows is None:
         raise InputError(
-            f"teacher {config.teacher.model!r}: has no head for this data's {len(task.labels)} labels "
+            f"teacher {str(source)!r}: has no head for this data's {len(task.labels)} labels "
             f"({', '.join(task.labels[:4])}, …), and --teacher.finetune is never"
         )
     if rows is None or config.teacher.finetune == "always":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, BertTokenizerFast
 
-from commands import refused
+from commands import refused, small_run
 from conftest import SIZES, VOCABULARY, build_model, make_rows, saved
 from distill.attention import watching
 from distill.data.encode import encode
@@ -25,7 +25,6 @@ from distill.teacher.cache import CacheReader, Dense, Identity, Relations, write
 from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
 from pipelines import distill
-from test_matching import small_run
 
 BOTH = LossConfig(kl=1, attention=0.5, relations=2, relation_heads=2)
 SIZE = LayerSizes(SIZES["layers"], SIZES["hidden"], SIZES["heads"])

@@ -116,10 +116,27 @@ def gradient_shares(config: LossConfig, terms: Mapping[str, Tensor], parameters:
     """Norm of each weighted term's gradient divided by the sum of the norms; costs one backward pass a term."""
     if len(terms) == 1:
         return dict.fromkeys(terms, 1.0)
+    norms = {name: getattr(config, name) * norm for name, norm in gradient_norms(terms, parameters).items()}
+    total = sum(norms.values()) or 1.0
+    return {name: norm / total for name, norm in norms.items()}
+
+
+def gradient_norms(terms: Mapping[str, Tensor], parameters: Iterable[Tensor]) -> dict[str, float]:
+    """Norm of each term's gradient, unweighted; the graph and the gradients stay."""
     wanted = [p for p in parameters if p.requires_grad]
     norms = {}
     for name, value in terms.items():
-        grads = torch.autograd.grad(getattr(config, name) * value, wanted, retain_graph=True, allow_unused=True)
+        grads = torch.autograd.grad(value, wanted, retain_graph=True, allow_unused=True)
         norms[name] = torch.stack([g.float().norm() for g in grads if g is not None]).norm().item()
-    total = sum(norms.values()) or 1.0
-    return {name: norm / total for name, norm in norms.items()}
+    return norms
+
+
+def balanced(norms: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Factors of the weights that make gradients of these norms equally long, halfway (as factors go) from before.
+
+    Source: what GradNorm (Chen et al. 2018, arXiv 1711.02257, section 3.2) learns by a loss of its own, with its alpha
+    of 0, is set here.
+    """
+    usual = sum(norms.values()) / len(norms)
+    wanted = {name: usual / norm if norm > 0 else before.get(name, 1.0) for name, norm in norms.items()}
+    return {name: (wanted[name] * before.get(name, wanted[name])) ** 0.5 for name in norms}

@@ -1,7 +1,7 @@
 """Which objectives, with what weight."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from distill.errors import InputError
@@ -36,6 +36,10 @@ class LossConfig:
         relation_heads: Heads that relations are cut into; it divides the widths of both models.
         relation_layer: Layer of the teacher that the student's last one learns the relations of, the first is 1; 0 is
             the last.
+        ramps: Term or temperature -> its values at the start and at the end of the training, which it moves between
+            evenly and has instead of its own setting, as {"hidden": [1, 0], "temperature": [4, 1]}.
+        balance: Steps after which the weights are scaled anew, so that each term's share of the gradient is that of its
+            weight; 0 never.
         layer_map: `uniform`, `last`, pairs student:teacher such as `0:0,2:6` (0 is the embeddings), or `dynamic`:
             in each step every layer of the student is matched to the nearest of the teacher's, in rising order.
     """
@@ -58,15 +62,27 @@ class LossConfig:
     relation_heads: int = 12
     relation_layer: int = 0
     layer_map: str = "uniform"
+    ramps: dict[str, tuple[float, float]] = field(default_factory=dict)
+    balance: int = 0
 
     def __post_init__(self) -> None:
+        for name, ends in self.ramps.items():
+            if name not in (*TERMS, "temperature") or len(ends) != 2 or min(ends) < 0:
+                raise InputError(
+                    f"loss.ramps: expected {', '.join(TERMS)} or temperature with two values >= 0, found {name}: {ends}"
+                )
+            object.__setattr__(self, name, max(ends))  # what is computed at all, and read of the teacher
+        for place, when in enumerate(("start", "end") if self.ramps else ()):
+            if not sum(self.ramps[name][place] if name in self.ramps else getattr(self, name) for name in TERMS) > 0:
+                raise InputError(f"loss.ramps: the weights at the {when} sum to nothing: nothing would be learnt there")
+        if self.balance < 0:
+            raise InputError(f"loss.balance: expected at least 0 steps, found {self.balance}")
         weights = {name: getattr(self, name) for name in TERMS}
         if any(weight < 0 for weight in weights.values()) or not sum(weights.values()) > 0:
             raise InputError(f"loss: expected weights >= 0 with a sum > 0, found {weights}: nothing would be learnt")
-        if not self.temperature > 0:
-            raise InputError(
-                f"loss.temperature: expected more than 0, found {self.temperature}: logits are divided by it"
-            )
+        if not min(self.ramps.get("temperature", (self.temperature,))) > 0:
+            found = self.ramps.get("temperature", self.temperature)
+            raise InputError(f"loss.temperature: expected more than 0, found {found}: logits are divided by it")
         for name, known in KINDS.items():
             if getattr(self, name) not in known:
                 raise InputError(f"loss.{name}: expected {', '.join(known)}, found {getattr(self, name)!r}")
@@ -108,7 +124,15 @@ class LossConfig:
     @property
     def of_outputs(self) -> "LossConfig":
         """Without the terms on layers."""
-        return replace(self, hidden=0.0, attention=0.0, relations=0.0)
+        kept = {name: ends for name, ends in self.ramps.items() if name in ("kl", "ce", "temperature")}
+        return replace(self, hidden=0.0, attention=0.0, relations=0.0, ramps=kept)
+
+    def at(self, progress: float) -> "LossConfig":
+        """The settings at a share of the training, from 0 to 1."""
+        if not self.ramps:
+            return self
+        values = {name: first + (last - first) * progress for name, (first, last) in self.ramps.items()}
+        return replace(self, ramps={}, **values)  # type: ignore[arg-type]
 
 
 KINDS = {

@@ -12,6 +12,10 @@ class TeacherConfig:
 
     Args:
         model: A hub id or a local folder with config.json, safetensors and a tokenizer.
+        also: Further models, checkpoints like it, whose answers are mixed with its own; layers are learnt from none.
+        weights: How much each model counts, the first one's first; equally where left out.
+        mix: `weighted`, or `confidence`: in each text the surer ones count more.
+        sharpness: Of `confidence`: how much more, a nat of entropy.
         finetune: `auto` trains it first when it has no head for the data's labels; `always`; `never` stops instead.
         probe: Fit a new head on frozen features before fine-tuning.
         layout: How it lies on the processes: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is replicated where
@@ -23,6 +27,10 @@ class TeacherConfig:
     """
 
     model: str = ""
+    also: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    mix: Literal["weighted", "confidence"] = "weighted"
+    sharpness: float = 1.0
     finetune: Literal["auto", "always", "never"] = "auto"
     probe: bool = True
     layout: str = "auto"
@@ -31,6 +39,17 @@ class TeacherConfig:
     ranks: int = 0
 
     def __post_init__(self) -> None:
+        count = 1 + len(self.also)
+        if self.weights and (len(self.weights) != count or min(self.weights) <= 0):
+            raise InputError(
+                f"teacher.weights: expected {count} numbers above 0, one for each teacher, found {list(self.weights)}"
+            )
+        if self.sharpness < 0:
+            raise InputError(f"teacher.sharpness: expected at least 0, found {self.sharpness}")
+        if self.also and (self.ranks or self.signals == "online"):
+            raise InputError(
+                f"teacher.also: {count} teachers are asked once, and cached; leave --teacher.signals and ranks alone"
+            )
         if self.ranks < 0:
             raise InputError(f"teacher.ranks: expected at least 0, found {self.ranks}")
         if self.ranks and self.signals != "online":

@@ -94,7 +94,9 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
 
-def check_same_tokenizer(teacher: PreTrainedTokenizerBase, student: PreTrainedTokenizerBase, name: str) -> None:
+def check_same_tokenizer(
+    teacher: PreTrainedTokenizerBase, student: PreTrainedTokenizerBase, name: str, role: str = "student"
+) -> None:
     """Raises InputError unless both turn every text into the same ids."""
     if tokenizer_fingerprint(teacher) == tokenizer_fingerprint(student):
         return
@@ -106,7 +108,7 @@ def check_same_tokenizer(teacher: PreTrainedTokenizerBase, student: PreTrainedTo
         else "the same words, but other rules of normalisation or splitting"
     )
     raise InputError(
-        f"student {name!r}: its tokenizer differs from the teacher's ({len(theirs)} words, not {len(ours)}; {what}): "
+        f"{role} {name!r}: its tokenizer differs from the teacher's ({len(theirs)} words, not {len(ours)}; {what}): "
         "the teacher's signals would belong to other tokens"
     )
 

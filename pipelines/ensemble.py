@@ -1,0 +1,85 @@
+"""Several teachers: each a stage, then one checkpoint whose answers are their mixture."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from distill.data.encode import encode
+from distill.errors import InputError
+from distill.losses.config import LossConfig
+from distill.tasks.text_classification import check_task
+from distill.teacher.config import TeacherConfig
+from distill.teacher.ensemble import Ensemble, register
+from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
+from pipelines.caching import load_teacher
+from pipelines.config import DistillConfig
+from pipelines.data import read_data
+from pipelines.layouts import Layouts
+from pipelines.logits import accuracy, split_logits
+from pipelines.stage import Artefact, Run, content_hash
+from pipelines.teacher import MODEL, teacher_stage
+
+
+def check_teachers(teacher: TeacherConfig, loss: LossConfig, source: Path) -> None:
+    """
+    Raises:
+        InputError: Further teachers that read other tokens or were trained for another task, or terms on layers.
+    """
+    first = load_tokenizer(source)
+    for name in teacher.also:
+        folder = checkpoint_folder(name)
+        check_task(AutoConfig.from_pretrained(folder), name)
+        check_same_tokenizer(first, load_tokenizer(folder), name, "teacher")
+    asked = [name for name in ("hidden", "attention", "relations") if getattr(loss, name)]
+    if teacher.also and asked:
+        raise InputError(
+            f"loss.{asked[0]}: expected 0 with several teachers, found {getattr(loss, asked[0])}: they have no layers "
+            "in common"
+        )
+    if teacher.also and "temperature" in loss.ramps:
+        raise InputError("loss.ramps temperature: several teachers are mixed at one temperature; leave it out")
+
+
+def ensemble_stage(
+    run: Run, config: DistillConfig, data: Artefact, first: Artefact, precision: str, layouts: Layouts
+) -> Artefact:
+    """Writes `model/`: every teacher, each trained first where it has to be, as one."""
+    if layouts.teacher.sharded:
+        raise InputError(
+            f"teacher.layout {layouts.teacher}: several teachers are asked together, whole on each process; use "
+            "replicated"
+        )
+    members = {"teacher": first}
+    for number, name in enumerate(config.teacher.also, 2):
+        source = checkpoint_folder(name)
+        members[f"teacher-{number}"] = teacher_stage(
+            run, config, source, content_hash(source), data, precision, layouts.tuned, name=f"teacher-{number}"
+        )
+    own = config.teacher
+    settings = {
+        "weights": list(own.weights) or [1.0] * len(members),
+        "mix": own.mix,
+        "sharpness": own.sharpness,
+        "mix_temperature": config.loss.temperature,
+    }
+
+    def work(folder: Path) -> dict[str, Any]:
+        models = [load_teacher(each.folder / MODEL) for each in members.values()]
+        tokenizer, splits = load_tokenizer(first.folder / MODEL), read_data(data)
+        whole = Ensemble.of(models, **settings)
+        whole.save_pretrained(folder / MODEL)
+        tokenizer.save_pretrained(folder / MODEL)
+        texts, pad_id = encode(tokenizer, splits.validation, config.data.max_length), int(tokenizer.pad_token_id or 0)
+        labels = torch.as_tensor(splits.validation.labels)
+        scores = {
+            name: accuracy(split_logits(model, texts, pad_id), labels)
+            for name, model in zip((*members, "together"), (*models, whole), strict=True)
+        }
+        told = ", ".join(f"{name} {score:.2%}" for name, score in scores.items())
+        run.console.say(f"  ensemble: on the validation split {told}")
+        return {f"val/{name}": score for name, score in scores.items()}
+
+    register()
+    return run.stage("ensemble", settings, dict(members), work)
