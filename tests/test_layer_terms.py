@@ -1,5 +1,6 @@
 """Attention and relations: read from the layers that they are told, in memory and from a cache."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,3 +170,9 @@ def test_a_run_starts_with_heads_that_cannot_be_compared(tmp_path, words, data_f
     said = refused(distill, small_run(taught, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
     assert "expected as many heads as the teacher's 4, found 2" in said
     assert not (tmp_path / "run" / "teacher").exists()
+
+
+def test_the_docs_name_other_divergences():
+    text = (Path(__file__).parent.parent / "docs" / "objectives.md").read_text()
+    rows = text[text.index("| `divergence` |") :].split("\n\n")[0].splitlines()[2:]
+    assert tuple(name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])) == DIVERGENCES
