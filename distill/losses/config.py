@@ -62,7 +62,7 @@ class LossConfig:
     relation_heads: int = 12
     relation_layer: int = 0
     layer_map: str = "uniform"
-    ramps: dict[str, tuple[float, float]] = field(default_factory=dict)
+    ramps: dict[str, tuple[float, float]] = field(default_factory=dict, hash=False)
     balance: int = 0
 
     def __post_init__(self) -> None:
