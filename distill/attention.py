@@ -10,42 +10,51 @@ from transformers import PreTrainedModel
 
 from distill.errors import InputError
 
-# What families call the three maps of their attention.
-MAPS = (("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q_proj", "k_proj", "v_proj"))
+# What families call the three maps of their attention, and the one map that gives all three side by side.
+MAPS = (
+    ("query", "key", "value"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q_proj", "k_proj", "v_proj"),
+    ("query_proj", "key_proj", "value_proj"),
+)
+FUSED = ("Wqkv", "c_attn")
 Vectors = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, each [batch, length, width]
 
 
-def attention_maps(model: PreTrainedModel) -> list[tuple[nn.Module, nn.Module, nn.Module]]:
-    """Query, key and value maps of every layer, first layer first.
+def attention_maps(model: PreTrainedModel) -> list[tuple[nn.Module, ...]]:
+    """Query, key and value maps of every layer, or the one that is all three, first layer first.
 
     Raises:
         InputError: A family whose attention keeps them elsewhere.
     """
-    found = []
+    found: list[tuple[nn.Module, ...]] = []
     for module in model.modules():
-        for names in MAPS:
+        for names in (*MAPS, *((name,) for name in FUSED)):
             maps = [getattr(module, name, None) for name in names]
-            if all(isinstance(each, nn.Linear) for each in maps):
-                found.append(tuple(maps))
+            if all(isinstance(each, nn.Module) for each in maps):
+                found.append(tuple(maps))  # type: ignore[arg-type]
     if len(found) != model.config.num_hidden_layers:
         raise InputError(
             f"{type(model).__name__}: expected query, key and value maps in {model.config.num_hidden_layers} layers, "
             f"found {len(found)}: attention and relations of this family can't be read"
         )
-    return found  # type: ignore[return-value]
+    return found
 
 
 @contextmanager
 def watching(model: PreTrainedModel) -> Iterator[list[Vectors]]:
-    """What the maps gave, layer by layer, once a forward pass inside the block is done."""
+    """What the maps gave, layer by layer, once a forward pass inside the block is done; before positions turn it, in
+    families that do so.
+    """
     maps = attention_maps(model)
     caught: list[Any] = [[None] * 3 for _ in maps]
     with ExitStack() as hooks:
-        for layer, three in enumerate(maps):
-            for i, linear in enumerate(three):
-                hooks.enter_context(linear.register_forward_hook(partial(keep, caught[layer], i)))
+        for layer, own in enumerate(maps):
+            for i, linear in enumerate(own):
+                places = slice(None) if len(own) == 1 else slice(i, i + 1)
+                hooks.enter_context(linear.register_forward_hook(partial(keep, caught[layer], places)))
         yield caught
 
 
-def keep(place: list[Tensor], number: int, module: nn.Module, inputs: Any, output: Tensor) -> None:
-    place[number] = output
+def keep(held: list[Tensor], places: slice, module: nn.Module, inputs: Any, output: Tensor) -> None:
+    held[places] = output.chunk(3, -1) if places == slice(None) else [output]

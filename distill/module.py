@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import lightning
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric, Metric
@@ -18,20 +19,19 @@ from distill.data.encode import IGNORED
 from distill.data.share import counts, spoken_of
 from distill.errors import InputError
 from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
-from distill.losses.config import DYNAMIC, LayerSizes, Lessons, LossConfig, lessons
-from distill.losses.features import DISTANCES, attention_scores
+from distill.losses.config import LayerSizes, LossConfig
 from distill.losses.logits import cross_entropy
-from distill.losses.matching import layer_distances, rising_map
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
+from distill.progressive import ending_after
 from distill.sharding.clip import clip_gradients
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer
+from distill.taught import TaughtLayers
 from distill.teacher.online import inputs_of
 from distill.training import TrainConfig
 
 Batch = dict[str, Tensor]
 Signals = Callable[[Batch], Mapping[str, Any]]
 LAYERED = ("hidden", "attention", "relations")  # terms on layers
-SIGNALS = {"hidden": "hidden states", "relations": "queries, keys and values"}
 
 
 def sizes_of(config: Any) -> LayerSizes:
@@ -101,32 +101,21 @@ class DistillationModule(lightning.LightningModule):
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
         self.make_optimizer: Callable[..., Optimizer] | None = None  # in the place of AdamW, called like it
-        self.lessons = self._lessons(teacher_sizes)  # of a dynamic layer map all that can be matched
-        self.matched: list[tuple[int, int]] = []  # of a dynamic layer map those of the last step
+        self.taught = self._taught(teacher_sizes)
         self.steps, self.balance = 1, Balance(loss.balance)  # steps of the training
-        self.projections = nn.ModuleList()
-        if loss.hidden and teacher_sizes is not None:
-            self._build_projections(teacher_sizes[1])
         if train.freeze_embeddings:
             student.get_input_embeddings().weight.requires_grad_(False)
 
-    def _lessons(self, teacher_sizes: tuple[int, ...] | None) -> Lessons:
+    def _taught(self, teacher_sizes: tuple[int, ...] | None) -> TaughtLayers:
         asked = [name for name in LAYERED if getattr(self.loss, name)]
-        if not asked:
-            return Lessons()
-        if self.stages is not None:
+        if asked and self.stages is not None:
             raise InputError(
                 f"loss.{asked[0]}: a student in pipeline stages has no process with all its layers; use kl"
             )
-        if teacher_sizes is None:
+        if asked and teacher_sizes is None:
             raise InputError(f"loss.{asked[0]}: the sizes of the teacher are needed, and none were given")
-        return lessons(self.loss, sizes_of(self.student.config), LayerSizes(*teacher_sizes))
-
-    def _build_projections(self, width: int) -> None:
-        own, pairs = self.student.config.hidden_size, self.lessons.hidden
-        dynamic = self.loss.layer_map == DYNAMIC
-        for _ in {s for s, _ in pairs} if dynamic else pairs:
-            self.projections.append(nn.Identity() if own == width else nn.Linear(own, width, bias=False))
+        own = sizes_of(self.student.config)
+        return TaughtLayers(self.loss, own, LayerSizes(*teacher_sizes) if asked and teacher_sizes else own)
 
     def forward(self, batch: Batch, **kwargs: Any) -> Any:
         return self.student(**inputs_of(batch), **kwargs)
@@ -138,60 +127,40 @@ class DistillationModule(lightning.LightningModule):
 
     def terms(self, batch: Batch) -> dict[str, Tensor]:
         """Values of the terms on a batch, unweighted; of a share of a batch, scaled by it."""
-        watched: AbstractContextManager[list[Vectors]] = (
-            watching(self.student) if self.lessons.vector_layers else nullcontext([])
-        )
-        with watched as caught:
-            out = self(batch, output_hidden_states=bool(self.lessons.hidden))
+        logits, hidden, vectors = self._answers(batch)
         signals = self.signals_of(batch)
-        given = {name: value.to(out.logits.device) for name, value in signals.items() if isinstance(value, Tensor)}
+        device = batch["attention_mask"].device
+        given = {name: value.to(device) for name, value in signals.items() if isinstance(value, Tensor)}
+        mean = partial(self._mean_distance, batch)
         terms = loss_terms(
             self.now,
-            rows_of(batch, out.logits, 2),
-            rows_of(batch, batch["labels"], 1),
+            None if logits is None else rows_of(batch, logits, 2),
+            None if logits is None else rows_of(batch, batch["labels"], 1),
             batch["attention_mask"],
-            {name: rows_of(batch, value, 2) for name, value in given.items()},
-            self._layer_pairs(batch, out, caught, signals),
+            {} if logits is None else {name: rows_of(batch, value, 2) for name, value in given.items()},
+            self.taught.pairs(batch["attention_mask"], hidden, vectors, signals, mean),
         )
         return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
 
-    def _layer_pairs(
-        self, batch: Batch, out: Any, own: Sequence[Vectors], signals: Mapping[str, Any]
-    ) -> dict[str, list[tuple[Tensor, Tensor]]]:
-        """What of both models' layers is compared, (student's, teacher's) by term."""
-        taught, heads, found = signals.get("relations", {}), self.student.config.num_attention_heads, {}
-        if self.lessons.hidden:
-            found["hidden"] = self._hidden_pairs(batch, out.hidden_states, signals["hidden"])
-        if self.lessons.attention:
-            found["attention"] = [
-                (attention_scores(own[s][0], own[s][1], heads), attention_scores(taught[t][0], taught[t][1], heads))
-                for s, t in self.lessons.attention
-            ]
-        if self.lessons.relations:
-            (s, t), *_ = self.lessons.relations
-            found["relations"] = list(zip(own[s], taught[t], strict=True))
-        return found
+    def _mean_distance(self, batch: Batch, distances: Tensor) -> Tensor:
+        if self._trainer is None or self._trainer.world_size == 1:
+            return distances
+        share: Any = batch.get("shares", {"tokens": 1.0})
+        return self._trainer.strategy.reduce(distances * share["tokens"], reduce_op="mean")
 
-    def _hidden_pairs(
-        self, batch: Batch, own: Sequence[Tensor], taught: Mapping[int, Tensor] | Sequence[Tensor]
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Hidden states to compare, (student's, teacher's) by pair, the student's projected."""
-        if self.loss.layer_map != DYNAMIC:
-            mapped = zip(self.projections, self.lessons.hidden, strict=True)
-            return [(project(own[s]), taught[t]) for project, (s, t) in mapped]
-        projected = [project(each) for project, each in zip(self.projections, own, strict=True)]
-        self.matched = self._nearest(batch, projected, [taught[t] for t in self.lessons.hidden_layers])
-        return [(projected[s], taught[t]) for s, t in self.matched]
-
-    def _nearest(self, batch: Batch, projected: Sequence[Tensor], taught: Sequence[Tensor]) -> list[tuple[int, int]]:
-        """Pairs by the distances over the whole batch, so that every process learns from the same layers."""
-        distances = layer_distances(
-            projected[1:], taught[1:], batch["attention_mask"], DISTANCES[self.loss.hidden_kind]
+    def _answers(self, batch: Batch) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Vectors]]:
+        """The student's logits, hidden states and vectors, as far as the terms read them."""
+        lessons, turn = self.taught.lessons, self.taught.turn
+        watched: AbstractContextManager[list[Vectors]] = (
+            watching(self.student) if lessons.vector_layers else nullcontext([])
         )
-        if self._trainer is not None and self._trainer.world_size > 1:
-            share: Any = batch.get("shares", {"tokens": 1.0})
-            distances = self._trainer.strategy.reduce(distances * share["tokens"], reduce_op="mean")
-        return [(0, 0), *((s + 1, t + 1) for s, t in enumerate(rising_map(distances)))]
+        with watched as vectors:
+            if turn:
+                with ending_after(self.student, turn) as states:
+                    self(batch)
+                return None, states, vectors
+            out = self(batch, output_hidden_states=bool(lessons.hidden))
+        return out.get("logits"), out.hidden_states if lessons.hidden else (), vectors
 
     def signals_of(self, batch: Batch) -> Mapping[str, Any]:
         """The teacher's signals of a batch, from the batch or by asking."""
@@ -200,15 +169,7 @@ class DistillationModule(lightning.LightningModule):
         if "signals" not in batch and self.signals is None:
             raise InputError("loss: terms that read the teacher need signals, and none were given")
         signals: Mapping[str, Any] = batch["signals"] if "signals" in batch else self.signals(batch)  # type: ignore
-        read = {"hidden": self.lessons.hidden_layers, "relations": self.lessons.vector_layers}
-        for name, layers in read.items():
-            held = signals.get(name, {})
-            for layer in layers:
-                if layer not in (held if isinstance(held, Mapping) else range(len(held))):
-                    raise InputError(
-                        f"loss: the teacher's signals hold no {SIGNALS[name]} of layer {layer}; use "
-                        f'OnlineTeacher(model, ("logits", "{name}")), or a cache with that layer'
-                    )
+        self.taught.check(signals)
         return signals
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -291,7 +252,7 @@ class DistillationModule(lightning.LightningModule):
             values[f"train/{name}_weight"] = getattr(self.now, name)
             if name in shares:
                 values[f"train/{name}_gradient_share"] = shares[name]
-        values |= {f"train/matched_{s}": float(t) for s, t in self.matched if s}
+        values |= {f"train/matched_{s}": t for s, t in self.taught.matched if s}
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "wait_share"):
             values["train/wait_share"] = data.wait_share()
@@ -305,6 +266,11 @@ class DistillationModule(lightning.LightningModule):
         return gradient_shares(self.now, terms, self.parameters())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        if self.metric is None and not self.loss.reads_logits:
+            terms = self.terms(batch)
+            self.val_loss.update(weighted_sum(self.now, terms), batch["attention_mask"].sum())
+            self.log("val/loss", self.val_loss, on_epoch=True)
+            return
         out = (
             self(batch).logits
             if self.stages is None
@@ -336,7 +302,7 @@ class DistillationModule(lightning.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(
             self.student,
-            self.projections.parameters(),
+            self.taught.parameters(),
             self.train_config,
             shard=self.shard_optimizer,
             make=self.make_optimizer,

@@ -8,8 +8,9 @@ from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
 from distill.data.config import DataConfig
+from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
-from distill.losses.config import LossConfig
+from distill.losses.config import DYNAMIC, LEARNED, LossConfig
 from distill.student.spec import StudentConfig, is_relative
 from distill.teacher.config import TeacherConfig
 from distill.training import TrainConfig
@@ -113,6 +114,64 @@ class MeasureConfig:
 
 
 @dataclass(frozen=True)
+class GeneralConfig:
+    """Distillation on plain text, before the task: from the teacher as it came, not yet fine-tuned.
+
+    Args:
+        data: Text to learn on: txt files or a table, see `python -m pipelines.cache`; empty leaves this phase out.
+        text: Column of a table; `text` when left out.
+        length: Tokens of a block; texts are joined and cut into blocks.
+        blocks: Most of them, of texts drawn by the seed; 0 takes all.
+        loss: What is learnt. hidden, attention and relations need no head; kl and ce, the words behind the masks, need
+            a teacher with a masked-language head.
+        train: How.
+        masking: Which words are hidden, for kl and ce.
+        progressive: Share of the steps in which the student's layers learn one after another (MobileBERT); 0: together.
+    """
+
+    data: str = ""
+    text: str | None = None
+    length: int = 128
+    blocks: int = 0
+    loss: LossConfig = field(default_factory=lambda: LossConfig(kl=0, hidden=1))
+    train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=1, learning_rate=5e-4))
+    masking: MaskConfig = field(default_factory=MaskConfig)
+    progressive: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.progressive <= 1:
+            raise InputError(f"general.progressive: expected a share from 0 to 1, found {self.progressive}")
+        if self.blocks < 0:
+            raise InputError(f"general.blocks: expected at least 0, found {self.blocks}")
+        if not self.loss.needs_teacher:
+            raise InputError(
+                "general.loss: expected a term that reads the teacher, found ce alone: nothing is distilled"
+            )
+        if self.train.patience:
+            raise InputError(
+                f"general.train.patience: expected 0, found {self.train.patience}: plain text has no score to wait for"
+            )
+        if not self.progressive:
+            return
+        if self.loss.layer_map in (DYNAMIC, LEARNED) or self.loss.balance or self.loss.ramps:
+            raise InputError(
+                "general.progressive: expected loss.layer_map uniform, no ramps and no balance, found "
+                f"{self.loss.layer_map}, {self.loss.ramps or 'none'} and {self.loss.balance}: a layer that learns "
+                "alone has one layer to learn from"
+            )
+        if self.progressive == 1 and self.loss.reads_logits:
+            raise InputError(
+                "general.progressive: expected less than 1 with kl or ce, found 1: they teach the whole student, after "
+                "its layers"
+            )
+        if not (self.loss.hidden or self.loss.attention or self.loss.relations):
+            raise InputError(
+                "general.progressive: expected a term on layers (hidden, attention, relations), found kl alone: a "
+                "layer by itself says no word"
+            )
+
+
+@dataclass(frozen=True)
 class DistillConfig:
     """Settings of `python -m pipelines.distill`.
 
@@ -121,6 +180,7 @@ class DistillConfig:
         teacher: The model to learn from.
         teacher_train: How the teacher is trained on the task, where it has to be.
         student: The model to train.
+        general: Distillation on plain text before that on the task.
         budget: A speed that the student is pruned to, measured here; without one it is built as `student` says.
         prune: How it is pruned.
         quantize: In how many bits it computes in the end, and how it is trained for that.
@@ -132,8 +192,8 @@ class DistillConfig:
         machine: Where it runs.
         measure: How speed is measured.
         seed: Seed of splits, initial weights, order and dropout.
-        until: The last stage that runs: teacher, cache, distill, or report for all of them. The same command without it
-            goes on from there.
+        until: The last stage that runs: general, teacher, cache, distill, or report for all of them. The same command
+            without it goes on from there.
         dry_run: Print the plan and change nothing.
     """
 
@@ -141,6 +201,7 @@ class DistillConfig:
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     teacher_train: TrainConfig = field(default_factory=lambda: TrainConfig(epochs=3, learning_rate=5e-5, batch_size=16))
     student: StudentConfig = field(default_factory=StudentConfig)
+    general: GeneralConfig = field(default_factory=GeneralConfig)
     budget: Budget = field(default_factory=Budget)
     prune: PruneConfig = field(default_factory=PruneConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
@@ -151,7 +212,7 @@ class DistillConfig:
     machine: MachineConfig = field(default_factory=MachineConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     seed: int = 0
-    until: Literal["teacher", "cache", "distill", "report"] = "report"
+    until: Literal["general", "teacher", "cache", "distill", "report"] = "report"
     dry_run: bool = False
 
     def __post_init__(self) -> None:
@@ -171,6 +232,12 @@ class DistillConfig:
             raise InputError(
                 f"student.given: expected a checkpoint, or teacher, and a scheme that it is quantized by, found "
                 f"{self.student.spec!r} and {self.quantize.scheme or 'none'}: there is nothing to do"
+            )
+        if self.general.data and (self.budget.asked or self.student.given or self.student.spec == "teacher"):
+            raise InputError(
+                "general.data: expected a student that is built and trained, found "
+                + ("a budget, whose students are cut from the teacher" if self.budget.asked else "one that is given")
+                + "; leave the general phase out, or the budget for a run on what this one makes"
             )
         cached = self.loss.kl > 0 and self.teacher.signals == "cached"
         for name, asked, why in (

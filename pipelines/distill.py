@@ -82,6 +82,7 @@ def check_inputs(config: DistillConfig) -> Path:
     from distill.tasks.text_classification import check_task
     from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
     from pipelines.ensemble import check_teachers
+    from pipelines.general import check_general
     from pipelines.given import check_in_float
     from pipelines.teaching import config_of_student
 
@@ -100,6 +101,9 @@ def check_inputs(config: DistillConfig) -> Path:
         if config.quantize.scheme:
             check_in_float(folder, "student")
     check_teachers(config.teacher, config.loss, source)
+    if config.general.data:
+        check_general(config, source)
+        lessons(config.general.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     lessons(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     return source
 
@@ -112,6 +116,7 @@ def road(
     from pipelines.cache_stage import cache_stage
     from pipelines.data import data_stage
     from pipelines.ensemble import ensemble_stage
+    from pipelines.general import general_stage
     from pipelines.precision import chosen_precision
     from pipelines.stage import content_hash
     from pipelines.students import check_schedule, train_students
@@ -123,6 +128,10 @@ def road(
     made["data"] = data_stage(run, config.data)
     precision = chosen_precision(run, config.machine, digest, lambda: load_source(source))
     check_schedule(config, precision, layouts)
+    if config.general.data:
+        made["general"] = general_stage(run, config, source, digest, precision, layouts)
+    if config.until == "general":
+        return made, []
     made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision, layouts.tuned)
     if config.until == "teacher":
         return made, []

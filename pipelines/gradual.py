@@ -63,11 +63,11 @@ class ClosingModule(DistillationModule):
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
         if gradient_clip_val:
-            clip_gradients([*self.student.parameters(), *self.projections.parameters()], float(gradient_clip_val))
+            clip_gradients([*self.student.parameters(), *self.taught.parameters()], float(gradient_clip_val))
 
     def configure_optimizers(self) -> Any:
         steps = int(self.trainer.estimated_stepping_batches)
-        optimizer = build_optimizer(self.student, self.projections.parameters(), self.train_config)
+        optimizer = build_optimizer(self.student, self.taught.parameters(), self.train_config)
         if isinstance(self.masks, LearnedMasks):
             rate = min(MOST, max(LEAST, WAY / steps))
             for own, times in ((list(self.masks.log_alpha.parameters()), 1.0), ([self.masks.multipliers], PUSH)):

@@ -27,6 +27,7 @@ from pipelines.cache_stage import CACHE
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
+from pipelines.general import with_head
 from pipelines.layouts import Layouts
 from pipelines.placing import placed, save_model, stages_of
 from pipelines.stage import Artefact, Run, content_hash
@@ -48,9 +49,11 @@ def student_stage(
     precision: str,
     layouts: Layouts,
     pruned: "Pruned | None" = None,
+    general: Artefact | None = None,
 ) -> Artefact:
     """Writes `model/`: the trained student. It reads the teacher's signals from the cache, ahead of each step, or asks
-    the teacher in each step where there is no cache. Where it is `pruned`, it starts as that.
+    the teacher in each step where there is no cache. Where it is `pruned`, it starts as that; where it was taught on
+    plain text, as the `general` stage left it, with a new head.
     """
     layout = layouts.student
     settings = {
@@ -66,6 +69,8 @@ def student_stage(
         inputs["cache"] = cache
     if pruned is not None:
         inputs |= pruned.inputs()
+    elif general is not None:
+        inputs["general"] = general
     elif not is_relative(config.student.spec):
         inputs["student"] = content_hash(checkpoint_folder(config.student.spec, "student"))
 
@@ -78,6 +83,8 @@ def student_stage(
             model = load_teacher(source)
             if pruned is not None:
                 student = pruned.model()
+            elif general is not None:
+                student = with_head(run, general.folder / MODEL, task, labelled_texts(run, config, splits, tokenizer))
             else:
                 student = make_student(config.student.spec, model, tokenizer, task, run.seed)
             run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
@@ -174,6 +181,12 @@ def texts_module(
     )
 
 
+def labelled_texts(
+    run: Run, config: DistillConfig, splits: Splits, tokenizer: PreTrainedTokenizerBase
+) -> TextDataModule:
+    return TextDataModule(splits, tokenizer, max_length=config.data.max_length, seed=run.seed, unlabelled=False)
+
+
 def drawn_batches(texts: TextDataModule, count: int, seed: int) -> Iterator[Batch]:
     """At most `count` training texts, drawn by the seed."""
     rows = np.random.default_rng(seed).permutation(len(texts.train))[:count]
@@ -199,7 +212,7 @@ def make_student(
 ) -> PreTrainedModel:
     """The student a spec asks for: a part of the teacher, or a checkpoint that reads the same tokens."""
     if is_relative(spec):
-        return build_student(teacher, spec)
+        return build_student(teacher, spec, seed)
     folder = checkpoint_folder(spec, "student")
     check_same_tokenizer(tokenizer, tokenizer_of(folder, "student"), spec)
     own = AutoConfig.from_pretrained(folder)

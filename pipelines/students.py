@@ -73,7 +73,7 @@ def train_students(
         done = given_stage(run, config, data, teacher)
         return in_few_bits(run, config, made, [Trained("student", "", done)], {"student": done}, precision)
     if not config.budget.asked:
-        done = student_stage(run, config, data, teacher, cache, precision, layouts)
+        done = student_stage(run, config, data, teacher, cache, precision, layouts, general=made.get("general"))
         return in_few_bits(run, config, made, [Trained("student", "", done)], {"distill": done}, precision)
     assert cache is not None
     start = start_stage(run, config, data, teacher)
@@ -177,6 +177,13 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
                     f"loss.attention, loss.relations: expected a {whose} with all heads on each process, found "
                     f"{layout}: a process would compare its own part only; use fsdp"
                 )
+    if config.general.data and (layouts.student.sharded or layouts.student.pp > 1 or config.machine.strategy):
+        raise InputError(
+            "general.data: expected a student whose weights are whole on each process, found "
+            f"{config.machine.strategy or layouts.student}; use replicated or zero1"
+        )
+    if config.general.data and config.general.progressive:
+        check_one_process("general.progressive", "layers that don't learn have no gradients to send", config, layouts)
     if config.loss.balance and (layouts.student.sharded or layouts.student.pp > 1 or config.machine.strategy):
         raise InputError(
             "loss.balance: expected a student whose weights are whole on each process, found "

@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from torch.distributed.device_mesh import DeviceMesh
 
 from compress.precision import MODES, as_stock, made_for, optimizer_for
-from distill.data.module import TextDataModule
+from distill.data.module import RowsDataModule
 from distill.errors import InputError
 from distill.layout import Layout
 from distill.module import DistillationModule
@@ -34,7 +34,7 @@ ALONE = Layout()
 
 def fit(
     module: DistillationModule,
-    data: TextDataModule,
+    data: RowsDataModule,
     folder: Path,
     *,
     label: str,
@@ -103,7 +103,7 @@ def computes_as(precision: str, module: DistillationModule) -> None:
     if MODES[precision].stock:
         return
     made_for(precision, module.student)
-    made_for(precision, module.projections)
+    made_for(precision, module.taught)
     module.make_optimizer = optimizer_for(precision)
 
 

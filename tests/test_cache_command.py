@@ -222,7 +222,7 @@ def test_the_angle_or_the_loss_of_equal_targets_is_not_nothing():
     torch.testing.assert_close(distribution_loss(logits, sampled, 1.0), entropy)
 
 
-@pytest.mark.parametrize("layout", ["replicated", "fsdp=2"])
+@pytest.mark.parametrize("layout", [pytest.param("replicated", marks=pytest.mark.slow), "fsdp=2"])
 def test_two_processes_write_other_bytes_or_speak_twice(layout, cache, decoder, texts, tmp_path):
     assert cache("write", *words_for(decoder, texts, tmp_path / "one"))[0] == 0
     words = words_for(decoder, texts, tmp_path / "two")

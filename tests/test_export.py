@@ -82,7 +82,10 @@ def rewrite(how: Callable[[Path, Path], object], made: Exported, source: str, ta
     made.model.config.save_pretrained(made.folders[target])
 
 
-@pytest.fixture(params=list(MODELS))
+TAKES_LONG = ("roberta", "xlm-roberta", "electra")  # differ little from those that stay
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in TAKES_LONG)) for name in MODELS])
 def exported(request: pytest.FixtureRequest, export) -> Exported:
     """Each family in turn."""
     return export(request.param)

@@ -13,7 +13,7 @@ from conftest import build_model, saved
 from pipelines.stage import sha256
 
 # Enough steps, each checkpoint close to the last, for kills to hit every stage.
-LONG = ("--epochs", "40", "--teacher_train.epochs", "20", "--train.checkpoint_every", "7")
+LONG = ("--epochs", "24", "--teacher_train.epochs", "12", "--train.checkpoint_every", "7")
 LONG = (*LONG, "--teacher_train.checkpoint_every", "7", "--train.dropout", "0.1", "--until", "distill")
 
 
@@ -50,7 +50,7 @@ def test_a_run_killed_again_and_again_goes_on_to_the_same_bits(undisturbed, tmp_
         if not killed:
             shutil.rmtree(tmp_path / "killed")
             seconds /= 2
-        elif killed == 3:
+        elif killed == 2:
             break
     said = finish("distill", words)
     assert killed >= 1

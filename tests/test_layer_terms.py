@@ -146,6 +146,7 @@ def test_layers_that_cannot_be_compared_are(loss, student, told):
         ({"decoupled": (0.0, 0.0)}, "loss.decoupled: expected two weights"),
         ({"relation_heads": 0}, "loss.relation_heads, loss.relation_layer: expected at least 1"),
         ({"attention": 1.0, "layer_map": "dynamic"}, "loss.layer_map dynamic: expected loss.attention 0"),
+        ({"attention": 1.0, "layer_map": "learned"}, "loss.layer_map learned: expected loss.attention 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_accepted(settings, told):

@@ -29,7 +29,7 @@ from distill.module import DistillationModule
 from distill.samples import samples_of
 from distill.student.build import build_student
 from distill.teacher.cache import CacheReader, Dense, Hidden, Identity, write_cache
-from distill.teacher.online import OnlineTeacher
+from distill.teacher.online import OnlineTeacher, inputs_of
 from distill.training import TrainConfig
 from pipelines import distill
 from pipelines.cache_stage import kept_for
@@ -164,7 +164,7 @@ def test_another_fixed_map_is_nearer_or_the_gradient_is_not_that_of_the_chosen_o
         pairs = ((0, 0), *((s + 1, t + 1) for s, t in enumerate(each)))
         others[pairs] = pulled(module(fixed(kind, pairs), spec=spec), batch)
     assert all(value <= other * (1 + 1e-6) for other, _ in others.values())
-    expected_value, expected = others[tuple(made.matched)]
+    expected_value, expected = others[tuple(made.taught.matched)]
     assert value == expected_value
     assert all(torch.equal(g, e) for g, e in zip(grads, expected, strict=True))
     assert sum(not torch.equal(value, other) for other, _ in others.values()) == len(others) - 1
@@ -174,11 +174,48 @@ def test_a_layer_that_is_the_teachers_own_is_matched_to_another(rows):
     """Built of the teacher's layers 0 and 1 the student has its hidden states 1 and 2; of the last two it has none."""
     made = module(LossConfig(kl=0, hidden=1, layer_map="dynamic"), spec="layers=0,1")
     assert made.terms(rows.collate(range(8), 0))["hidden"] < 1e-10
-    assert made.matched == [(0, 0), (1, 1), (2, 2)]
+    assert made.taught.matched == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_a_narrow_student_has_another_number_of_projections_than_layers():
-    assert len(module(DYNAMIC).projections) == 3  # embeddings and two layers
+    assert len(module(DYNAMIC).taught.projections) == 3  # embeddings and two layers
+
+
+LEARNED = LossConfig(kl=0, hidden=1, layer_map="learned")
+
+
+@pytest.mark.parametrize("spec", ["layers=2,hidden=16", "layers=1"])
+def test_a_learned_map_is_not_the_mean_by_its_weights_or_they_do_not_move(spec, rows):
+    batch, made = rows.collate(range(8), 0), module(LEARNED, spec=spec)
+    layers = made.student.config.num_hidden_layers
+    with torch.no_grad():
+        own = made.student(**inputs_of(batch), output_hidden_states=True).hidden_states
+        taught = build_model("bert")(**inputs_of(batch), output_hidden_states=True).hidden_states
+        shares = [mix.double().softmax(0) for mix in made.taught.mixes]
+        targets = [taught[0], *(sum(s * h for s, h in zip(share, taught[1:], strict=True)) for share in shares)]
+        mask = batch["attention_mask"].bool()
+        distances = [
+            (project(each) - target)[mask].square().mean()
+            for project, each, target in zip(made.taught.projections, own, targets, strict=True)
+        ]
+    value = made.terms(batch)["hidden"]
+    torch.testing.assert_close(value.double(), torch.stack(distances).mean().double(), rtol=1e-5, atol=1e-6)
+    middles = [t for _, t in made.taught.matched]
+    assert middles == sorted(middles)
+    assert len(made.taught.mixes) == layers
+    value.backward()
+    assert all(mix.grad is not None and mix.grad.abs().sum() > 0 for mix in made.taught.mixes)
+
+
+def test_a_learned_map_does_not_find_the_layer_that_the_student_has(rows):
+    """The student is the teacher's layers 0 and 1: a map that is trained alone moves from 2 and 4 to 1 and 2."""
+    made = module(LEARNED, spec="layers=0,1")
+    batch, optimizer = rows.collate(range(24), 0), torch.optim.Adam(made.taught.mixes.parameters(), lr=0.1)
+    for _ in range(300):
+        optimizer.zero_grad()
+        made.terms(batch)["hidden"].backward()
+        optimizer.step()
+    assert [share.softmax(0).argmax().item() + 1 for share in made.taught.mixes] == [1, 2]
 
 
 def cached(rows: Encoded, folder: Path, layers: tuple[int, ...] = tuple(range(LAYERS + 1))) -> CacheReader:
@@ -191,7 +228,7 @@ def test_a_cache_of_8_bits_matches_other_layers_than_the_teacher_in_memory(rows,
     batch, reader = rows.collate(range(8), 0), cached(rows, tmp_path / "c")
     online, offline = module(DYNAMIC), module(DYNAMIC, reader)
     expected, found = online.terms(batch), offline.terms(batch)
-    assert offline.matched == online.matched
+    assert offline.taught.matched == online.taught.matched
     torch.testing.assert_close(found["hidden"], expected["hidden"], rtol=2e-3, atol=1e-4)
     carried = module(DYNAMIC, reader)
     assert torch.equal(carried.terms(batch | {"signals": reader(batch)})["hidden"], found["hidden"])
@@ -213,7 +250,7 @@ def test_a_student_with_fewer_words_learns_from_other_hidden_states(rows, words,
     assert len(left) < len(VOCABULARY)
     cut.student = small
     expected, found = whole.terms(rows.collate(range(8), 0)), cut.terms(own.collate(range(8), 0))
-    assert cut.matched == whole.matched
+    assert cut.taught.matched == whole.taught.matched
     torch.testing.assert_close(found["hidden"], expected["hidden"])
 
 

@@ -96,10 +96,10 @@ class Watch(Callback):
 
 def test_a_projection_leaves_with_the_student_or_stays_untrained(data, tmp_path):
     module = distilled(ALL)
-    assert len(module.projections) == 3  # embeddings and two layers
-    before = copied(module.projections)
+    assert len(module.taught.projections) == 3  # embeddings and two layers
+    before = copied(module.taught.projections)
     quiet_trainer().fit(module, datamodule=data)
-    for name, value in module.projections.state_dict().items():
+    for name, value in module.taught.projections.state_dict().items():
         assert not torch.equal(value, before[name]), f"projection {name} stayed as it was"
     module.student.save_pretrained(tmp_path)
     stock = type(module.student)(module.student.config)
@@ -111,7 +111,7 @@ def test_a_projection_leaves_with_the_student_or_stays_untrained(data, tmp_path)
 
 
 def test_a_student_as_wide_as_its_teacher_is_projected():
-    assert not list(distilled(ALL, spec="layers=2").projections.parameters())
+    assert not list(distilled(ALL, spec="layers=2").taught.projections.parameters())
 
 
 def test_an_online_teacher_is_trained_or_saved_with_the_module(data, tmp_path):
@@ -131,7 +131,7 @@ def test_an_online_teacher_is_trained_or_saved_with_the_module(data, tmp_path):
     assert watch.seen == [(True, True, True)] * 5
     assert not theirs & {id(p) for p in module.parameters()}
     assert not theirs & {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
-    assert all(name.startswith(("student.", "projections.")) for name in module.state_dict())
+    assert all(name.startswith(("student.", "taught.")) for name in module.state_dict())
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert saved["state_dict"].keys() == module.state_dict().keys()

@@ -142,12 +142,30 @@ def test_an_answer_that_no_teacher_gives_is_refused():
         OnlineTeacher(build_model("bert"), ["logits", "attentions"])
 
 
-def test_relations_of_a_family_that_keeps_its_maps_in_one_are_refused():
-    config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4)
-    model = transformers.GPT2LMHeadModel(config)
-    with pytest.raises(InputError, match="GPT2LMHeadModel.*2 layers, found 0"):
-        OnlineTeacher(model, ["relations"])
-    OnlineTeacher(model, ["logits"])
+SMALL = {"vocab_size": 50, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+ONE_MAP = {
+    "gpt2": (transformers.GPT2Config, {}, lambda model, layer: model.transformer.h[layer].attn.c_attn),
+    "modernbert": (
+        transformers.ModernBertConfig,
+        {"intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1}
+        | {"sep_token_id": 2},
+        lambda model, layer: model.model.layers[layer].attn.Wqkv,
+    ),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ONE_MAP)
+def test_relations_of_one_map_are_cut_elsewhere_than_between_queries_keys_and_values(family, batch):
+    kind, settings, where = ONE_MAP[family]
+    auto = transformers.AutoModelForCausalLM if family == "gpt2" else transformers.AutoModelForMaskedLM
+    model = auto.from_config(kind(**SMALL, **settings)).eval()
+    given: list[torch.Tensor] = []
+    where(model, 1).register_forward_hook(lambda module, inputs, output: given.append(output))
+    found = OnlineTeacher(model, ["relations"])(batch)["relations"]
+    assert len(found) == 2
+    for i, each in enumerate(found[1]):
+        assert torch.equal(each, given[0][..., 32 * i : 32 * (i + 1)])
 
 
 def test_relations_of_layers_that_share_their_maps_are_refused():

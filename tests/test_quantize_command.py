@@ -95,6 +95,7 @@ def own_words(trained: Path, data: Path, output: Path) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_trained_model_is_trained_again(finished, trained, tmp_path):
     data = tmp_path / "data"
     make_inputs(tmp_path)

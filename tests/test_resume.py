@@ -89,7 +89,9 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name == "early stopping")) for name in SETTINGS]
+)
 def test_a_run_stopped_at_any_batch_ends_with_the_same_bits(setting, tiny_model, tokenizer, tmp_path, monkeypatch):
     config, loss = SETTINGS[setting]
     expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, loss)

@@ -30,7 +30,8 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
 EVERYWHERE = [(scheme, name) for scheme in SCHEMES for name, form in FORMATS.items() if form.integers]
 HELD = [(scheme, name) for scheme, name in EVERYWHERE if scheme not in FORMATS[name].refuses]
 DECODERS = [("int8-dynamic", "compressed-tensors"), ("int4-dynamic", "compressed-tensors")]  # see their own tests
-TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-weights", "litert")]
+TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
+TAKES_LONG += [("int4-weights", "openvino")]
 FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")
 MARKS = dict.fromkeys(TAKES_LONG, pytest.mark.slow)
 HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in HELD if pair not in DECODERS]

@@ -9,10 +9,10 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from conftest import MODELS, build_model
+from conftest import build_model
 from distill.errors import InputError
 from distill.student.build import build_student
-from distill.student.family import FAMILIES, family_of
+from distill.student.family import family_of
 from distill.student.spec import Sizes, is_relative, resolve
 from distill.teacher.load import frozen
 
@@ -275,7 +275,7 @@ def test_evenly_spread_layers_repeat_or_leave_out_an_end(count):
 @pytest.mark.parametrize(
     ("spec", "named"),
     [
-        ("layer=2", "expected layers, hidden, heads, ffn, found 'layer'"),
+        ("layer=2", "expected layers, hidden, heads, ffn, embeddings, found 'layer'"),
         ("layers=2,width=3", "found 'width'"),
         ("ffn=many", "expected numbers after ffn=, found 'many'"),
         ("layers=", "expected numbers after layers="),
@@ -305,9 +305,7 @@ def test_a_checkpoint_is_taken_for_a_size():
     assert not is_relative("./runs/student")
 
 
-def test_a_family_is_cut_without_being_known():
-    known = {build_model(family).config.model_type for family in MODELS}
-    assert known == set(FAMILIES), "a family without a tiny model here"
+def test_an_unknown_family_is_cut():
     with pytest.raises(InputError, match="type 'albert'; known are bert, roberta"):
         family_of(transformers.AlbertConfig())
 

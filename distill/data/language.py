@@ -52,6 +52,11 @@ def read_texts(path: str, column: str | None = None, *, split: str = "train", su
     return kept
 
 
+def split_names(path: str, subset: str | None = None) -> tuple[str, ...]:
+    """The splits that `read_texts` finds at `path`, which may be none of them."""
+    return tuple(text_files(path) or read_splits(path, subset))
+
+
 def text_files(path: str) -> dict[str, list[Path]]:
     """The txt files of each split; empty where `path` is to be read as a table or from the hub."""
     place = Path(path).expanduser()
@@ -124,8 +129,12 @@ def column_texts(table: pa.Table, column: str | None, where: str) -> list[str]:
     return [value or "" for value in values.to_pylist()]
 
 
-def token_blocks(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], length: int) -> list[np.ndarray]:
+def token_blocks(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], length: int, *, limit: int = 0
+) -> list[np.ndarray]:
     """Joins all texts to one stream of tokens and cuts it into blocks of `length`, int64 [length] each.
+
+    With a `limit` there are at most so many blocks, and texts after them are not looked at.
 
     An end token (eos, or sep where there is none) follows every text. For a tokenizer with cls and sep each block is
     cls + `length` - 2 tokens of the stream + sep. The last block may be shorter; a single left-over token is dropped.
@@ -146,21 +155,26 @@ def token_blocks(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], lengt
             f"length: expected at least {frame + 2} tokens a block, found {length}: "
             "a block would hold no token with another beside it"
         )
-    stream, step = token_stream(tokenizer, texts, int(end)), length - frame
+    step = length - frame
+    stream = token_stream(tokenizer, texts, int(end), limit * step)
     blocks = [stream[start : start + step] for start in range(0, max(len(stream) - 1, 0), step)]
+    blocks = blocks[:limit] if limit else blocks
     if not framed:
         return blocks
     first, last = np.array([tokenizer.cls_token_id], np.int64), np.array([tokenizer.sep_token_id], np.int64)
     return [np.concatenate([first, block, last]) for block in blocks]
 
 
-def token_stream(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], end: int) -> np.ndarray:
-    """The ids of all texts, each followed by `end`: int64 [tokens]."""
-    parts = [np.zeros(0, np.int64)]
+def token_stream(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], end: int, least: int = 0) -> np.ndarray:
+    """The ids of all texts, each followed by `end`: int64 [tokens]; with `least` of so many that they are that long."""
+    parts, count = [np.zeros(0, np.int64)], 0
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         chunk = list(texts[start : start + TEXTS_AT_ONCE])
         rows = tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]  # quiet: long texts are meant
         parts += [np.array([*row, end], np.int64) for row in rows]
+        count += sum(len(row) + 1 for row in rows)
+        if least and count > least:
+            break
     return np.concatenate(parts)
 
 

@@ -5,48 +5,40 @@ from typing import Any
 import lightning
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.batches import EvalBatches, Signals, TrainBatches
+from distill.data.batches import EvalBatches, Rows, Signals, TrainBatches
 from distill.data.encode import Encoded, encode, joined
 from distill.data.splits import Splits
 
 
-class TextDataModule(lightning.LightningDataModule):
-    """Encodes the splits with the teacher's tokenizer and serves padded batches.
+class RowsDataModule(lightning.LightningDataModule):
+    """Serves padded batches of rows that are encoded already.
 
     Args:
-        splits: What `load_splits` returned.
-        tokenizer: The teacher's tokenizer; the student shares it.
+        train, validation: The rows: `Encoded`, `LanguageBlocks` or `MaskedBlocks`.
+        pad_id: Id of the padding.
         batch_size: Rows a batch, of all processes together.
-        max_length: Longest text in tokens.
         seed: Seed of the order of training batches.
-        unlabelled: Also train on the unlabelled texts (their labels are ignored by losses).
         signals: A `CacheReader`: training batches carry the teacher's signals, read ahead of the step.
         threads: Threads that read ahead.
     """
 
     def __init__(
         self,
-        splits: Splits,
-        tokenizer: PreTrainedTokenizerBase,
+        train: Rows,
+        validation: Rows,
         *,
+        pad_id: int = 0,
         batch_size: int = 32,
-        max_length: int = 256,
         seed: int = 0,
-        unlabelled: bool = True,
         signals: Signals | None = None,
         threads: int = 1,
     ):
         super().__init__()
-        self.splits, self.batch_size, self.seed = splits, batch_size, seed
+        self.train, self.validation = train, validation
+        self.pad_id, self.batch_size, self.seed = pad_id, batch_size, seed
         self.signals, self.threads = signals, threads if signals is not None else 0
         self.batches: TrainBatches | None = None
         self.position = 0
-        self.pad_id = int(tokenizer.pad_token_id or 0)
-        self.train = encode(tokenizer, splits.train, max_length)
-        if unlabelled:
-            self.train = joined(self.train, encode(tokenizer, splits.unlabelled, max_length))
-        self.validation = encode(tokenizer, splits.validation, max_length)
-        self.test = encode(tokenizer, splits.test, max_length)
 
     def train_dataloader(self) -> TrainBatches:
         rank, ranks = self.place()
@@ -92,9 +84,51 @@ class TextDataModule(lightning.LightningDataModule):
     def val_dataloader(self) -> EvalBatches:
         return self.evaluated(self.validation)
 
-    def test_dataloader(self) -> EvalBatches:
-        return self.evaluated(self.test)
-
-    def evaluated(self, rows: Encoded) -> EvalBatches:
+    def evaluated(self, rows: Rows) -> EvalBatches:
         rank, ranks = self.place()
         return EvalBatches(rows, 2 * self.batch_size, self.pad_id, rank=rank, ranks=ranks)
+
+
+class TextDataModule(RowsDataModule):
+    """Encodes the splits with the teacher's tokenizer and serves padded batches.
+
+    Args:
+        splits: What `load_splits` returned.
+        tokenizer: The teacher's tokenizer; the student shares it.
+        max_length: Longest text in tokens.
+        unlabelled: Also train on the unlabelled texts (their labels are ignored by losses).
+        batch_size, seed, signals, threads: As of `RowsDataModule`.
+    """
+
+    train: Encoded
+    validation: Encoded
+
+    def __init__(
+        self,
+        splits: Splits,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch_size: int = 32,
+        max_length: int = 256,
+        seed: int = 0,
+        unlabelled: bool = True,
+        signals: Signals | None = None,
+        threads: int = 1,
+    ):
+        train = encode(tokenizer, splits.train, max_length)
+        if unlabelled:
+            train = joined(train, encode(tokenizer, splits.unlabelled, max_length))
+        super().__init__(
+            train,
+            encode(tokenizer, splits.validation, max_length),
+            pad_id=int(tokenizer.pad_token_id or 0),
+            batch_size=batch_size,
+            seed=seed,
+            signals=signals,
+            threads=threads,
+        )
+        self.splits = splits
+        self.test = encode(tokenizer, splits.test, max_length)
+
+    def test_dataloader(self) -> EvalBatches:
+        return self.evaluated(self.test)

@@ -20,8 +20,8 @@ NOTHING: Mapping[str, Sequence[Pair]] = {}
 
 def loss_terms(
     config: LossConfig,
-    student_logits: Float[Tensor, "rows classes"],
-    labels: Int[Tensor, "rows"],
+    student_logits: Float[Tensor, "rows classes"] | None,
+    labels: Int[Tensor, "rows"] | None,
     mask: Int[Tensor, "batch length"],
     teacher: Mapping[str, Tensor],
     pairs: Mapping[str, Sequence[Pair]] = NOTHING,
@@ -31,11 +31,12 @@ def loss_terms(
     `teacher` is read by the kl term alone, see `distribution_loss`. `pairs` are (student's, teacher's) by term: of
     `hidden` the states [batch, length, width], the student's already projected; of `attention` the scores
     [batch, heads, length, length]; of `relations` vectors [batch, length, width of each], such as both's queries.
+    Without logits there are the terms on layers alone.
     """
     terms: dict[str, Tensor] = {}
-    if config.kl:
+    if config.kl and student_logits is not None and labels is not None:
         terms["kl"] = distribution_loss(student_logits, teacher, config.temperature, divergence(config, labels))
-    if config.ce:
+    if config.ce and student_logits is not None and labels is not None:
         terms["ce"] = cross_entropy(student_logits, labels)
     if config.hidden:
         distance = DISTANCES[config.hidden_kind]

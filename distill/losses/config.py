@@ -12,6 +12,8 @@ DIVERGENCES = (
     "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
 )  # fmt: skip
 DYNAMIC = "dynamic"
+LEARNED = "learned"
+MAPS = ("uniform", "skip", "last", DYNAMIC, LEARNED)
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,10 @@ class LossConfig:
             evenly and has instead of its own setting, as {"hidden": [1, 0], "temperature": [4, 1]}.
         balance: Steps after which the weights are scaled anew, so that each term's share of the gradient is that of its
             weight; 0 never.
-        layer_map: `uniform`, `last`, pairs student:teacher such as `0:0,2:6` (0 is the embeddings), or `dynamic`:
-            in each step every layer of the student is matched to the nearest of the teacher's, in rising order.
+        layer_map: `uniform`; `skip`, every k-th layer of the teacher's without the last (PKD); `last`; pairs
+            student:teacher such as `0:0,2:6` (0 is the embeddings); `dynamic`: in each step every layer of the student
+            is matched to the nearest of the teacher's, in rising order; or `learned`: each learns a mixture of all the
+            teacher's, whose weights are trained.
     """
 
     kl: float = 1.0
@@ -99,15 +103,14 @@ class LossConfig:
                 "loss.relation_heads, loss.relation_layer: expected at least 1 and at least 0, found "
                 f"{self.relation_heads} and {self.relation_layer}"
             )
-        if self.attention and self.layer_map == DYNAMIC:
+        if self.attention and self.layer_map in (DYNAMIC, LEARNED):
             raise InputError(
-                "loss.layer_map dynamic: expected loss.attention 0, found "
+                f"loss.layer_map {self.layer_map}: expected loss.attention 0, found "
                 f"{self.attention}: layers are matched by their hidden states; use uniform"
             )
-        named = self.layer_map in ("uniform", "last", DYNAMIC)
-        if not named and not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", self.layer_map):
+        if self.layer_map not in MAPS and not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", self.layer_map):
             raise InputError(
-                f"loss.layer_map: expected uniform, last, dynamic or pairs like 0:0,2:6, found {self.layer_map!r}"
+                f"loss.layer_map: expected {', '.join(MAPS)} or pairs like 0:0,2:6, found {self.layer_map!r}"
             )
 
     @property
@@ -120,6 +123,11 @@ class LossConfig:
         """What the terms read of the teacher."""
         deep = self.attention > 0 or self.relations > 0
         return ("logits",) * (self.kl > 0) + ("hidden",) * (self.hidden > 0) + ("relations",) * deep
+
+    @property
+    def reads_logits(self) -> bool:
+        """Whether any term reads what the student says in the end."""
+        return self.kl > 0 or self.ce > 0
 
     @property
     def of_outputs(self) -> "LossConfig":
@@ -202,8 +210,11 @@ def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lesso
 def layer_pairs(layer_map: str, student_layers: int, teacher_layers: int) -> list[tuple[int, int]]:
     """Pairs (student, teacher) of hidden-state numbers; 0 is the embeddings' output, the last the last layer's.
 
-    Of `dynamic` they are all that can be matched: 0 with 0, and layer i with every layer that leaves i - 1 of the
-    teacher's below it and enough above it for the layers that follow. Among them is every layer of the teacher.
+    Of `skip` they are those of Sun et al. 2019, patient KD (arXiv 1908.09355, section 3.2): student layer i with the
+    teacher's i·k, k the number of its layers to one of the student's, and without the last, which the logits teach. Of
+    `learned` they are the embeddings, and every layer with all of the teacher's. Of `dynamic` they are all that can be
+    matched: 0 with 0, and layer i with every layer that leaves i - 1 of the teacher's below it and enough above it for
+    the layers that follow. Among them is every layer of the teacher.
 
     Raises:
         InputError: A pair names a layer that isn't there, or the teacher has too few layers for a rising order.
@@ -212,6 +223,14 @@ def layer_pairs(layer_map: str, student_layers: int, teacher_layers: int) -> lis
         return [(student_layers, teacher_layers)]
     if layer_map == "uniform":
         return [(i, round(i * teacher_layers / student_layers)) for i in range(student_layers + 1)]
+    if layer_map == "skip":
+        if student_layers < 2:
+            raise InputError(
+                "loss.layer_map skip: expected at least 2 student layers, for the last learns nothing there"
+            )
+        return [(i, i * max(1, teacher_layers // student_layers)) for i in range(1, student_layers)]
+    if layer_map == LEARNED:
+        return [(0, 0), *((i, t) for i in range(1, student_layers + 1) for t in range(1, teacher_layers + 1))]
     if layer_map == DYNAMIC:
         spare = teacher_layers - student_layers
         if spare < 0:

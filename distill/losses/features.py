@@ -75,10 +75,15 @@ def attention_kl(
 
 
 def attention_scores(
-    queries: Float[Tensor, "batch length width"], keys: Float[Tensor, "batch length width"], heads: int
+    queries: Float[Tensor, "batch length width"], keys: Float[Tensor, "batch length _"], heads: int
 ) -> Float[Tensor, "batch heads length length"]:
-    """Products of every query with every key in each head, over the root of its width, as BERT's softmax gets them."""
-    own, others = (cut(each, heads, "heads") for each in (queries, keys))
+    """Products of every query with every key in each head, over the root of its width, as BERT's softmax gets them.
+
+    Keys that several heads share are as narrow as their number.
+    """
+    own = cut(queries, heads, "heads")
+    others = cut(keys, keys.shape[-1] // own.shape[-1], "heads")
+    others = others.repeat_interleave(heads // others.shape[1], 1)
     return own @ others.transpose(-1, -2) / own.shape[-1] ** 0.5
 
 

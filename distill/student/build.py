@@ -3,23 +3,27 @@
 import copy
 import math
 import re
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.errors import InputError
-from distill.student.family import Family, family_of
-from distill.student.spec import Sizes, resolve
+from distill.student.bottleneck import bottleneck_config, build_bottlenecks
+from distill.student.embeddings import factorised
+from distill.student.family import FAMILIES, Family, Role, family_of
+from distill.student.spec import Sizes, read, resolve
 
 Weights = dict[str, Tensor]
 
 
-def build_student(teacher: PreTrainedModel, spec: str) -> PreTrainedModel:
+def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrainedModel:
     """A model of the teacher's class with the sizes of `spec`, its weights the selected part of the teacher's.
 
     Layers are those the spec names; of each width the coordinates of the largest weights are kept, the same in every
-    weight they run through. With the teacher's own sizes the student is the teacher.
+    weight they run through. With the teacher's own sizes the student is the teacher. Of a `fresh` spec the weights are
+    drawn by `seed`; the blocks of a bottleneck student are too, see `build_bottlenecks`.
 
     Raises:
         InputError: An unknown family, or sizes that can't be.
@@ -27,29 +31,57 @@ def build_student(teacher: PreTrainedModel, spec: str) -> PreTrainedModel:
     Source: layers as in Sanh et al. 2019 (arXiv 1910.01108, section 3); widths as in Xu et al. 2024, Weight Selection
     (arXiv 2311.18823), but by the norm of all weights that a coordinate runs through instead of evenly.
     """
+    given = read(spec)
+    if given.is_blocks:
+        return build_bottlenecks(teacher, given, seed).eval()
+    config = student_config(teacher.config, spec)
+    if given.fresh:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return type(teacher)(config).eval()
+    student = type(teacher)(config)
+    student.load_state_dict(sliced_weights(teacher, spec))
+    return student.eval()  # as from_pretrained hands models over
+
+
+def sliced_weights(teacher: PreTrainedModel, spec: str) -> Weights:
     family = family_of(teacher.config)
     old = family.sizes(teacher.config)
     new = resolve(spec, old)
     weights = rename_layers({k: v.detach().clone() for k, v in teacher.state_dict().items()}, family, new)
     kept = kept_coordinates(weights, family, old, new)
-    sliced = {name: slice_weight(name, weight, family, kept) for name, weight in weights.items()}
-    rescale_queries(sliced, family, old, new)
-    student = type(teacher)(student_config(teacher.config, spec))
-    student.load_state_dict(sliced)
-    return student.eval()  # as from_pretrained hands models over
+    lengths = axis_lengths(old)
+    cut = {name: slice_weight(name, weight, family, kept, lengths) for name, weight in weights.items()}
+    sharpen_queries(cut, family, old, new)
+    return factorised(cut, family.projects, new.embeddings) if new.embeddings else cut
 
 
 def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
-    """The config of the student that `spec` asks for."""
+    """The config of the student that `spec` asks for.
+
+    Raises:
+        InputError: An unknown family, or sizes that can't be.
+    """
     if spec == "teacher":  # of any family, for nothing is cut
         return copy.deepcopy(teacher)
+    given = read(spec)
+    if given.is_blocks:
+        return bottleneck_config(teacher, given)
     family = family_of(teacher)
     old = family.sizes(teacher)
+    new = resolve(spec, old)
+    if family.fills and new.heads != old.heads:
+        raise InputError(f"student heads={new.heads}: expected the teacher's {old.heads}: they fill a width that stays")
     config = copy.deepcopy(teacher)
-    for name, value in family.config_changes(resolve(spec, old)).items():
+    for name, value in family.config_changes(teacher, new).items():
         setattr(config, name, value)
+    if new.embeddings:
+        check_embeddings(new, family, teacher.model_type)
+        config.embedding_size = new.embeddings
+    elif family.fills:
+        pass  # the map from the embeddings is there whatever their width
     # ELECTRA projects its embeddings only where they are narrower than the layers.
-    if getattr(config, "embedding_size", None) == old.hidden:
+    elif getattr(config, "embedding_size", None) == old.hidden:
         config.embedding_size = config.hidden_size
     elif getattr(config, "embedding_size", None) == config.hidden_size:
         raise InputError(
@@ -57,6 +89,24 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
             "class has no projection between embeddings and layers; take another width"
         )
     return config
+
+
+def check_embeddings(new: Sizes, family: Family, name: str) -> None:
+    """
+    Raises:
+        InputError: A family without a map from embeddings to layers, or embeddings as wide as these.
+    """
+    if not family.projects:
+        having = ", ".join(each for each, known in FAMILIES.items() if known.projects)
+        raise InputError(
+            f"student embeddings={new.embeddings}: the stock class of a {name!r} has no map between embeddings and "
+            f"layers; {having} and the bottleneck presets have one; --prune.embedding_rank writes its own class"
+        )
+    if new.embeddings >= new.hidden:
+        raise InputError(
+            f"student embeddings={new.embeddings}: expected less than hidden, {new.hidden}: a table as wide as the "
+            "layers needs no map, and there would be more weights than before"
+        )
 
 
 def rename_layers(weights: Weights, family: Family, new: Sizes) -> Weights:
@@ -85,33 +135,72 @@ def span(name: str, family: Family) -> tuple[int, int]:
 
 
 Kept = dict[tuple[str, int | None], Tensor]
+Lengths = dict[str, int]
+
+
+def axis_lengths(sizes: Sizes) -> Lengths:
+    queries, keys = sizes.heads * sizes.head_width, sizes.groups * sizes.head_width
+    return {"hidden": sizes.hidden, "q": queries, "k": keys, "v": keys, "o": queries, "ffn": sizes.ffn}
+
+
+def parts_of(role: Role, lengths: Lengths) -> list[tuple[str, int, int]]:
+    """(role, start, end) of every part of an axis; none where it is kept whole."""
+    roles = (role,) if isinstance(role, str) else role or ()
+    parts, start = [], 0
+    for each in roles:
+        parts.append((each, start, start + lengths[each]))
+        start += lengths[each]
+    return parts
 
 
 def kept_coordinates(weights: Weights, family: Family, old: Sizes, new: Sizes) -> Kept:
     """Numbers of the coordinates to keep: `hidden` for the whole model, the others for each layer."""
-    norms: dict[tuple[str, int | None], Tensor] = {}
-    for name, weight in weights.items():
-        if weight.dim() != 2:
-            continue
-        for axis, role in enumerate(family.roles(name, 2)):
-            if role:
-                key = (role, None if role == "hidden" else layer_number(name, family))
-                squares = weight.double().pow(2).sum(1 - axis)
-                norms[key] = norms[key] + squares if key in norms else squares
+    norms = squared_norms(weights, family, axis_lengths(old))
     kept: Kept = {("hidden", None): largest(norms["hidden", None], new.hidden)}
     for number in range(len(new.layers)):
         kept["ffn", number] = largest(norms["ffn", number], new.ffn)
-        strength = norms["qk", number] + norms["vo", number]
-        heads = largest(strength.reshape(old.heads, -1).sum(1), new.heads)
-        for role in ("qk", "vo"):
-            kept[role, number] = head_coordinates(norms[role, number].reshape(old.heads, -1), heads, new)
+        if ("q", number) not in norms:  # all of them stay
+            continue
+        own = {role: norms[role, number] for role in ("q", "k", "v", "o")}
+        kept |= {(role, number): index for role, index in head_coordinates(own, old, new).items()}
     return kept
 
 
-def head_coordinates(norms: Tensor, heads: Tensor, new: Sizes) -> Tensor:
-    """Numbers of the kept coordinates of the kept heads; norms [heads, head width]."""
-    width, kept = norms.shape[1], new.hidden // new.heads
-    return torch.cat([head * width + largest(norms[head], kept) for head in heads])
+def squared_norms(weights: Weights, family: Family, lengths: Lengths) -> Kept:
+    """Sum of the squares of all matrix entries that each coordinate runs through."""
+    norms: Kept = {}
+    for name, weight in weights.items():
+        if weight.dim() != 2:
+            continue
+        for axis, axis_role in enumerate(family.roles(name, 2)):
+            squares = weight.double().pow(2).sum(1 - axis)
+            for role, start, end in parts_of(axis_role, lengths):
+                if end > len(squares):
+                    raise InputError(f"weight {name!r}: axis {axis} of {len(squares)} isn't the model's {role} size")
+                key = (role, None if role == "hidden" else layer_number(name, family))
+                norms[key] = norms[key] + squares[start:end] if key in norms else squares[start:end]
+    return norms
+
+
+def head_coordinates(norms: dict[str, Tensor], old: Sizes, new: Sizes) -> dict[str, Tensor]:
+    """Kept coordinates by role: the strongest groups, in each its strongest heads, and in these the strongest of those
+    that queries and keys, or values and outputs, share.
+    """
+    each, width = old.heads // old.groups, old.head_width
+    q, o = (norms[role].reshape(old.groups, each, width) for role in ("q", "o"))
+    k, v = (norms[role].reshape(old.groups, width) for role in ("k", "v"))
+    strength = (q + o).sum((1, 2)) + (k + v).sum(1)
+    found: dict[str, list[Tensor]] = {role: [] for role in norms}
+    for group in largest(strength, new.groups).tolist():
+        heads = largest((q + o)[group].sum(1), new.heads // new.groups)
+        qk = largest(q[group, heads].sum(0) + k[group], new.head_width)
+        vo = largest(o[group, heads].sum(0) + v[group], new.head_width)
+        starts = (group * each + heads)[:, None] * width
+        found["q"].append((starts + qk).flatten())
+        found["o"].append((starts + vo).flatten())
+        found["k"].append(group * width + qk)
+        found["v"].append(group * width + vo)
+    return {role: torch.cat(index) for role, index in found.items()}
 
 
 def largest(values: Tensor, count: int) -> Tensor:
@@ -119,23 +208,33 @@ def largest(values: Tensor, count: int) -> Tensor:
     return torch.sort(values, descending=True, stable=True).indices[:count].sort().values
 
 
-def slice_weight(name: str, weight: Tensor, family: Family, kept: Kept) -> Tensor:
+def slice_weight(name: str, weight: Tensor, family: Family, kept: Kept, lengths: Lengths) -> Tensor:
     if not weight.is_floating_point():
         return weight
     for axis, role in enumerate(family.roles(name, weight.dim())):
-        if role:
-            index = kept[role, None if role == "hidden" else layer_number(name, family)]
-            if index[-1] >= weight.shape[axis]:
-                raise InputError(f"weight {name!r}: axis {axis} of {weight.shape[axis]} isn't the model's {role} size")
-            weight = weight.index_select(axis, index)
+        parts = parts_of(role, lengths)
+        if not parts:
+            continue
+        if parts[-1][2] != weight.shape[axis]:
+            raise InputError(f"weight {name!r}: axis {axis} of {weight.shape[axis]} isn't the model's {role} size")
+        weight = weight.index_select(axis, joined_index(parts, kept, layer_number(name, family)))
     return weight.contiguous()
 
 
-def rescale_queries(weights: Weights, family: Family, old: Sizes, new: Sizes) -> None:
+def joined_index(parts: Sequence[tuple[str, int, int]], kept: Kept, layer: int | None) -> Tensor:
+    return torch.cat([start + kept[role, None if role == "hidden" else layer] for role, start, _ in parts])
+
+
+def sharpen_queries(weights: Weights, family: Family, old: Sizes, new: Sizes) -> None:
     """Attention divides by the root of the head width; narrower heads would sharpen it."""
-    factor = math.sqrt((new.hidden / new.heads) / (old.hidden / old.heads))
+    factor = math.sqrt(new.head_width / old.head_width)
     if factor == 1:
         return
-    for name in weights:
-        if re.search(r"attention\.(self\.query|q_lin)\.", name):
-            weights[name] *= factor
+    lengths = axis_lengths(new)
+    for name, weight in weights.items():
+        if not weight.is_floating_point():
+            continue
+        for axis, axis_role in enumerate(family.roles(name, weight.dim())):
+            for role, start, end in parts_of(axis_role, lengths):
+                if role == "q":
+                    weight.narrow(axis, start, end - start).mul_(factor)

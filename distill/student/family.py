@@ -1,16 +1,18 @@
-"""Where each family of encoders keeps its sizes, and which size each axis of each weight follows."""
+"""Where each family keeps its sizes, and which size each axis of each weight follows."""
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from transformers import PretrainedConfig
 
 from distill.errors import InputError
 from distill.student.spec import Sizes
 
-# Roles of an axis: "hidden"; "qk" and "vo", heads x head width as queries and keys or as values and outputs see it;
-# "ffn"; None is kept whole.
-Roles = tuple[str | None, ...]
+# Role of an axis: "hidden"; "q", "k", "v" and "o", heads x head width as queries, keys, values and the output map see
+# it; "ffn"; None is kept whole; several where one weight holds them one after another.
+Role = str | None | tuple[str, ...]
+Roles = tuple[Role, ...]
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class Family:
         layers, hidden, heads, ffn: Attribute of the config that holds each size.
         layer: Pattern of a layer's prefix, with the number as its group.
         axes: Pattern of the rest of a weight's name -> roles of its axes; a bias takes the first.
+        rotary: Positions turn the coordinates of a head, so it can't be narrower.
+        free: The config may name the width of a head, and heads need not fill the hidden width.
+        follow: Further attributes of the config that are the hidden width.
+        fills: Attribute of the config with the width that heads fill, where it isn't hidden; heads then stay.
+        projects: Name of the map from token embeddings to the hidden width, where the stock class can have one before
+            its first norm: embeddings of a lower rank are then exact but for the rank.
     """
 
     layers: str
@@ -29,18 +37,40 @@ class Family:
     ffn: str
     layer: str
     axes: tuple[tuple[str, Roles], ...]
+    rotary: bool = False
+    free: bool = False
+    follow: tuple[str, ...] = ()
+    fills: str = ""
+    projects: str = ""
 
     def sizes(self, config: PretrainedConfig) -> Sizes:
         layers = tuple(range(getattr(config, self.layers)))
-        return Sizes(layers, *(getattr(config, name) for name in (self.hidden, self.heads, self.ffn)))
+        hidden, heads, ffn = (getattr(config, name) for name in (self.hidden, self.heads, self.ffn))
+        own = getattr(config, self.fills) // heads if self.fills else getattr(config, "head_dim", None)
+        kv = getattr(config, "num_key_value_heads", heads)
+        return Sizes(
+            layers,
+            hidden,
+            heads,
+            ffn or 4 * hidden,  # GPT-2's way to say so
+            kv=kv if kv != heads else 0,
+            head=own or (hidden // heads if self.rotary else 0),
+            free=self.free or bool(self.fills),
+        )
 
-    def config_changes(self, sizes: Sizes) -> dict[str, int]:
-        return {
-            self.layers: len(sizes.layers),
-            self.hidden: sizes.hidden,
-            self.heads: sizes.heads,
-            self.ffn: sizes.ffn,
-        }
+    def config_changes(self, config: PretrainedConfig, sizes: Sizes) -> dict[str, Any]:
+        """Attributes of the student's config that differ from the teacher's `config`."""
+        changes: dict[str, Any] = {self.layers: len(sizes.layers)}
+        changes |= {self.hidden: sizes.hidden, self.heads: sizes.heads, self.ffn: sizes.ffn}
+        changes |= {name: sizes.hidden for name in self.follow if hasattr(config, name)}
+        if hasattr(config, "num_key_value_heads"):
+            changes["num_key_value_heads"] = sizes.kv or sizes.heads
+        if self.free:
+            changes["head_dim"] = sizes.head_width
+        kinds = getattr(config, "layer_types", None)
+        if kinds:
+            changes["layer_types"] = [kinds[i % len(kinds)] for i in sizes.layers]
+        return changes
 
     def roles(self, name: str, dimensions: int) -> Roles:
         """Roles of the axes of the weight called `name`."""
@@ -50,6 +80,19 @@ class Family:
         raise InputError(f"weight {name!r}: not known in this family: its width can't be changed")
 
 
+HEADS: tuple[tuple[str, Roles], ...] = (
+    (r"(pooler|classifier|head)\.dense\.", ("hidden", "hidden")),
+    (r"(?:^|\.)(classifier|score)\.(out_proj\.)?weight", (None, "hidden")),
+    (r"(?:^|\.)classifier\.(out_proj\.)?bias", (None,)),
+    (r"^generator_predictions\.(dense\.bias|LayerNorm\.)", (None,)),  # of the embeddings' width, see AS_WIDE
+    (r"^generator_predictions\.dense\.weight", (None, "hidden")),
+    (r"(transform|lm_head)\.dense\.|^vocab_transform\.", ("hidden", "hidden")),
+    (r"^generator_lm_head\.", (None, None)),
+    (r"(transform|lm_head)\.(LayerNorm|layer_norm)\.|^vocab_layer_norm\.", ("hidden",)),
+    (r"(decoder|^vocab_projector|^lm_head)\.weight", (None, "hidden")),
+    (r"((predictions|lm_head|decoder|vocab_projector)\.)bias", (None,)),
+)
+
 BERT = Family(
     "num_hidden_layers",
     "hidden_size",
@@ -57,21 +100,22 @@ BERT = Family(
     "intermediate_size",
     r"(?:^|\.)encoder\.layer\.(\d+)\.",
     (
-        (r"attention\.self\.(query|key)\.", ("qk", "hidden")),
-        (r"attention\.self\.value\.", ("vo", "hidden")),
-        (r"attention\.output\.dense\.weight", ("hidden", "vo")),
+        (r"attention\.self\.(pos_)?query(_proj)?\.", ("q", "hidden")),
+        (r"attention\.self\.(pos_)?key(_proj)?\.", ("k", "hidden")),
+        (r"attention\.self\.value(_proj)?\.", ("v", "hidden")),
+        (r"attention\.output\.dense\.weight", ("hidden", "o")),
         (r"attention\.output\.dense\.bias", ("hidden",)),
         (r"intermediate\.dense\.", ("ffn", "hidden")),
         (r"layer\.\d+\.output\.dense\.weight", ("hidden", "ffn")),
         (r"layer\.\d+\.output\.dense\.bias", ("hidden",)),
-        (r"LayerNorm\.", ("hidden",)),
-        (r"embeddings\.\w+_embeddings\.weight", (None, "hidden")),
-        (r"embeddings_project\.", ("hidden", None)),
-        (r"(pooler|classifier)\.dense\.", ("hidden", "hidden")),
-        (r"classifier\.(out_proj\.)?weight", (None, "hidden")),
-        (r"classifier\.(out_proj\.)?bias", (None,)),
+        (r"(encoder|embeddings|attention\.output|\d\.output|conv)\.LayerNorm\.", ("hidden",)),
+        (r"embeddings\.\w+_embeddings\.weight|rel_embeddings\.weight", (None, "hidden")),
+        (r"embeddings_project\.|embed_proj\.", ("hidden", None)),
+        (r"encoder\.conv\.conv\.", ("hidden", "hidden", None)),
+        *HEADS,
     ),
 )
+DEBERTA = replace(BERT, follow=("pooler_hidden_size",), projects="deberta.embeddings.embed_proj.weight")
 
 DISTILBERT = Family(
     "n_layers",
@@ -80,22 +124,136 @@ DISTILBERT = Family(
     "hidden_dim",
     r"(?:^|\.)transformer\.layer\.(\d+)\.",
     (
-        (r"attention\.[qk]_lin\.", ("qk", "hidden")),
-        (r"attention\.v_lin\.", ("vo", "hidden")),
-        (r"attention\.out_lin\.weight", ("hidden", "vo")),
+        (r"attention\.q_lin\.", ("q", "hidden")),
+        (r"attention\.k_lin\.", ("k", "hidden")),
+        (r"attention\.v_lin\.", ("v", "hidden")),
+        (r"attention\.out_lin\.weight", ("hidden", "o")),
         (r"attention\.out_lin\.bias", ("hidden",)),
         (r"ffn\.lin1\.", ("ffn", "hidden")),
         (r"ffn\.lin2\.weight", ("hidden", "ffn")),
         (r"ffn\.lin2\.bias", ("hidden",)),
-        (r"(LayerNorm|layer_norm)\.", ("hidden",)),
+        (r"(embeddings\.LayerNorm|layer\.\d+\.\w*layer_norm)\.", ("hidden",)),
         (r"embeddings\.\w+_embeddings\.weight", (None, "hidden")),
         (r"pre_classifier\.", ("hidden", "hidden")),
-        (r"classifier\.weight", (None, "hidden")),
-        (r"classifier\.bias", (None,)),
+        *HEADS,
     ),
 )
 
-FAMILIES = {"bert": BERT, "roberta": BERT, "xlm-roberta": BERT, "electra": BERT, "distilbert": DISTILBERT}
+MODERNBERT = Family(
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    r"(?:^|\.)layers\.(\d+)\.",
+    (
+        (r"attn\.Wqkv\.", (("q", "k", "v"), "hidden")),
+        (r"attn\.Wo\.weight", ("hidden", "o")),
+        (r"mlp\.Wi\.", (("ffn", "ffn"), "hidden")),
+        (r"mlp\.Wo\.weight", ("hidden", "ffn")),
+        (r"(attn|mlp)\.Wo\.bias", ("hidden",)),
+        (r"norm\.", ("hidden",)),
+        (r"tok_embeddings\.weight", (None, "hidden")),
+        *HEADS,
+    ),
+    rotary=True,
+)
+
+LLAMA = Family(
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    r"(?:^|\.)layers\.(\d+)\.",
+    (
+        (r"self_attn\.q_proj\.", ("q", "hidden")),
+        (r"self_attn\.k_proj\.", ("k", "hidden")),
+        (r"self_attn\.v_proj\.", ("v", "hidden")),
+        (r"self_attn\.o_proj\.weight", ("hidden", "o")),
+        (r"self_attn\.o_proj\.bias", ("hidden",)),
+        (r"self_attn\.[qk]_norm\.", (None,)),  # of one head
+        (r"mlp\.(gate|up)_proj\.", ("ffn", "hidden")),
+        (r"mlp\.down_proj\.weight", ("hidden", "ffn")),
+        (r"mlp\.down_proj\.bias", ("hidden",)),
+        (r"norm\.", ("hidden",)),
+        (r"embed_tokens\.weight", (None, "hidden")),
+        *HEADS,
+    ),
+    rotary=True,
+    free=True,
+)
+
+# ELECTRA's head for words, where its embeddings are as wide as the layers.
+AS_WIDE: tuple[tuple[str, Roles], ...] = (
+    (r"^generator_predictions\.(dense|LayerNorm)\.", ("hidden", "hidden")),
+    (r"^generator_lm_head\.weight", (None, "hidden")),
+)
+
+# Its maps are stored as [in, out].
+GPT2 = Family(
+    "n_layer",
+    "n_embd",
+    "n_head",
+    "n_inner",
+    r"(?:^|\.)h\.(\d+)\.",
+    (
+        (r"attn\.c_attn\.weight", ("hidden", ("q", "k", "v"))),
+        (r"attn\.c_attn\.bias", (("q", "k", "v"),)),
+        (r"attn\.c_proj\.weight", ("o", "hidden")),
+        (r"mlp\.c_fc\.weight", ("hidden", "ffn")),
+        (r"mlp\.c_fc\.bias", ("ffn",)),
+        (r"mlp\.c_proj\.weight", ("ffn", "hidden")),
+        (r"(attn|mlp)\.c_proj\.bias", ("hidden",)),
+        (r"\.ln_\w+\.", ("hidden",)),
+        (r"wte\.weight|wpe\.weight", (None, "hidden")),
+        *HEADS,
+    ),
+)
+
+# Heads fill the width inside a block, so they stay.
+MOBILEBERT = Family(
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    r"(?:^|\.)encoder\.layer\.(\d+)\.",
+    (
+        (r"attention\.self\.(query|key|value)\.bias|attention\.self\.(query|key)\.weight", (None, None)),
+        (r"attention\.output\.", (None, None)),
+        (r"intermediate\.dense\.", ("ffn", None)),
+        (r"(layer\.\d+|ffn\.\d+)\.output\.dense\.weight", (None, "ffn")),
+        (r"(layer\.\d+|ffn\.\d+)\.output\.(dense\.bias|LayerNorm\.)", (None,)),
+        (r"output\.bottleneck\.dense\.|embedding_transformation\.", ("hidden", None)),
+        (r"output\.bottleneck\.LayerNorm\.|embeddings\.LayerNorm\.", ("hidden",)),
+        (r"bottleneck\.(input|attention)\.dense\.weight", (None, "hidden")),
+        (r"bottleneck\.(input|attention)\.", (None,)),
+        (r"word_embeddings\.weight", (None, None)),
+        (r"embeddings\.\w+_embeddings\.weight", (None, "hidden")),
+        *HEADS,
+    ),
+    fills="intra_bottleneck_size",
+)
+
+FAMILIES = {
+    "bert": BERT,
+    "roberta": BERT,
+    "xlm-roberta": BERT,
+    "electra": BERT,
+    "distilbert": DISTILBERT,
+    "deberta-v2": DEBERTA,
+    "modernbert": MODERNBERT,
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "gemma": LLAMA,
+    "gemma2": LLAMA,
+    "gemma3_text": LLAMA,
+    "gpt2": GPT2,
+    "mobilebert": MOBILEBERT,
+}
+ENCODERS = (
+    "bert", "roberta", "xlm-roberta", "electra", "distilbert", "deberta-v2", "modernbert", "mobilebert",
+)  # fmt: skip
 
 
 def family_of(config: PretrainedConfig) -> Family:
@@ -110,6 +268,9 @@ def family_of(config: PretrainedConfig) -> Family:
             f"student: can't be built from a teacher of type {config.model_type!r}; known are {', '.join(FAMILIES)}. "
             "Name a checkpoint with --student instead"
         )
+    if config.model_type == "mobilebert":
+        wide = None if config.use_bottleneck_attention else "hidden"
+        return replace(family, axes=((r"attention\.self\.value\.weight", (None, wide)), *family.axes))
     if getattr(config, "embedding_size", config.hidden_size) != config.hidden_size:  # a projection stands between
         return replace(family, axes=((r"(?:^|\.)embeddings\.", (None, None)), *family.axes))
-    return family
+    return replace(family, axes=(*AS_WIDE, *family.axes)) if config.model_type == "electra" else family

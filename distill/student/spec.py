@@ -2,20 +2,48 @@
 
 import re
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from distill.errors import InputError
 
-KEYS = ("layers", "hidden", "heads", "ffn")
+WIDTHS = ("hidden", "heads", "ffn")
+KEYS = ("layers", *WIDTHS, "embeddings")
+BLOCK_KEYS = (*KEYS, "inner", "stacks")  # of bottleneck students
+FRESH = "fresh"
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of an encoder: which of the teacher's layers, and widths."""
+    """Sizes of a model: which of the teacher's layers, and widths.
+
+    Args:
+        layers: Numbers of the teacher's layers, in the student's order.
+        hidden: Width of the hidden states.
+        heads: Attention heads of a layer.
+        ffn: Neurons of a layer.
+        kv: Heads of keys and values that the heads share; 0: each has its own.
+        head: Width of a head where it can't change; 0: hidden / heads.
+        free: Heads need not fill the hidden width.
+        embeddings: Width of the token embeddings; 0: hidden.
+    """
 
     layers: tuple[int, ...]
     hidden: int
     heads: int
     ffn: int
+    kv: int = 0
+    head: int = 0
+    free: bool = False
+    embeddings: int = 0
+
+    @property
+    def head_width(self) -> int:
+        return self.head or self.hidden // self.heads
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.kv or self.heads
 
 
 @dataclass(frozen=True)
@@ -23,9 +51,11 @@ class StudentConfig:
     """The student to train.
 
     Args:
-        spec: A hub id or folder; a preset (distilbert: every second layer; half: half of every width; teacher: all of
-            it); or sizes such as `layers=2`, `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`. Left out it is
-            distilbert, and teacher where a budget says how much is pruned.
+        spec: A hub id or folder; a preset (distilbert: every second layer; half: half of every width; tinybert4,
+            tinybert6, minilm-l6-h384: shares of the teacher as there of BERT-base; mobilebert, mobilebert-tiny:
+            bottleneck blocks; inverted-bottleneck: their teacher; teacher: all of it); sizes such as `layers=2`,
+            `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; before them `fresh` for random
+            weights. Left out it is distilbert, and teacher where a budget says how much is pruned.
         layout: How it lies on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is
             replicated where training fits into each process's memory, else fsdp.
         given: It is trained already, and used as it is; `spec` is then teacher or a checkpoint.
@@ -38,52 +68,133 @@ class StudentConfig:
     offload: bool = False
 
 
-PRESETS = ("distilbert", "half", "teacher")
+@dataclass(frozen=True)
+class Shares:
+    """Of the teacher's sizes. `layers` None: every second one."""
+
+    layers: Fraction | None = Fraction(1)
+    hidden: Fraction = Fraction(1)
+    heads: Fraction = Fraction(1)
+    ffn: Fraction = Fraction(1)
+
+    def of(self, teacher: Sizes) -> Sizes:
+        total = len(teacher.layers)
+        layers = teacher.layers[::2] if self.layers is None else evenly(max(1, round(total * self.layers)), teacher)
+        heads = max(1, int(teacher.heads * self.heads))
+        # Heads divide the width, where they fill it.
+        hidden = max(1, round(teacher.hidden * self.hidden / heads)) * heads
+        return scaled(replace(teacher, layers=layers, hidden=hidden, ffn=int(teacher.ffn * self.ffn)), heads, teacher)
+
+
+# As in the papers of BERT-base (12 layers, 768 wide, 12 heads, 3,072 neurons): TinyBERT4 is 4 x 312 with 12 heads and
+# 1,200 neurons, TinyBERT6 6 x 768 (arXiv 1909.10351, section 4.2); MiniLM-L6-H384 6 x 384 with 12 heads (arXiv
+# 2002.10957, section 4.1).
+HALF = Fraction(1, 2)
+CUTS = {
+    "distilbert": Shares(layers=None),
+    "half": Shares(hidden=HALF, heads=HALF, ffn=HALF),
+    "tinybert4": Shares(Fraction(1, 3), Fraction(312, 768), ffn=Fraction(1200, 3072)),
+    "tinybert6": Shares(HALF),
+    "minilm-l6-h384": Shares(HALF, HALF, ffn=HALF),
+    "teacher": Shares(),
+}
+BLOCKS = ("mobilebert", "mobilebert-tiny", "inverted-bottleneck")
+PRESETS = (*CUTS, *BLOCKS)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A spec that builds on the teacher: its preset, whether weights are random, and the sizes that it names."""
+
+    text: str
+    preset: str
+    fresh: bool
+    asked: dict[str, tuple[int, ...]]
+
+    @property
+    def is_blocks(self) -> bool:
+        return self.preset in BLOCKS
 
 
 def is_relative(spec: str) -> bool:
     """Whether the spec builds on the teacher (else it is a checkpoint)."""
-    return spec in PRESETS or "=" in spec
+    return "=" in spec or spec.split(",")[0].strip() in (*PRESETS, FRESH)
+
+
+def read(spec: str) -> Spec:
+    """
+    Raises:
+        InputError: A key that isn't one, or a size that isn't a number.
+    """
+    words = re.split(r",(?=[^,=]+=)", spec)
+    named = [] if "=" in words[0] else [each.strip() for each in words.pop(0).split(",")]
+    fresh = FRESH in named
+    presets = [each for each in named if each != FRESH]
+    if len(presets) > 1 or any(each not in PRESETS for each in presets):
+        raise InputError(f"student {spec!r}: expected one preset among {', '.join(PRESETS)}, found {','.join(presets)}")
+    preset = presets[0] if presets else ""
+    keys = BLOCK_KEYS if preset in BLOCKS else KEYS
+    asked: dict[str, tuple[int, ...]] = {}
+    for word in words:
+        key, _, value = (each.strip() for each in word.partition("="))
+        if key not in keys:
+            raise InputError(f"student {spec!r}: expected {', '.join(keys)}, found {key!r}")
+        if not re.fullmatch(r"\d+(\s*,\s*\d+)*", value):
+            raise InputError(f"student {spec!r}: expected numbers after {key}=, found {value!r}")
+        numbers = tuple(int(number) for number in value.split(","))
+        if key != "layers" and len(numbers) != 1:
+            raise InputError(f"student {spec!r}: expected one number for {key}, found {value!r}")
+        asked[key] = numbers
+    return Spec(spec, preset, fresh, asked)
 
 
 def resolve(spec: str, teacher: Sizes) -> Sizes:
-    """Sizes of the student that `spec` asks for.
+    """Sizes of the student that `spec` asks for; of a bottleneck student those of its stream between the blocks.
 
     Raises:
         InputError: An unknown key, a size that isn't a number, is larger than the teacher's or doesn't divide.
     """
-    if spec == "teacher":
-        return teacher
-    if spec == "distilbert":
-        return replace(teacher, layers=teacher.layers[::2])
-    if spec == "half":
-        return checked(Sizes(teacher.layers, teacher.hidden // 2, teacher.heads // 2, teacher.ffn // 2), teacher)
-    asked = parse(spec)
-    sizes = teacher
-    if "layers" in asked:
-        numbers = asked["layers"]
-        sizes = replace(sizes, layers=evenly(numbers[0], teacher) if len(numbers) == 1 else tuple(numbers))
-    for key in ("hidden", "heads", "ffn"):
-        if key in asked:
-            sizes = replace(sizes, **{key: asked[key][0]})  # type: ignore[arg-type]
-    if "hidden" in asked and "heads" not in asked:
-        sizes = replace(sizes, heads=max(1, sizes.hidden * teacher.heads // teacher.hidden))
-    return checked(sizes, teacher)
+    given = read(spec)
+    if given.asked.get("layers") and given.fresh and len(given.asked["layers"]) == 1:
+        sizes = replace(teacher, layers=tuple(range(given.asked["layers"][0])))
+    else:
+        sizes = with_layers(given, CUTS.get(given.preset, Shares()).of(teacher), teacher)
+    asked = {key: numbers[0] for key, numbers in given.asked.items() if key in ("hidden", "ffn", "embeddings")}
+    sizes = replace(sizes, **asked)  # type: ignore[arg-type]
+    heads = sizes.heads
+    if "heads" in given.asked:
+        heads = given.asked["heads"][0]
+    elif "hidden" in given.asked and not teacher.free:
+        heads = max(1, sizes.hidden * teacher.heads // teacher.hidden)
+    if heads != sizes.heads:
+        sizes = scaled(sizes, heads, teacher)
+    return checked(sizes, teacher, fresh=given.fresh)
 
 
-def parse(spec: str) -> dict[str, list[int]]:
-    asked: dict[str, list[int]] = {}
-    for part in re.split(r",(?=[^,=]+=)", spec):
-        key, _, value = part.partition("=")
-        if key.strip() not in KEYS:
-            raise InputError(f"student {spec!r}: expected {', '.join(KEYS)}, found {key.strip()!r}")
-        if not re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", value):
-            raise InputError(f"student {spec!r}: expected numbers after {key}=, found {value!r}")
-        numbers = [int(number) for number in value.split(",")]
-        if key.strip() != "layers" and len(numbers) != 1:
-            raise InputError(f"student {spec!r}: expected one number for {key}, found {value!r}")
-        asked[key.strip()] = numbers
-    return asked
+def with_layers(given: Spec, sizes: Sizes, teacher: Sizes) -> Sizes:
+    numbers = given.asked.get("layers")
+    if not numbers:
+        return sizes
+    return replace(sizes, layers=evenly(numbers[0], teacher) if len(numbers) == 1 else numbers)
+
+
+def scaled(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
+    """With so many heads: whole groups that share keys and values are dropped, else as many heads of each group.
+
+    Raises:
+        InputError: Neither divides.
+    """
+    if not teacher.kv:
+        return replace(sizes, heads=heads)
+    each = teacher.heads // teacher.kv
+    if heads % each == 0 and heads // each <= teacher.kv:
+        return replace(sizes, heads=heads, kv=heads // each)
+    if heads % teacher.kv == 0:
+        return replace(sizes, heads=heads, kv=teacher.kv)
+    raise InputError(
+        f"student heads={heads}: expected a multiple of {each}, whole groups, or of {teacher.kv}, as many of each "
+        f"group: {teacher.heads} heads of the teacher share {teacher.kv} keys and values"
+    )
 
 
 def evenly(count: int, teacher: Sizes) -> tuple[int, ...]:
@@ -96,24 +207,45 @@ def evenly(count: int, teacher: Sizes) -> tuple[int, ...]:
     return tuple(round(i * (total - 1) / (count - 1)) for i in range(count))
 
 
-def checked(sizes: Sizes, teacher: Sizes) -> Sizes:
+def checked(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
+    """`sizes`; of a fresh student any that its class can have.
+
+    Raises:
+        InputError: A size that can't be.
+    """
+    if not fresh:
+        check_within(sizes, teacher)
+    for key in (*WIDTHS, "embeddings"):
+        if getattr(sizes, key) < (key != "embeddings"):
+            raise InputError(f"student {key}={getattr(sizes, key)}: expected at least 1")
+    if sizes.free:
+        return sizes
+    widest = teacher.head_width
+    narrow = sizes.hidden // sizes.heads
+    if sizes.hidden % sizes.heads or (narrow > widest and not fresh):
+        raise InputError(
+            f"student hidden={sizes.hidden}, heads={sizes.heads}: expected heads that divide hidden into parts of at "
+            f"most {widest}, the teacher's head width; found {sizes.hidden / sizes.heads:g}"
+        )
+    if sizes.head and narrow != sizes.head and not fresh:
+        raise InputError(
+            f"student hidden={sizes.hidden}, heads={sizes.heads}: expected heads {sizes.head} wide as the teacher's, "
+            f"found {narrow}: positions turn their coordinates in pairs, and a narrower head would tell others apart"
+        )
+    return replace(sizes, head=narrow) if sizes.head else sizes
+
+
+def check_within(sizes: Sizes, teacher: Sizes) -> None:
     total = len(teacher.layers)
     if not sizes.layers or any(not 0 <= i < total for i in sizes.layers) or len(set(sizes.layers)) < len(sizes.layers):
         raise InputError(
             f"student layers={','.join(map(str, sizes.layers))}: expected distinct numbers from 0 to {total - 1}, "
             "the teacher's layers"
         )
-    for key in ("hidden", "heads", "ffn"):
+    for key in WIDTHS:
         size, most = getattr(sizes, key), getattr(teacher, key)
         if not 1 <= size <= most:
             raise InputError(
                 f"student {key}={size}: expected 1 to {most}, the teacher's; a student built from its teacher "
                 "can't be wider than it"
             )
-    if sizes.hidden % sizes.heads or sizes.hidden // sizes.heads > teacher.hidden // teacher.heads:
-        widest = teacher.hidden // teacher.heads
-        raise InputError(
-            f"student hidden={sizes.hidden}, heads={sizes.heads}: expected heads that divide hidden into parts of at "
-            f"most {widest}, the teacher's head width; found {sizes.hidden / sizes.heads:g}"
-        )
-    return sizes

@@ -1,0 +1,263 @@
+"""Students of bottleneck blocks (MobileBERT), and the teacher with inverted bottlenecks that they may learn from."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import MobileBertConfig, PretrainedConfig, PreTrainedModel
+
+from distill.errors import InputError
+from distill.student.embeddings import narrowed
+from distill.student.family import ENCODERS, family_of
+from distill.student.spec import Spec, resolve
+
+STOCK = "MobileBert"
+HEADS = ("ForSequenceClassification", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "Model")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What a preset's blocks are, relative to the width of the stream between them.
+
+    Args:
+        hidden: Width of the stream, of the teacher's.
+        inner: Width inside the blocks, of the stream's.
+        embeddings: Of the token table, of the stream's.
+        ffn: Neurons of each feed-forward network, of the inner width; None: as many as the teacher's.
+        stacks: Feed-forward networks of a block.
+        narrow_attention: Queries, keys and values read the narrow input, all the same.
+        norm: no_norm or layer_norm.
+    """
+
+    hidden: Fraction
+    inner: Fraction
+    embeddings: Fraction
+    ffn: Fraction | None
+    stacks: int
+    narrow_attention: bool
+    norm: str
+
+
+# Of a stream 512 wide: 128 inside, embeddings of 128, networks of 512 (Sun et al. 2020, MobileBERT, arXiv 2004.02984,
+# table 1). The stream is as wide as the teacher's, which there has inverted bottlenecks: 1,024 inside a stream of 512.
+QUARTER = Fraction(1, 4)
+BLOCKS = {
+    "mobilebert": Blocks(Fraction(1), QUARTER, QUARTER, Fraction(4), 4, False, "no_norm"),
+    "mobilebert-tiny": Blocks(Fraction(1), QUARTER, QUARTER, Fraction(4), 2, True, "no_norm"),
+    "inverted-bottleneck": Blocks(Fraction(1, 2), Fraction(2), QUARTER, None, 1, True, "layer_norm"),
+}
+
+
+def bottleneck_config(teacher: PretrainedConfig, given: Spec) -> MobileBertConfig:
+    """The stock config of the student that a preset of `BLOCKS` and the sizes after it ask for.
+
+    Raises:
+        InputError: A teacher that is no encoder, or sizes that can't be.
+    """
+    if teacher.model_type not in ENCODERS:
+        raise InputError(
+            f"student {given.text}: expected an encoder as teacher, among {', '.join(ENCODERS)}, found "
+            f"{teacher.model_type!r}: the blocks of this class see both sides of every token"
+        )
+    old, blocks = family_of(teacher).sizes(teacher), BLOCKS[given.preset]
+    plain = [f"layers={','.join(map(str, given.asked['layers']))}"] if "layers" in given.asked else []
+    layers = resolve(",".join(["fresh", *plain]), old).layers if plain else old.layers
+    asked = {key: numbers[0] for key, numbers in given.asked.items() if key != "layers"}
+    hidden = asked.get("hidden", int(old.hidden * blocks.hidden))
+    heads = asked.get("heads", old.heads)
+    inner = asked.get("inner", max(1, round(hidden * blocks.inner / heads)) * heads)
+    sizes = {
+        "hidden_size": hidden,
+        "intra_bottleneck_size": inner,
+        "embedding_size": asked.get("embeddings", max(1, int(hidden * blocks.embeddings))),
+        "intermediate_size": asked.get("ffn", old.ffn if blocks.ffn is None else int(inner * blocks.ffn)),
+        "num_feedforward_networks": asked.get("stacks", blocks.stacks),
+        "num_attention_heads": heads,
+        "num_hidden_layers": len(layers),
+    }
+    check_sizes(sizes)
+    return MobileBertConfig(
+        **sizes,  # type: ignore[arg-type]
+        vocab_size=teacher.vocab_size,
+        max_position_embeddings=teacher.max_position_embeddings,
+        type_vocab_size=max(1, getattr(teacher, "type_vocab_size", 1) or 1),
+        hidden_act=activation(teacher) if given.preset == "inverted-bottleneck" else "relu",
+        use_bottleneck_attention=blocks.narrow_attention,
+        key_query_shared_bottleneck=not blocks.narrow_attention,
+        normalization_type=blocks.norm,
+        trigram_input=True,
+        pad_token_id=teacher.pad_token_id,
+        id2label=teacher.id2label,
+        label2id=teacher.label2id,
+        problem_type=teacher.problem_type,
+    )
+
+
+def activation(teacher: PretrainedConfig) -> str:
+    return next(
+        getattr(teacher, name) for name in ("hidden_act", "activation", "hidden_activation") if hasattr(teacher, name)
+    )
+
+
+def check_sizes(sizes: dict[str, int]) -> None:
+    """
+    Raises:
+        InputError: A size below 1, or heads that don't fill the blocks.
+    """
+    names = {"intra_bottleneck_size": "inner", "num_feedforward_networks": "stacks", "hidden_size": "hidden"}
+    for name, size in sizes.items():
+        if size < 1:
+            raise InputError(f"student {names.get(name, name)}={size}: expected at least 1")
+    inner, heads = sizes["intra_bottleneck_size"], sizes["num_attention_heads"]
+    if inner % heads:
+        raise InputError(
+            f"student inner={inner}, heads={heads}: expected heads that divide the width inside a block; found "
+            f"{inner / heads:g}"
+        )
+
+
+def build_bottlenecks(teacher: PreTrainedModel, given: Spec, seed: int = 0) -> PreTrainedModel:
+    """A stock MobileBert for the teacher's task, its blocks drawn by `seed`.
+
+    From the teacher come the token embeddings, as the nearest table of the student's width, and where the stream is as
+    wide as the teacher's also the map to it, positions, the norm behind them (as the scale and shift that NoNorm has)
+    and the pooler with its head. An inverted bottleneck's blocks hold the teacher's own layers, with maps between that
+    keep the stream's most common directions.
+
+    Raises:
+        InputError: As `bottleneck_config`; a task the class doesn't have.
+
+    Source: Sun et al. 2020, MobileBERT (arXiv 2004.02984), section 3. There everything is drawn at random, and queries,
+    keys and values of the inverted bottlenecks read the narrow stream; here they read the wide input, as the teacher's.
+    """
+    task = next((each for each in HEADS if type(teacher).__name__.endswith(each)), None)
+    if task is None:
+        raise InputError(
+            f"student {given.text}: expected a teacher with one of {', '.join(HEADS)}, found {type(teacher).__name__}"
+        )
+    config = bottleneck_config(teacher.config, given)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        student = getattr(transformers, STOCK + task)(config)
+        start_from(student, teacher, given)
+    return student
+
+
+@torch.no_grad()
+def start_from(student: PreTrainedModel, teacher: PreTrainedModel, given: Spec) -> None:
+    """What the student takes over; see `build_bottlenecks`."""
+    own, width = student.config, teacher.config.hidden_size
+    body: Any = student.base_model
+    embeddings = body.embeddings
+    table = wide_table(teacher)
+    narrow, directions = narrowed(table, min(own.embedding_size, table.shape[1]))
+    rank = len(directions)
+    embeddings.word_embeddings.weight[:, :rank] = narrow
+    if own.pad_token_id is not None:
+        embeddings.word_embeddings.weight[own.pad_token_id] = 0  # the last word's neighbour, with padding and without
+    middle = embeddings.embedding_transformation.weight[:, own.embedding_size : own.embedding_size + rank]
+    if given.preset == "inverted-bottleneck":
+        embeddings.embedding_transformation.weight.zero_()
+        embeddings.embedding_transformation.bias.zero_()
+        _, stream = narrowed(table, own.hidden_size)
+        middle.copy_(stream @ directions.T)
+        invert(student, teacher, stream)
+    elif own.hidden_size == width:
+        embeddings.embedding_transformation.weight.zero_()
+        embeddings.embedding_transformation.bias.zero_()
+        middle.copy_(directions.T)
+        take_positions(embeddings, teacher)
+        take_head(student, teacher)
+
+
+def wide_table(teacher: PreTrainedModel) -> Tensor:
+    """The teacher's token embeddings at the width of its layers."""
+    words: Any = teacher.get_input_embeddings()
+    table: Tensor = words.weight.detach()
+    body: Any = teacher.base_model
+    inside: Any = getattr(body, "embeddings", None)
+    for place, name in ((body, "embeddings_project"), (inside, "embed_proj")):
+        projection = getattr(place, name, None)
+        if isinstance(projection, nn.Linear):
+            return table @ projection.weight.T
+    transformation: Any = getattr(inside, "embedding_transformation", None)
+    if transformation is None:
+        return table
+    weight, size = transformation.weight, table.shape[1]
+    return table @ (weight[:, size : 2 * size] if weight.shape[1] > size else weight).T  # of three words, its own
+
+
+def take_positions(embeddings: Any, teacher: PreTrainedModel) -> None:
+    """Positions, types, and the norm behind them, where they mean the same in the teacher."""
+    taught: Any = getattr(teacher.base_model, "embeddings", None)
+    if teacher.config.model_type not in ("bert", "electra", "distilbert", "mobilebert"):
+        return
+    positions: Tensor = taught.position_embeddings.weight
+    norm: nn.Module = taught.LayerNorm
+    if positions.shape[1] != embeddings.position_embeddings.weight.shape[1]:
+        return
+    embeddings.position_embeddings.weight.copy_(positions)
+    types = getattr(taught, "token_type_embeddings", None)
+    embeddings.token_type_embeddings.weight.zero_()
+    if types is not None:
+        embeddings.token_type_embeddings.weight.copy_(types.weight)
+    words = wide_table(teacher)
+    wide = words + positions[torch.arange(len(words)) % min(64, len(positions))]
+    wide = wide if types is None else wide + types.weight[0]
+    scale, shift = line_through(wide, norm(wide))
+    embeddings.LayerNorm.weight.copy_(scale)
+    embeddings.LayerNorm.bias.copy_(shift)
+
+
+def line_through(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Per column the scale and shift of x that come nearest to y, both [rows, columns]."""
+    apart = x - x.mean(0)
+    scale = (apart * (y - y.mean(0))).sum(0) / apart.square().sum(0).clamp(min=1e-12)
+    return scale, y.mean(0) - scale * x.mean(0)
+
+
+POOLERS = {"bert": "bert.pooler.dense", "roberta": "classifier.dense", "xlm-roberta": "classifier.dense"}
+POOLERS |= {"mobilebert": "mobilebert.pooler.dense"}
+
+
+def take_head(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
+    """Pooler and classifier, where the teacher's compute the same: a map, tanh, and a map."""
+    if not type(teacher).__name__.endswith("ForSequenceClassification") or teacher.config.model_type not in POOLERS:
+        return
+    modules: Any = dict(teacher.named_modules())
+    pooler = modules[POOLERS[teacher.config.model_type]]
+    head = modules["classifier"] if isinstance(modules["classifier"], nn.Linear) else modules["classifier.out_proj"]
+    body: Any = student
+    body.mobilebert.pooler.dense.load_state_dict(pooler.state_dict())
+    body.classifier.load_state_dict(head.state_dict())
+
+
+def invert(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -> None:
+    """The teacher's layers into the blocks of an inverted bottleneck; `stream` [narrow, wide] has orthonormal rows."""
+    if teacher.config.model_type not in ("bert", "roberta", "xlm-roberta", "electra"):
+        raise InputError(
+            "student inverted-bottleneck: expected a teacher whose layers fit into its blocks, bert, roberta, "
+            f"xlm-roberta or electra, found {teacher.config.model_type!r}"
+        )
+    own: Any = student.base_model
+    taught: Any = teacher.base_model
+    if own.config.intra_bottleneck_size != taught.config.hidden_size or (
+        own.config.intermediate_size != taught.config.intermediate_size
+    ):
+        return  # other sizes were asked for
+    for block, layer in zip(own.encoder.layer, spread(taught.encoder.layer, len(own.encoder.layer)), strict=True):
+        for name in ("query", "key", "value"):
+            getattr(block.attention.self, name).load_state_dict(getattr(layer.attention.self, name).state_dict())
+        block.attention.output.load_state_dict(layer.attention.output.state_dict())
+        block.intermediate.load_state_dict(layer.intermediate.state_dict())
+        block.output.dense.load_state_dict(layer.output.dense.state_dict())
+        block.output.LayerNorm.load_state_dict(layer.output.LayerNorm.state_dict())
+        block.bottleneck.input.dense.weight.copy_(stream.T)
+        block.output.bottleneck.dense.weight.copy_(stream)
+
+
+def spread(layers: Any, count: int) -> list[Any]:
+    return [layers[i * len(layers) // count] for i in range(count)]

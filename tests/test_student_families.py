@@ -1,0 +1,269 @@
+"""Students of every family: what is cut away did nothing, or what is left computes as with it masked."""
+
+import copy
+import re
+from functools import cache
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from conftest import MODELS, build_model, scatter
+from distill.errors import InputError
+from distill.sharding.plan import layer_names
+from distill.student.build import (
+    axis_lengths,
+    build_student,
+    joined_index,
+    kept_coordinates,
+    parts_of,
+    rename_layers,
+    student_config,
+)
+from distill.student.family import FAMILIES, family_of
+from distill.student.spec import CUTS, resolve
+from distill.teacher.load import frozen
+
+SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+SIZES |= {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64}
+GROUPED = {"num_key_value_heads": 2}
+DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "share_att_key": True}
+DEBERTA |= {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0, "conv_kernel_size": 3}
+DEBERTA |= {"pooler_hidden_size": 32, "conv_act": "tanh"}
+# name -> (class without its task, settings)
+FURTHER = {
+    "deberta-v2": ("DebertaV2", DEBERTA),
+    "modernbert": ("ModernBert", {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 4}),
+    "llama": ("Llama", GROUPED),
+    "mistral": ("Mistral", GROUPED),
+    "qwen2": ("Qwen2", GROUPED),
+    "qwen3": ("Qwen3", GROUPED | {"head_dim": 12}),
+    "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 12}),
+    "gemma2": ("Gemma2", GROUPED | {"head_dim": 12}),
+    "gemma3_text": ("Gemma3Text", GROUPED | {"head_dim": 12}),
+    "gpt2": ("GPT2", {"n_inner": 48}),
+    "mobilebert": ("MobileBert", {"embedding_size": 16, "intra_bottleneck_size": 16}),
+}
+
+
+@cache
+def built(family: str, head: str = "ForSequenceClassification") -> PreTrainedModel:
+    if family not in FURTHER:
+        return build_model(family, head)
+    name, settings = FURTHER[family]
+    kind = getattr(transformers, f"{name}{head}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = kind(getattr(transformers, f"{name}Config")(**(SIZES | settings)))
+        scatter(model)
+    model.config.use_cache = False
+    return frozen(model)
+
+
+def batch(model: PreTrainedModel) -> dict[str, Tensor]:
+    mask = (torch.arange(9) < torch.tensor([9, 7, 4, 2])[:, None]).long()
+    ids = torch.randint(5, 60, (4, 9), generator=torch.Generator().manual_seed(3))
+    return {"input_ids": ids * mask + (1 - mask) * (model.config.pad_token_id or 0), "attention_mask": mask}
+
+
+@torch.no_grad()
+def answers(model: PreTrainedModel) -> Tensor:
+    found = model.eval()(**batch(model))
+    return found.logits if "logits" in found else found.last_hidden_state
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_family_is_cut_without_being_known():
+    known = {build_model(family).config.model_type for family in MODELS} | set(FURTHER)
+    assert known == set(FAMILIES), "a family without a tiny model here"
+
+
+@pytest.mark.parametrize("family", FURTHER)
+def test_a_student_of_the_teachers_sizes_answers_otherwise(family):
+    teacher = built(family)
+    own = family_of(teacher.config).sizes(teacher.config)
+    student = build_student(teacher, f"layers=4,hidden={own.hidden},heads={own.heads},ffn={own.ffn}")
+    assert torch.equal(answers(student), answers(teacher))
+
+
+@pytest.mark.parametrize("family", FURTHER)
+def test_a_student_has_other_layers_than_those_asked_for(family):
+    teacher = built(family)
+    student = build_student(teacher, "layers=0,3")
+    stack = teacher.get_submodule(layer_names(teacher)[0].rpartition(".")[0])
+    assert isinstance(stack, nn.ModuleList)
+    kept = list(stack)
+    try:
+        del stack[:]
+        stack.extend([kept[0], kept[3]])
+        teacher.config.num_hidden_layers = 2
+        kinds = getattr(teacher.config, "layer_types", None)
+        if kinds:
+            assert student.config.layer_types == [kinds[0], kinds[3]]
+            teacher.config.layer_types = student.config.layer_types
+        expected = answers(teacher)
+    finally:
+        del stack[:]
+        stack.extend(kept)
+        teacher.config.num_hidden_layers = 4
+        if kinds:
+            teacher.config.layer_types = kinds
+    assert close(answers(student), expected)
+    assert not close(expected, answers(teacher))
+
+
+def masked(teacher: PreTrainedModel, spec: str) -> Tensor:
+    """Answers of the teacher with everything that the spec drops set to 0 where it is read."""
+    family, copied = family_of(teacher.config), copy.deepcopy(teacher)
+    old = family.sizes(teacher.config)
+    new, lengths = resolve(spec, old), axis_lengths(old)
+    weights = copied.state_dict()
+    kept = kept_coordinates(rename_layers(weights, family, old), family, old, new)
+    with torch.no_grad():
+        for name, weight in weights.items():
+            found = re.search(family.layer, name)
+            if found is None or weight.dim() != 2:
+                continue
+            for axis, role in enumerate(family.roles(name, 2)):
+                parts = parts_of(role, lengths)
+                if parts and all(each in ("o", "ffn") for each, _, _ in parts):
+                    index = joined_index(parts, kept, int(found.group(1)))
+                    alive = torch.zeros(weight.shape[axis], dtype=torch.bool)
+                    alive[index] = True
+                    weight.mul_(alive[:, None] if axis == 0 else alive)
+    return answers(copied)
+
+
+@pytest.mark.parametrize("family", FURTHER)
+def test_a_student_with_fewer_neurons_computes_otherwise_than_its_teacher_without_them(family):
+    teacher = built(family)
+    student = build_student(teacher, "ffn=20")
+    assert close(answers(student), masked(teacher, "ffn=20"))
+    assert not close(answers(student), answers(teacher))
+
+
+# A head of its own width, so that fewer heads leave the rest as it was.
+@pytest.mark.parametrize("family", [name for name in FURTHER if family_of(built(name).config).free])
+@pytest.mark.parametrize("heads", [1, 2, 3])
+def test_a_student_with_fewer_heads_computes_otherwise_than_its_teacher_without_them(family, heads):
+    teacher = built(family)
+    shared = teacher.config.num_key_value_heads
+    if heads % shared and heads % (4 // shared):
+        with pytest.raises(InputError, match=f"heads={heads}: expected a multiple of {4 // shared}"):
+            build_student(teacher, f"heads={heads}")
+        return
+    student = build_student(teacher, f"heads={heads}")
+    assert student.config.num_attention_heads == heads
+    assert close(answers(student), masked(teacher, f"heads={heads}"))
+
+
+REFUSED = {("modernbert", preset): "positions turn" for preset in ("tinybert4", "minilm-l6-h384")}
+REFUSED |= {("mobilebert", "half"): "expected the teacher's 4"}
+
+
+@pytest.mark.parametrize("family", FURTHER)
+@pytest.mark.parametrize("preset", CUTS)
+def test_a_preset_is_neither_built_nor_refused_with_what_is_possible(family, preset, tmp_path):
+    teacher = built(family)
+    refusal = REFUSED.get((family, preset))
+    if refusal:
+        with pytest.raises(InputError, match=refusal):
+            build_student(teacher, preset)
+        return
+    student = build_student(teacher, preset)
+    assert type(student) is type(teacher)
+    assert student.num_parameters() < teacher.num_parameters() or preset == "teacher"
+    student.save_pretrained(tmp_path)
+    again, report = type(teacher).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    assert torch.equal(answers(again), answers(student))
+    assert answers(student).isfinite().all()
+
+
+@pytest.mark.parametrize("family", [name for name in FURTHER if name not in ("modernbert", "mobilebert")])
+def test_hidden_coordinates_that_do_nothing_are_kept_and_others_dropped(family):
+    """Every weight that writes or reads the last eight is 0: these are the ones to go."""
+    teacher = copy.deepcopy(built(family))
+    known = family_of(teacher.config)
+    weights = teacher.state_dict()
+    for name, weight in weights.items():
+        for axis, role in enumerate(known.roles(name, weight.dim())):
+            if role == "hidden" and weight.dim() == 2:
+                weight.narrow(axis, 24, 8).zero_()
+    student = build_student(teacher, "hidden=24")
+    for name, weight in student.state_dict().items():
+        full = weights[name]
+        for axis, role in enumerate(known.roles(name, full.dim())):
+            if role == "hidden":
+                full = full.narrow(axis, 0, 24)
+        if full.shape == weight.shape:
+            assert torch.equal(weight, full) or "query" in name or "c_attn" in name, name
+
+
+TASKS = [("bert", "ForMaskedLM"), ("roberta", "ForMaskedLM"), ("distilbert", "ForMaskedLM"), ("electra", "ForMaskedLM")]
+TASKS += [("modernbert", "ForMaskedLM"), ("gpt2", "LMHeadModel")]
+TASKS += [(name, "ForCausalLM") for name in ("llama", "qwen2", "qwen3", "gemma", "gemma2")]
+
+
+@pytest.mark.parametrize(("family", "head"), TASKS)
+def test_a_head_for_words_is_not_cut_with_the_rest(family, head):
+    teacher = built(family, head)
+    student = build_student(teacher, "layers=2,hidden=16,heads=2,ffn=20")
+    assert answers(student).shape == answers(teacher).shape
+    same = build_student(teacher, "layers=4")
+    assert torch.equal(answers(same), answers(teacher))
+
+
+def test_embeddings_of_full_rank_but_one_are_no_longer_near():
+    teacher = built("deberta-v2")
+    table = teacher.get_input_embeddings().weight
+    wide = answers(teacher)
+    errors = []
+    for rank in (8, 24, 31):
+        student = build_student(teacher, f"embeddings={rank}")
+        assert student.config.embedding_size == rank
+        narrow = student.deberta.embeddings
+        product = narrow.word_embeddings.weight @ narrow.embed_proj.weight.T
+        nearest = torch.linalg.svd(table, full_matrices=False)
+        best = nearest.U[:, :rank] * nearest.S[:rank] @ nearest.Vh[:rank]
+        torch.testing.assert_close(product, best, rtol=1e-4, atol=1e-5)
+        errors.append((answers(student) - wide).abs().max().item())
+    assert errors[0] > errors[1] > errors[2]
+    again = build_student(build_student(teacher, "embeddings=24"), "embeddings=8")
+    assert close(answers(again), answers(build_student(teacher, "embeddings=8")))
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "named"),
+    [
+        ("bert", "embeddings=8", "the stock class of a 'bert' has no map between embeddings and layers; deberta-v2"),
+        ("deberta-v2", "embeddings=32", "expected less than hidden, 32"),
+        ("llama", "heads=3", "expected a multiple of 2, whole groups, or of 2"),
+        ("modernbert", "hidden=16,heads=4", "expected heads 8 wide as the teacher's, found 4: positions turn"),
+        ("mobilebert", "heads=2", "expected the teacher's 4: they fill a width that stays"),
+        ("gpt2", "mobilebert", "expected an encoder as teacher, among bert, roberta"),
+        ("bert", "half,distilbert", "expected one preset among"),
+        ("bert", "fresh,tiny", "found tiny"),
+    ],
+)
+def test_what_a_family_cannot_do_is_done_or_refused_without_what_can(family, spec, named):
+    with pytest.raises(InputError, match="student") as caught:
+        student_config(built(family).config, spec)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert", "llama", "gpt2"])
+def test_a_fresh_student_depends_on_the_teachers_weights_or_not_on_the_seed(family):
+    teacher = built(family)
+    spec = "fresh,layers=5,hidden=64,heads=8,ffn=100"
+    student = build_student(teacher, spec, seed=1)
+    assert (student.config.num_hidden_layers, student.config.hidden_size) == (5, 64)
+    torch.manual_seed(99)
+    assert torch.equal(answers(build_student(teacher, spec, seed=1)), answers(student))
+    assert not close(answers(build_student(teacher, spec, seed=2)), answers(student))
+    assert student.config.vocab_size == teacher.config.vocab_size
