@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -121,7 +121,7 @@ def read_yaml(file: str, known: list[str], short: Mapping[str, str]) -> dict[str
         raise InputError(f"config {file!r}: not well-formed YAML: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"config {file!r}: expected settings as `name: value`, found {type(content).__name__}")
-    flat = flatten(content, short)
+    flat = flatten(content, short, known)
     for name in flat:
         if name not in known:
             near = difflib.get_close_matches(name, [*known, *short], 1, cutoff=0)
@@ -129,12 +129,15 @@ def read_yaml(file: str, known: list[str], short: Mapping[str, str]) -> dict[str
     return flat
 
 
-def flatten(content: Mapping[str, Any], short: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
+def flatten(
+    content: Mapping[str, Any], short: Mapping[str, str], known: Collection[str], prefix: str = ""
+) -> dict[str, Any]:
+    """Groups within groups as dotted names; a mapping that is itself a setting stays one."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            flat |= flatten(value, short, f"{name}.")
+        if isinstance(value, dict) and name not in known:
+            flat |= flatten(value, short, known, f"{name}.")
         else:
             flat[short.get(name, name)] = value
     return flat

@@ -1,14 +1,19 @@
 """Every recipe in configs/ can be planned, and the layouts it names fit its models."""
 
+import csv
 import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForSequenceClassification
 
+from commands import small_run
+from conftest import WORDS
 from distill.errors import InputError
 from distill.layout import Layout
-from pipelines import layouts
+from distill.losses.config import TERMS
+from pipelines import distill, layouts
 from pipelines.cli import parse
 from pipelines.config import SHORT, DistillConfig
 from pipelines.deepspeed import deepspeed_settings
@@ -86,3 +91,33 @@ def test_a_files_settings_reach_deepspeed_changed(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 7}}))
     assert deepspeed_settings(str(file))["zero_optimization"] == {"stage": 3, "stage3_max_live_parameters": 7}
+
+
+BY_NAME = sorted((ROOT / "configs" / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", BY_NAME, ids=lambda recipe: recipe.stem)
+def test_a_recipe_by_name_does_not_run_or_leaves_a_term_out(recipe, tmp_path, body_folder, data_folder, monkeypatch):
+    """The recipe's own objectives and preset, on a tiny teacher and few texts."""
+    words = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
+    at = words.index("--student")
+    del words[at : at + 2]  # the recipe's
+    words += ["--epochs", "2", "--teacher_train.epochs", "1"]
+    if "ffn" in config_of(recipe).student.spec:
+        words += ["--student", "layers=2,ffn=32"]  # the recipe's are the real teacher's
+    if config_of(recipe).general.data:
+        prose = tmp_path / "prose.txt"
+        prose.write_text(" ".join(WORDS * 20))
+        words += ["--general.data", str(prose), "--general.length", "16", "--general.train.batch_size", "8"]
+        words += ["--general.loss.relation_heads", "4", "--general.train.epochs", "1"]
+    distill.main(words)
+    config = config_of(recipe)
+    wanted = {"general": config.general.loss} if config.general.data else {}
+    for stage, loss in (wanted | {"distill": config.loss}).items():
+        (log,) = (tmp_path / "run" / stage).rglob("metrics.csv")
+        with log.open() as file:
+            told = [row for row in csv.DictReader(file) if row["train/loss"]]
+        for term in TERMS:
+            assert (f"train/{term}" in told[0]) == (getattr(loss, term) > 0), term
+    (model,) = (tmp_path / "run" / "distill").glob("*/model")
+    assert AutoModelForSequenceClassification.from_pretrained(model).config.num_labels == 5
