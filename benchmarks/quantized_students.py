@@ -6,6 +6,7 @@
 The commands of a user make everything: for each seed `pipelines.distill` trains the student of the recipe in float, and
 `pipelines.quantize` makes it round, by each scheme, calibrated only (ptq) and trained (qat) on the teacher's cached
 logits. The tables are read from their reports. What is finished is skipped when the same command runs again.
+Words that aren't its own go to `pipelines.quantize`.
 """
 
 import argparse
@@ -35,8 +36,8 @@ def main() -> None:
     parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=["onnx", "onnxruntime", "openvino"])
-    parser.add_argument("--more", nargs="*", default=[], help="further words for pipelines.quantize")
-    given = parser.parse_args()
+    given, more = parser.parse_known_args()
+    given.more = more
     console, reports = Console(), dict[tuple[int, str, str], Report]()
     floats: dict[int, float] = {}
     for seed in given.seeds:
