@@ -29,10 +29,13 @@ def planned_sizes(config: DistillConfig, source: Path) -> list[tuple[str, str]]:
         student.num_labels = len(splits.labels)
     big, small = parameters(teacher), parameters(student)
     rows = len(splits.train) + len(splits.unlabelled)
+    general = config.general
+    prose = f"{general.blocks:,} blocks" if general.blocks else "all"
     steps = config.train.epochs * -(-rows // (config.train.batch_size * config.train.accumulate))
     return [
         ("train / validation / test", f"{len(splits.train)} / {len(splits.validation)} / {len(splits.test)} texts"),
         ("unlabelled", f"{len(splits.unlabelled)} texts"),
+        *([("plain text", f"{prose} of {general.data}, {general.train.epochs} epochs")] if general.data else []),
         ("classes", str(len(splits.labels))),
         ("teacher", f"{big / 1e6:.1f}M parameters, {4 * big / 1e6:.0f} MB"),
         ("student", f"{small / 1e6:.1f}M parameters, {4 * small / 1e6:.0f} MB"),
