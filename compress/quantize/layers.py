@@ -89,7 +89,7 @@ class QuantizedLinear(nn.Linear):
         return weight_scales(self.weight.detach(), self.largest, self.scheme.group)
 
     def rounded_weight(self) -> Tensor:
-        return on_grid(self.weight, self.weight_scales(), self.largest)
+        return on_grid(self.weight, self.weight_scales(), self.largest, products_dtype(self.weight))
 
     def rounded_input(self, x: Tensor) -> Tensor:
         if self.scheme.inputs == "token":
