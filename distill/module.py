@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 
+from distill.answers import Answers, logits_of, rows_of
 from distill.attention import Vectors, watching
 from distill.balance import Balance
 from distill.data.encode import IGNORED
@@ -20,7 +21,7 @@ from distill.data.share import counts, spoken_of
 from distill.errors import InputError
 from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
 from distill.losses.config import LayerSizes, LossConfig
-from distill.losses.logits import cross_entropy
+from distill.losses.logits import label_loss
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.progressive import ending_after
 from distill.sharding.clip import clip_gradients
@@ -36,18 +37,6 @@ LAYERED = ("hidden", "attention", "relations")  # terms on layers
 
 def sizes_of(config: Any) -> LayerSizes:
     return LayerSizes(config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
-
-
-def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
-    """`values` of `dims` dimensions, a row a sample, as they are; of one more, a row a position in the caches' order.
-
-    Positions are the batch's `positions` without the padding, or all its tokens. Labels belong to the position they
-    stand at: for a language model the data moves them, not the loss.
-    """
-    if values.dim() == dims:
-        return values
-    mask = spoken_of(batch)
-    return values.flatten(0, 1) if mask.all() else values[mask]
 
 
 def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
@@ -74,8 +63,9 @@ class DistillationModule(lightning.LightningModule):
         train: Optimizer and schedule.
         signals: Maps a padded batch to the teacher's signals: an `OnlineTeacher`, or a `CacheReader` read in the step.
             None where the batches carry them (`TextDataModule(signals=reader)` reads ahead).
-        metric: Updated with (predicted classes [rows], labels [rows]) on the validation split; a row is a sample, or
-            a position where the student has logits for every token.
+        metric: Updated with (logits [rows, classes], labels [rows]) on the validation split.
+        answers: What a row is: a sample, or a position where the student has logits for every token, unless a task
+            has others.
         teacher_sizes: (layers, width, heads) of the teacher, for the terms on its layers; the heads for `attention`.
         shard_optimizer: Copies of the student keep a part of the optimizer's state each (ZeRO-1).
         stages: Where the student is one stage of a pipeline: what runs all of them.
@@ -93,12 +83,14 @@ class DistillationModule(lightning.LightningModule):
         train: TrainConfig,
         signals: Signals | None = None,
         metric: Metric | None = None,
+        answers: Answers | None = None,
         teacher_sizes: tuple[int, ...] | None = None,
         shard_optimizer: bool = False,
         stages: PipelineTrainer | None = None,
     ):
         super().__init__()
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
+        self.answers = answers or Answers()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
         self.make_optimizer: Callable[..., Optimizer] | None = None  # in the place of AdamW, called like it
         self.taught = self._taught(teacher_sizes)
@@ -134,10 +126,10 @@ class DistillationModule(lightning.LightningModule):
         mean = partial(self._mean_distance, batch)
         terms = loss_terms(
             self.now,
-            None if logits is None else rows_of(batch, logits, 2),
-            None if logits is None else rows_of(batch, batch["labels"], 1),
+            None if logits is None else self.answers.logits(batch, logits),
+            None if logits is None else self.answers.labels(batch),
             batch["attention_mask"],
-            {} if logits is None else {name: rows_of(batch, value, 2) for name, value in given.items()},
+            {} if logits is None else self._signal_rows(batch, given),
             self.taught.pairs(batch["attention_mask"], hidden, vectors, signals, mean),
         )
         return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
@@ -147,6 +139,10 @@ class DistillationModule(lightning.LightningModule):
             return distances
         share: Any = batch.get("shares", {"tokens": 1.0})
         return self._trainer.strategy.reduce(distances * share["tokens"], reduce_op="mean")
+
+    def _signal_rows(self, batch: Batch, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        read = {"logits": self.answers.logits}
+        return {name: read[name](batch, v) if name in read else rows_of(batch, v, 2) for name, v in given.items()}
 
     def _answers(self, batch: Batch) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Vectors]]:
         """The student's logits, hidden states and vectors, as far as the terms read them."""
@@ -160,7 +156,7 @@ class DistillationModule(lightning.LightningModule):
                     self(batch)
                 return None, states, vectors
             out = self(batch, output_hidden_states=bool(lessons.hidden))
-        return out.get("logits"), out.hidden_states if lessons.hidden else (), vectors
+        return logits_of(out), out.hidden_states if lessons.hidden else (), vectors
 
     def signals_of(self, batch: Batch) -> Mapping[str, Any]:
         """The teacher's signals of a batch, from the batch or by asking."""
@@ -271,17 +267,15 @@ class DistillationModule(lightning.LightningModule):
             self.val_loss.update(weighted_sum(self.now, terms), batch["attention_mask"].sum())
             self.log("val/loss", self.val_loss, on_epoch=True)
             return
-        out = (
-            self(batch).logits
-            if self.stages is None
-            else PipelineForward(self.stages.stage, self.stages.group)(batch)["logits"]
-        )
-        logits, labels = rows_of(batch, out, 2), rows_of(batch, batch["labels"], 1)
+        out = self(batch) if self.stages is None else PipelineForward(self.stages.stage, self.stages.group)(batch)
+        said = logits_of(out)
+        assert said is not None
+        logits, labels = self.answers.logits(batch, said), self.answers.labels(batch)
         rows = int((labels != IGNORED).sum())
-        self.val_loss.update(cross_entropy(logits, labels), rows)
+        self.val_loss.update(label_loss(logits, labels), rows)
         self.log("val/loss", self.val_loss, on_epoch=True, batch_size=rows)
         if self.metric is not None:
-            self.metric.update(logits.argmax(-1), labels)
+            self.metric.update(logits, labels)
             self.log("val/score", self.metric, on_epoch=True, batch_size=rows)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:

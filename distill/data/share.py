@@ -18,7 +18,8 @@ def spoken_of(batch: Mapping[str, Tensor]) -> Tensor:
 def counts(batch: Mapping[str, Tensor]) -> dict[str, int]:
     """What the terms of a loss are means over: `rows` the teacher speaks of, `labels`, `tokens`."""
     labels = batch["labels"]
-    rows = int(spoken_of(batch).sum()) if labels.dim() > 1 else len(labels)
+    each = labels.dim() > 1 and not labels.is_floating_point()  # floats are several labels of a sample
+    rows = int(spoken_of(batch).sum()) if each else len(labels)
     tokens = int(batch["attention_mask"].bool().sum())
     return {"rows": rows, "labels": int((labels != IGNORED).sum()), "tokens": tokens}
 

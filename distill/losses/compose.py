@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.features import ATTENTIONS, DISTANCES, relation_kl
-from distill.losses.logits import DIVERGENCES, cross_entropy, forward_kl, soft_cross_entropy
+from distill.losses.logits import DIVERGENCES, forward_kl, label_loss, soft_cross_entropy
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 
 MEAN_OVER = {"kl": "rows", "ce": "labels", "hidden": "tokens", "attention": "tokens", "relations": "tokens"}
@@ -21,7 +21,7 @@ NOTHING: Mapping[str, Sequence[Pair]] = {}
 def loss_terms(
     config: LossConfig,
     student_logits: Float[Tensor, "rows classes"] | None,
-    labels: Int[Tensor, "rows"] | None,
+    labels: Num[Tensor, "rows"] | None,
     mask: Int[Tensor, "batch length"],
     teacher: Mapping[str, Tensor],
     pairs: Mapping[str, Sequence[Pair]] = NOTHING,
@@ -37,7 +37,7 @@ def loss_terms(
     if config.kl and student_logits is not None and labels is not None:
         terms["kl"] = distribution_loss(student_logits, teacher, config.temperature, divergence(config, labels))
     if config.ce and student_logits is not None and labels is not None:
-        terms["ce"] = cross_entropy(student_logits, labels)
+        terms["ce"] = label_loss(student_logits, labels)
     if config.hidden:
         distance = DISTANCES[config.hidden_kind]
         terms["hidden"] = torch.stack([distance(s, t, mask) for s, t in pairs["hidden"]]).mean()
@@ -86,8 +86,12 @@ def distribution_loss(
     return topk_kl(student_logits, teacher["ids"], teacher["log_probs"], teacher["tail"])
 
 
-def divergence(config: LossConfig, labels: Int[Tensor, "rows"]) -> Callable[..., Tensor]:
-    """The objective on the teacher's whole distribution that the config names."""
+def divergence(config: LossConfig, labels: Num[Tensor, "rows"]) -> Callable[..., Tensor]:
+    """The objective on the teacher's whole distribution that the config names; of numbers `logit_mse`, which is twice
+    the KL between normal distributions around them.
+    """
+    if labels.is_floating_point():
+        return DIVERGENCES["logit_mse"]
     loss = DIVERGENCES[config.divergence]
     if config.divergence == "decoupled_kl":
         alpha, beta = config.decoupled

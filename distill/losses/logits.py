@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 IGNORED = -100
@@ -159,6 +159,19 @@ def cross_entropy(
     """Mean over labelled rows of -log softmax(student)[label], in nats; 0 when no row has a label."""
     total = F.cross_entropy(student.float(), labels, ignore_index=ignored, reduction="sum")
     return total / (labels != ignored).sum().clamp(min=1)
+
+
+def squared_error(
+    student: Float[Tensor, "rows 1"], labels: Float[Tensor, "rows"], *, ignored: float = IGNORED
+) -> Float[Tensor, ""]:
+    """Mean over labelled rows of (student - label)²: of numbers instead of classes; 0 when no row has a label."""
+    known = labels != ignored
+    return ((student.float()[:, 0] - labels).square() * known).sum() / known.sum().clamp(min=1)
+
+
+def label_loss(student: Float[Tensor, "rows _"], labels: Num[Tensor, "rows"]) -> Float[Tensor, ""]:
+    """`cross_entropy` with classes, `squared_error` with numbers."""
+    return squared_error(student, labels) if labels.is_floating_point() else cross_entropy(student, labels)
 
 
 def softened(student: Tensor, teacher: Tensor, temperature: float, divergence: Divergence) -> Tensor:

@@ -29,7 +29,7 @@ class TextClassification:
     metric_name: str = "accuracy"
 
     def metric(self) -> Metric:
-        """Accuracy over rows: `update(predicted [batch], labels [batch])`."""
+        """Accuracy over rows: `update(logits [rows, classes], labels [rows])`."""
         return MulticlassAccuracy(num_classes=len(self.labels), average="micro", ignore_index=-100)
 
     def score(self, logits: Tensor, labels: Tensor) -> float:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from distill.answers import logits_of
 from distill.attention import Vectors, attention_maps, watching
 from distill.errors import InputError
 from distill.teacher.load import frozen
@@ -83,7 +84,8 @@ class OnlineTeacher:
         watched: AbstractContextManager[list[Vectors]] = watching(self.model) if asked else nullcontext([])
         with watched as caught:
             found = self.model(**inputs_of(batch), output_hidden_states=deep)
-        out: dict[str, Any] = {"logits": found.logits} if "logits" in found else {}
+        said = logits_of(found)
+        out: dict[str, Any] = {"logits": said} if said is not None else {}
         if "hidden" in self.answers:
             out["hidden"] = found.hidden_states
         if "embedding" in self.answers:

@@ -1,0 +1,68 @@
+"""Rows of logits with a label each, out of what a model says of a batch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distill.data.share import spoken_of
+
+Batch = dict[str, Tensor]
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """What a model with any head says: [batch, classes], [batch, length, classes], of spans [batch, length, 2]."""
+    if "logits" in output:
+        return output["logits"]
+    if "start_logits" in output:
+        return torch.stack([output["start_logits"], output["end_logits"]], -1)
+    return None
+
+
+def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
+    """`values` of `dims` dimensions, a row a sample, as they are; of one more, a row a position in the caches' order.
+
+    Positions are the batch's `positions` without the padding, or all its tokens. Labels belong to the position they
+    stand at: for a language model the data moves them, not the loss.
+    """
+    if values.dim() == dims:
+        return values
+    mask = spoken_of(batch)
+    return values.flatten(0, 1) if mask.all() else values[mask]
+
+
+class Answers:
+    """A row is a sample with one label, or a position where there are logits for each."""
+
+    def logits(self, batch: Batch, values: Tensor) -> Tensor:
+        """[rows, classes], of the student's logits as of the teacher's signals."""
+        return rows_of(batch, values, 2)
+
+    def labels(self, batch: Batch) -> Tensor:
+        """[rows]."""
+        return rows_of(batch, batch["labels"], 1)
+
+
+class LabelAnswers(Answers):
+    """A row is one of a sample's labels, which holds or doesn't: logits [batch, labels] become [rows, 2], of which the
+    first is 0, so that their softmax is the sigmoid of the second; labels are floats, as stock classes want them.
+    """
+
+    def logits(self, batch: Batch, values: Tensor) -> Tensor:
+        return torch.stack([torch.zeros_like(values), values], -1).flatten(0, 1)
+
+    def labels(self, batch: Batch) -> Tensor:
+        return batch["labels"].long().flatten()
+
+
+class SpanAnswers(Answers):
+    """A row is the start or the end of a sample's answer among its positions: logits [batch, length, 2] become
+    [rows, length], minus infinity where the answer can't be; labels are `labels` (starts) and `ends`.
+    """
+
+    def logits(self, batch: Batch, values: Tensor) -> Tensor:
+        mask = spoken_of(batch)[:, None]
+        return values.transpose(1, 2).masked_fill(~mask, -torch.inf).flatten(0, 1)
+
+    def labels(self, batch: Batch) -> Tensor:
+        return torch.stack([batch["labels"], batch["ends"]], 1).flatten()
