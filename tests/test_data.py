@@ -125,7 +125,7 @@ def test_a_split_is_read_under_another_name(tmp_path):
         ("a.csv", b"", "empty"),
         ("a.csv", b"text,label\n", "found none below the header"),
         ("a.jsonl", b"\n\n", "expected rows"),
-        ("a.txt", b"text", "expected an ending among .parquet, .csv, .tsv, .jsonl, found '.txt'"),
+        ("a.txt", b"text", "expected an ending among .parquet, .csv, .tsv, .jsonl, .conll, found '.txt'"),
     ],
 )
 def test_a_broken_row_is_read_or_not_named(tmp_path, name, content, named):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ class Encoded:
         return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
-        """Pads the rows to the longest of them: [batch, length] int64 each, labels [batch]; alike in every epoch."""
+        """Pads the rows to the longest: int64 [batch, length] each; labels [batch] or [batch, names]."""
         batch = {"input_ids": padded([self.input_ids[i] for i in rows], pad_id)}
         batch["attention_mask"] = padded([np.ones(len(self.input_ids[i]), np.int64) for i in rows], 0)
         if self.token_type_ids is not None:
@@ -65,9 +66,15 @@ def encode(tokenizer: PreTrainedTokenizerBase, examples: Examples, max_length: i
     return Encoded(
         [np.asarray(full["input_ids"][i], np.int64) for i in first],
         [np.asarray(types[i], np.int64) for i in first] if types is not None else None,
-        np.asarray(labels, np.int64),
+        as_labels(labels),
         len(np.unique([owner[i] for i in range(1, len(owner)) if owner[i] == owner[i - 1]])),
     )
+
+
+def as_labels(labels: Sequence[Any]) -> np.ndarray:
+    """Class numbers as int64, numbers and several labels a row as float32, as stock classes tell them apart."""
+    found = np.asarray(labels)
+    return found.astype(np.int64 if found.ndim == 1 and found.dtype.kind in "iu" else np.float32)
 
 
 def joined(first: Encoded, second: Encoded) -> Encoded:
@@ -77,5 +84,7 @@ def joined(first: Encoded, second: Encoded) -> Encoded:
     types = None
     if first.token_type_ids is not None and second.token_type_ids is not None:
         types = first.token_type_ids + second.token_type_ids
-    labels = np.concatenate([first.labels, second.labels])
+    unknown = not (second.labels != IGNORED).any()
+    others = np.full((len(second), *first.labels.shape[1:]), IGNORED) if unknown else second.labels
+    labels = np.concatenate([first.labels, others.astype(first.labels.dtype)])
     return Encoded(first.input_ids + second.input_ids, types, labels, first.truncated + second.truncated)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from distill.data.conll import read_conll
 from distill.errors import InputError
 
 SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation"}
@@ -160,4 +161,5 @@ READERS: dict[str, Callable[[Path], pa.Table]] = {
     ".csv": read_csv,
     ".tsv": read_tsv,
     ".jsonl": read_jsonl,
+    ".conll": read_conll,
 }

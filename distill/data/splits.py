@@ -1,10 +1,13 @@
 """Turns raw tables into labelled splits: the same text, the same labels, nothing of test in train."""
 
+import json
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +20,13 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts with class numbers; `labels` is empty for unlabelled text."""
+    """Texts with a class number each, or 1 or 0 for each of several labels, or a number; without `labels` where nothing
+    is known.
+    """
 
     texts: list[str]
     pairs: list[str] | None
-    labels: list[int] = field(default_factory=list)
+    labels: list[Any] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -29,23 +34,25 @@ class Examples:
 
 @dataclass(frozen=True)
 class Splits:
-    """The data of a run. `notes` counts what was dropped, cut off or found twice."""
+    """The data of a run, in the form of its task: `Examples`, `Tagged` or another. `notes` counts what was dropped,
+    cut off or found twice.
+    """
 
     labels: tuple[str, ...]
-    train: Examples
-    validation: Examples
-    test: Examples
-    unlabelled: Examples
+    train: Any
+    validation: Any
+    test: Any
+    unlabelled: Any
     notes: dict[str, int | str]
 
 
 @dataclass(frozen=True)
 class Named:
-    """Rows of one split with labels still as the file spells them."""
+    """Rows of one split with labels as the file spells them, or as a task reads them."""
 
     texts: list[str]
     pairs: list[str] | None
-    labels: list[str]
+    labels: list[Any]
     dropped: int
 
     def take(self, rows: Sequence[int]) -> "Named":
@@ -54,7 +61,7 @@ class Named:
 
 
 def load_splits(config: DataConfig, seed: int = 0) -> Splits:
-    """Reads, checks and splits the data set of `config`.
+    """Reads, checks and splits the data set of `config`, a class a row.
 
     Args:
         config: What to read.
@@ -64,20 +71,80 @@ def load_splits(config: DataConfig, seed: int = 0) -> Splits:
         InputError: What `read_splits` and `find_columns` raise; fewer than two classes in train; a row without a label;
             a label in validation or test that train lacks; a pair column in some splits only.
     """
+    named, notes = read_named(config)
+    hold(named, notes, config, seed, lambda part: part.labels)
+    labels = label_names(named)
+    number = {name: i for i, name in enumerate(labels)}
+    return whole(named, notes, config, labels, lambda name: number[name])
+
+
+def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
+    """As `load_splits`, of rows with any number of labels: a list of them in each cell, JSON of one, or names between
+    `|` or `;`. Labels become 1 for each that holds and 0 for the others.
+    """
+    named, notes = read_named(config, several_labels, bare=True)
+    hold(named, notes, config, seed, lambda part: [""] * len(part.texts))
+    seen = {name for names in named["train"].labels for name in names}
+    if not seen:
+        raise InputError("data: expected labels in train, found none in any row: there is nothing to learn")
+    for split, part in named.items():
+        check_known(split, Counter(name for names in part.labels for name in names if name not in seen))
+    labels = tuple(sorted(seen))
+    return whole(named, notes, config, labels, lambda names: [int(name in names) for name in labels])
+
+
+def load_numbers(config: DataConfig, seed: int = 0) -> Splits:
+    """As `load_splits`, of rows with a number each.
+
+    Raises:
+        InputError: A cell that is no number.
+    """
+    named, notes = read_named(config, a_number)
+    hold(named, notes, config, seed, lambda part: [""] * len(part.texts))
+    return whole(named, notes, config, (NUMBER,), float)
+
+
+NUMBER = "number"  # name of the one output of a model that gives a number
+
+
+def read_named(
+    config: DataConfig, parse: Callable[[Any, str], Any] | None = None, *, bare: bool = False
+) -> tuple[dict[str, Named], dict[str, int | str]]:
     if not config.path:
         raise InputError("data: no path given; name a folder, a file or a hub data set with --data")
-    named = {split: clean(table, config, split) for split, table in read_splits(config.path, config.subset).items()}
-    notes: dict[str, int | str] = {"dropped_empty": sum(part.dropped for part in named.values())}
+    named = {
+        split: clean(table, config, split, parse, bare=bare)
+        for split, table in read_splits(config.path, config.subset).items()
+    }
+    return named, {"dropped_empty": sum(part.dropped for part in named.values())}
+
+
+def hold(
+    named: dict[str, Named],
+    notes: dict[str, int | str],
+    config: DataConfig,
+    seed: int,
+    strata: Callable[[Named], list[str]],
+) -> None:
+    """Holds rows out of train for the splits that aren't there, the same share of each of `strata`."""
     for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
         notes[f"{split}_from"] = "the data set"
         if split not in named:
-            kept, held = hold_out(named["train"].labels, fraction, seed)
+            kept, held = hold_out(strata(named["train"]), fraction, seed)
             named[split], named["train"] = named["train"].take(held), named["train"].take(kept)
             notes[f"{split}_from"] = f"{len(held)} rows held out of train, stratified, seed {seed}"
-    labels = label_names(named)
-    number = {name: i for i, name in enumerate(labels)}
+
+
+def whole(
+    named: dict[str, Named],
+    notes: dict[str, int | str],
+    config: DataConfig,
+    labels: tuple[str, ...],
+    numbered: Callable[[Any], Any],
+) -> Splits:
     parts = {
-        split: Examples(part.texts, part.pairs, [number[name] for name in part.labels]) for split, part in named.items()
+        split: Examples(part.texts, part.pairs, [numbered(each) for each in part.labels])
+        for split, part in named.items()
     }
     unlabelled = load_unlabelled(config)
     check_pairs(parts | ({"unlabelled": unlabelled} if len(unlabelled) else {}))
@@ -85,24 +152,54 @@ def load_splits(config: DataConfig, seed: int = 0) -> Splits:
     return Splits(labels, parts["train"], parts["validation"], parts["test"], unlabelled, notes)
 
 
-def clean(table: pa.Table, config: DataConfig, split: str) -> Named:
-    """Strips the texts and drops the rows that hold none."""
+def clean(
+    table: pa.Table,
+    config: DataConfig,
+    split: str,
+    parse: Callable[[Any, str], Any] | None = None,
+    *,
+    bare: bool = False,
+) -> Named:
+    """Strips the texts and drops the rows that hold none; `bare` rows need no label."""
     where = f"data {config.path!r}, {split}"
     columns = find_columns(table, config, where)
     texts = strings(table, columns.text)
     pairs = strings(table, columns.text_pair) if columns.text_pair else None
     assert columns.label is not None
-    labels = strings(table, columns.label)
     kept = [i for i, text in enumerate(texts) if text and (pairs is None or pairs[i])]
-    bare = [i + 1 for i in kept if not labels[i]]
-    if bare:
+    spelt = strings(table, columns.label)
+    missing = [] if bare else [i + 1 for i in kept if not spelt[i]]
+    if missing:
         raise InputError(
-            f"{where}: {len(bare)} rows have no label in column {columns.label!r}, the first is row {bare[0]}; "
+            f"{where}: {len(missing)} rows have no label in column {columns.label!r}, the first is row {missing[0]}; "
             "put unlabelled text in a file of its own and pass it with --data.unlabelled"
         )
     if not kept:
         raise InputError(f"{where}: column {columns.text!r} holds no text in any of {len(texts)} rows")
+    labels: list[Any] = spelt
+    if parse is not None:
+        cells = table[columns.label].to_pylist()
+        labels = [parse(cell, f"{where}, row {i + 1}, column {columns.label!r}") for i, cell in enumerate(cells)]
     return Named(texts, pairs, labels, len(texts) - len(kept)).take(kept)
+
+
+def several_labels(cell: Any, where: str) -> list[str]:
+    if cell is None:
+        return []
+    if isinstance(cell, str):
+        cell = json.loads(cell) if re.match(r"\s*\[.*\]\s*$", cell) else re.split(r"[|;]", cell)
+    names = cell if isinstance(cell, list) else [cell]
+    return sorted({str(name).strip() for name in names} - {""})
+
+
+def a_number(cell: Any, where: str) -> float:
+    try:
+        found = float(cell)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise InputError(f"{where}: expected a number, found {cell!r}: the model is to predict one")
+    return found
 
 
 def strings(table: pa.Table, column: str) -> list[str]:
@@ -118,13 +215,20 @@ def label_names(named: dict[str, Named]) -> tuple[str, ...]:
             "every model would be right without looking"
         )
     for split, part in named.items():
-        extra = Counter(name for name in part.labels if name not in seen)
-        if extra:
-            listed = ", ".join(f"{name!r} ({count} rows)" for name, count in extra.most_common(5))
-            raise InputError(f"data: {split} has labels that train lacks: {listed}; no model could ever predict them")
+        check_known(split, Counter(name for name in part.labels if name not in seen))
     if all(re.fullmatch(r"-?\d+", name) for name in seen):
         return tuple(sorted(seen, key=lambda name: (int(name), name)))  # 7 and 007 are two labels
     return tuple(sorted(seen))
+
+
+def check_known(split: str, extra: Counter[str]) -> None:
+    """
+    Raises:
+        InputError: There are labels that train doesn't have.
+    """
+    if extra:
+        listed = ", ".join(f"{name!r} ({count} rows)" for name, count in extra.most_common(5))
+        raise InputError(f"data: {split} has labels that train lacks: {listed}; no model could ever predict them")
 
 
 def hold_out(labels: Sequence[str], fraction: float, seed: int) -> tuple[list[int], list[int]]:

@@ -76,6 +76,7 @@ class LossConfig:
                     f"loss.ramps: expected {', '.join(TERMS)} or temperature with two values >= 0, found {name}: {ends}"
                 )
             object.__setattr__(self, name, max(ends))  # what is computed at all, and read of the teacher
+        object.__setattr__(self, "temperature", float(self.temperature))  # 2 and 2.0 are one setting
         for place, when in enumerate(("start", "end") if self.ramps else ()):
             if not sum(self.ramps[name][place] if name in self.ramps else getattr(self, name) for name in TERMS) > 0:
                 raise InputError(f"loss.ramps: the weights at the {when} sum to nothing: nothing would be learnt there")

@@ -1,105 +1,190 @@
-"""One of several classes for a text or a pair of texts."""
+"""One of several classes for a text or a pair of texts; several labels at once; a number."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy
-from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from torchmetrics.regression import SpearmanCorrCoef
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.errors import InputError
+from distill.answers import Answers, LabelAnswers
+from distill.data.config import DataConfig
+from distill.data.encode import IGNORED, Encoded, encode
+from distill.data.splits import Splits, load_labelled, load_numbers, load_splits
+from distill.tasks.task import Scorer, Task, check_head, output_layer, plain
 
+__all__ = ["HEAD", "Numbers", "Several", "TextClassification", "check_task", "output_layer", "plain"]
 HEAD = "ForSequenceClassification"
-# Pre-trained bodies come with one of these; any other head was trained for another task.
-BODIES = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")
 
 
 @dataclass(frozen=True)
-class TextClassification:
-    """The task with its classes in the order of the logits.
+class TextClassification(Task):
+    """One class a text."""
 
-    Args:
-        labels: Class names.
-    """
+    name: ClassVar[str] = "text-classification"
+    head: ClassVar[str] = HEAD
+    metric_name: ClassVar[str] = "accuracy"
+    problem: ClassVar[str | None] = "single_label_classification"
 
-    labels: tuple[str, ...]
-    name: str = "text-classification"
-    metric_name: str = "accuracy"
+    @classmethod
+    def read(cls, config: DataConfig, seed: int) -> Splits:
+        return load_splits(config, seed)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
+        return encode(tokenizer, part, max_length)
 
     def metric(self) -> Metric:
-        """Accuracy over rows: `update(logits [rows, classes], labels [rows])`."""
-        return MulticlassAccuracy(num_classes=len(self.labels), average="micro", ignore_index=-100)
+        """Accuracy over rows."""
+        return MulticlassAccuracy(num_classes=len(self.labels), average="micro", ignore_index=IGNORED)
 
     def score(self, logits: Tensor, labels: Tensor) -> float:
         """Share of rows whose largest logit is the label's; logits [rows, classes], labels [rows]."""
         return (logits.argmax(-1) == labels).double().mean().item()
 
-    def config(self, path: str) -> PretrainedConfig:
-        """Reads a checkpoint's config and gives it this task's labels.
+    def scorer(self, rows: Encoded) -> Scorer:
+        return ClassScorer(rows)
 
-        Raises:
-            InputError: The checkpoint was trained for another task.
-        """
-        config = AutoConfig.from_pretrained(path)
-        check_task(config, path)
-        config.num_labels = len(self.labels)
-        config.id2label = dict(enumerate(self.labels))
-        config.label2id = {name: i for i, name in enumerate(self.labels)}
-        config.problem_type = "single_label_classification"
-        return config
 
-    def load(self, path: str, seed: int) -> PreTrainedModel:
-        """Loads a body with a new head for these labels, initialised from `seed`."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return AutoModelForSequenceClassification.from_pretrained(
-                path, config=self.config(path), dtype=torch.float32, use_safetensors=True, ignore_mismatched_sizes=True
-            )
+class ClassScorer:
+    """Accuracy, and the F1 of each class averaged."""
 
-    def head_rows(self, config: PretrainedConfig) -> list[int] | None:
-        """Row of the checkpoint's head for each of our labels, matched by name; None when some label has no row."""
-        if not any(name.endswith(HEAD) for name in config.architectures or []):
-            return None
-        row = {plain(name): int(i) for i, name in (config.id2label or {}).items()}
-        rows = [row.get(plain(name)) for name in self.labels]
-        return None if any(i is None for i in rows) else [i for i in rows if i is not None]
+    def __init__(self, rows: Encoded):
+        self.labels = rows.labels
+        self.said = np.full(len(rows), -1, np.int64)
+        self.classes = 0
 
-    def load_headed(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
-        """Loads a checkpoint with its head, the rows put into the order of our labels."""
-        model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
-        layer = output_layer(model)
-        keep = torch.tensor(rows)
-        layer.weight = nn.Parameter(layer.weight.detach()[keep].clone())
-        if layer.bias is not None:
-            layer.bias = nn.Parameter(layer.bias.detach()[keep].clone())
-        layer.out_features = len(rows)
-        model.num_labels = len(rows)
-        model.config.id2label = dict(enumerate(self.labels))
-        model.config.label2id = {name: i for i, name in enumerate(self.labels)}
-        return model
+    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        self.classes = logits.shape[-1]
+        self.said[rows] = logits.argmax(-1).numpy()
+
+    def scores(self) -> dict[str, float]:
+        f1 = MulticlassF1Score(num_classes=self.classes, average="macro")
+        macro = float(f1(torch.from_numpy(self.said), torch.from_numpy(self.labels)))
+        return {"accuracy": float((self.said == self.labels).mean()), "macro F1": macro}
+
+    def decisions(self) -> np.ndarray:
+        return self.said
 
 
 def check_task(config: PretrainedConfig, path: str) -> None:
-    for name in config.architectures or []:
-        if not name.endswith((HEAD, *BODIES)):
-            raise InputError(
-                f"model {path!r}: expected a text classifier or a pre-trained body, found {name}: "
-                "it was trained for another task, and its outputs have another meaning"
-            )
+    check_head(config, path, HEAD, TextClassification.name)
 
 
-def output_layer(model: PreTrainedModel) -> nn.Linear:
-    """The linear layer that gives the logits: the last one whose width is the number of labels."""
-    found = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == model.config.num_labels]
-    if not found:
-        raise InputError(
-            f"{type(model).__name__}: no linear layer with {model.config.num_labels} outputs for its labels"
-        )
-    return found[-1]
+@dataclass(frozen=True)
+class Several(TextClassification):
+    """Any number of classes a text, each of which holds or doesn't."""
+
+    metric_name: ClassVar[str] = "micro F1"
+    problem: ClassVar[str | None] = "multi_label_classification"
+    answers: ClassVar[Answers] = LabelAnswers()
+
+    @classmethod
+    def read(cls, config: DataConfig, seed: int) -> Splits:
+        return load_labelled(config, seed)
+
+    def metric(self) -> Metric:
+        """Micro F1: of every pair of a text and a label that holds."""
+        return HoldingF1()
+
+    def scorer(self, rows: Encoded) -> Scorer:
+        return LabelScorer(rows)
 
 
-def plain(label: str) -> str:
-    """A label's name; `LABEL_3`, which transformers writes for a class without one, is the class named `3`."""
-    return label.removeprefix("LABEL_")
+class HoldingF1(Metric):
+    """F1 of the second of two classes over rows; rows without a label don't count."""
+
+    higher_is_better = True
+    full_state_update = False
+    right: Tensor
+    said: Tensor
+    true: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("right", "said", "true"):
+            self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        said, true = (logits[:, 1] > logits[:, 0]) & (labels != IGNORED), labels == 1
+        self.right += (said & true).sum()
+        self.said += said.sum()
+        self.true += true.sum()
+
+    def compute(self) -> Tensor:
+        return 2 * self.right / (self.said + self.true).clamp(min=1)
+
+
+class LabelScorer:
+    """Micro and macro F1, and the share of texts with all their labels right."""
+
+    def __init__(self, rows: Encoded):
+        self.labels = rows.labels.astype(bool)
+        self.said = np.zeros_like(self.labels)
+
+    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        self.said[rows] = (logits > 0).numpy()
+
+    def scores(self) -> dict[str, float]:
+        right, said, true = ((each).sum(0) for each in (self.said & self.labels, self.said, self.labels))
+        return {
+            "micro F1": float(2 * right.sum() / max(1, said.sum() + true.sum())),
+            "macro F1": float((2 * right / np.maximum(1, said + true)).mean()),
+            "all right": float((self.said == self.labels).all(1).mean()),
+        }
+
+    def decisions(self) -> np.ndarray:
+        return self.said
+
+
+@dataclass(frozen=True)
+class Numbers(TextClassification):
+    """A number for a text or a pair of texts."""
+
+    metric_name: ClassVar[str] = "Spearman"
+    problem: ClassVar[str | None] = "regression"
+
+    @classmethod
+    def read(cls, config: DataConfig, seed: int) -> Splits:
+        return load_numbers(config, seed)
+
+    def metric(self) -> Metric:
+        return RankCorrelation()
+
+    def scorer(self, rows: Encoded) -> Scorer:
+        return NumberScorer(rows)
+
+
+class RankCorrelation(SpearmanCorrCoef):
+    """Spearman's correlation of logits [rows, 1] with labels [rows]."""
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        known = labels != IGNORED
+        super().update(logits[known, 0].float(), labels[known].float())
+
+
+class NumberScorer:
+    """Spearman's and Pearson's correlations, and the root of the mean squared error."""
+
+    def __init__(self, rows: Encoded):
+        self.labels = rows.labels.astype(np.float64)
+        self.said = np.zeros_like(self.labels)
+
+    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        self.said[rows] = logits[:, 0].numpy()
+
+    def scores(self) -> dict[str, float]:
+        from scipy.stats import pearsonr, spearmanr
+
+        return {
+            "Spearman": float(spearmanr(self.said, self.labels).statistic),
+            "Pearson": float(pearsonr(self.said, self.labels).statistic),
+            "RMSE": float(np.sqrt(np.mean((self.said - self.labels) ** 2))),
+        }
+
+    def decisions(self) -> np.ndarray:
+        """Numbers agree where they are as near as a label's spelling usually tells."""
+        return self.said.round(1)

@@ -1,0 +1,221 @@
+"""Words with a tag each, from columns or CoNLL files."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.columns import first_of, missing, named
+from distill.data.config import DataConfig
+from distill.data.encode import IGNORED, padded
+from distill.data.source import read_splits, read_table
+from distill.data.splits import Examples, Splits, overlap
+from distill.errors import InputError
+
+WORDS = ("tokens", "words")
+TAGS = ("ner_tags", "tags", "labels", "pos_tags")
+OUTSIDE = "O"
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Sentences as words, and the number of each word's tag; no tags for unlabelled text."""
+
+    texts: list[list[str]]
+    labels: list[list[int]] = field(default_factory=list)
+    pairs: None = None
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
+    """Reads, checks and splits a data set of tagged sentences, as `load_splits` does one of classes.
+
+    Columns hold lists (of a csv: words between blanks, or JSON); `.conll` files a word a line with its tag last, and an
+    empty line between sentences.
+
+    Raises:
+        InputError: No such columns or files; a sentence with more words than tags; a tag in validation or test that
+            train lacks; too few sentences to hold some out.
+    """
+    if not config.path:
+        raise InputError("data: no path given; name a folder, a file or a hub data set with --data")
+    read = {name: sentences(table, config, name) for name, table in read_splits(config.path, config.subset).items()}
+    notes: dict[str, int | str] = {"dropped_empty": sum(dropped for _, _, dropped in read.values())}
+    rows = {name: list(zip(words, tags, strict=True)) for name, (words, tags, _) in read.items()}
+    for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
+        notes[f"{split}_from"] = "the data set"
+        if split not in rows:
+            rows["train"], rows[split] = held_out(rows["train"], fraction, seed)
+            notes[f"{split}_from"] = f"{len(rows[split])} rows held out of train, seed {seed}"
+    names = tag_names(rows)
+    number = {name: i for i, name in enumerate(names)}
+    parts: dict[str, Any] = {
+        split: Tagged([words for words, _ in each], [[number[tag] for tag in tags] for _, tags in each])
+        for split, each in rows.items()
+    }
+    notes["test_texts_also_in_train"] = overlap(joined_words(parts["test"]), joined_words(parts["train"]))
+    return Splits(names, parts["train"], parts["validation"], parts["test"], unlabelled_words(config), notes)
+
+
+def sentences(table: pa.Table, config: DataConfig, split: str) -> tuple[list[list[str]], list[list[str]], int]:
+    """(words, tags, rows dropped because they are empty) of a split."""
+    where = f"data {config.path!r}, {split}"
+    text = named(table, config.text, "text", where) or first_of(table, WORDS)
+    label = named(table, config.label, "label", where) or first_of(table, TAGS)
+    if text is None:
+        raise missing("text", WORDS, table, where)
+    if label is None:
+        raise missing("label", TAGS, table, where)
+    words = [listed(value) for value in table[text].to_pylist()]
+    tags = [listed(value) for value in table[label].to_pylist()]
+    for row, (one, other) in enumerate(zip(words, tags, strict=True), 1):
+        if len(one) != len(other):
+            raise InputError(
+                f"{where}: row {row}: expected a tag a word, found {len(one)} words and {len(other)} tags: words would "
+                "get the tags of others"
+            )
+    kept = [i for i, row in enumerate(words) if row]
+    if not kept:
+        raise InputError(f"{where}: column {text!r} holds no words in any of {len(words)} rows")
+    return [words[i] for i in kept], [tags[i] for i in kept], len(words) - len(kept)
+
+
+def listed(value: Any) -> list[str]:
+    """A cell as strings: a list, JSON of one, or words between blanks."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        value = json.loads(value) if re.match(r"\s*\[.*\]\s*$", value) else value.split()
+    return [str(each) for each in value]
+
+
+Row = tuple[list[str], list[str]]
+
+
+def held_out(rows: list[Row], fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
+    count = round(len(rows) * fraction) or 1
+    if count >= len(rows):
+        raise InputError(f"data: expected at least two sentences to hold one out, found {len(rows)}")
+    order = np.random.default_rng(seed).permutation(len(rows))
+    held = set(order[:count].tolist())
+    return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
+
+
+def tag_names(rows: dict[str, list[Row]]) -> tuple[str, ...]:
+    """Train's tags, `O` first, the others by name.
+
+    Raises:
+        InputError: Another split has others.
+    """
+    seen = {tag for _, tags in rows["train"] for tag in tags}
+    if len(seen) < 2:
+        raise InputError(f"data: expected at least two tags in train, found {', '.join(sorted(seen))}")
+    for split, part in rows.items():
+        extra = Counter(tag for _, tags in part for tag in tags if tag not in seen)
+        if extra:
+            told = ", ".join(f"{name!r} ({count} words)" for name, count in extra.most_common(5))
+            raise InputError(f"data: {split} has tags that train lacks: {told}; no model could ever predict them")
+    if all(re.fullmatch(r"\d+", tag) for tag in seen):
+        return tuple(sorted(seen, key=int))
+    return tuple(sorted(seen, key=lambda tag: (tag != OUTSIDE, tag)))
+
+
+def joined_words(part: Tagged) -> Examples:
+    return Examples([" ".join(words) for words in part.texts], None)
+
+
+def unlabelled_words(config: DataConfig) -> Tagged:
+    if config.unlabelled is None:
+        return Tagged([])
+    where = f"unlabelled text {config.unlabelled!r}"
+    table = read_table(Path(config.unlabelled).expanduser())
+    text = named(table, config.text, "text", where) or first_of(table, WORDS) or first_of(table, ("text",))
+    if text is None:
+        raise missing("text", WORDS, table, where)
+    rows = [listed(value) for value in table[text].to_pylist()]
+    return Tagged([row for row in rows if row])
+
+
+@dataclass(frozen=True)
+class TaggedRows:
+    """Token ids of tagged sentences, unpadded.
+
+    A word is known by its first piece: `firsts` [length] is true there, `labels` [length] holds its tag, and IGNORED
+    everywhere else. `places` are the numbers of the words that have a piece, `tags` those of every word's tag, which
+    may be more than fit.
+    """
+
+    input_ids: list[np.ndarray]
+    token_type_ids: list[np.ndarray] | None
+    firsts: list[np.ndarray]
+    labels: list[np.ndarray]
+    places: list[list[int]]
+    tags: list[list[int]]
+    truncated: int
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
+
+    def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> dict[str, Tensor]:
+        """Padded to the longest row: int64 [batch, length] each, `positions` bool."""
+        batch = {
+            "input_ids": padded([self.input_ids[i] for i in rows], pad_id),
+            "attention_mask": padded([np.ones(len(self.input_ids[i]), np.int64) for i in rows], 0),
+            "positions": padded([self.firsts[i] for i in rows], 0).bool(),
+            "labels": padded([self.labels[i] for i in rows], IGNORED),
+        }
+        if self.token_type_ids is not None:
+            batch["token_type_ids"] = padded([self.token_type_ids[i] for i in rows], 0)
+        return batch
+
+
+def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: int) -> TaggedRows:
+    """Cuts the words into pieces, at most `max_length` of them and the tokenizer's own limit.
+
+    A word that the tokenizer makes nothing of (a blank, a control character) gets no position, as one beyond the limit.
+
+    Raises:
+        InputError: A tokenizer that can't tell which word a piece is of.
+    """
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"tokenizer {type(tokenizer).__name__}: expected a fast one, which knows the word of each piece; tags "
+            "couldn't be laid on them"
+        )
+    if not len(part):
+        return TaggedRows([], None, [], [], [], [], 0)
+    limit = min(max_length, tokenizer.model_max_length)
+    full = tokenizer(part.texts, is_split_into_words=True, truncation=True, max_length=limit)
+    firsts, labels, places, truncated = [], [], [], 0
+    for row, words in enumerate(part.texts):
+        ids = full.word_ids(row)
+        first = np.array([word is not None and word != before for word, before in zip(ids, [None, *ids], strict=False)])
+        tags = part.labels[row] if part.labels else [IGNORED] * len(words)
+        firsts.append(first)
+        labels.append(np.array([tags[word] if begins else IGNORED for word, begins in zip(ids, first, strict=True)]))
+        places.append([word for word, begins in zip(ids, first, strict=True) if begins])
+        truncated += len(full["input_ids"][row]) == limit and places[-1][-1:] != [len(words) - 1]
+    types = full.get("token_type_ids")
+    return TaggedRows(
+        [np.asarray(row, np.int64) for row in full["input_ids"]],
+        [np.asarray(row, np.int64) for row in types] if types is not None else None,
+        firsts,
+        labels,
+        places,
+        part.labels,
+        truncated,
+    )

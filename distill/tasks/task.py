@@ -1,0 +1,149 @@
+"""What every task has: its models, its rows, its metric and its score."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+from torchmetrics import Metric
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from distill.answers import Answers
+from distill.data.batches import Rows
+from distill.data.config import DataConfig
+from distill.data.splits import Splits
+from distill.errors import InputError
+
+# Pre-trained bodies come with one of these; any other head was trained for another task.
+BODIES = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")
+
+
+class Scorer(Protocol):
+    """Collects what a model says of a split, batch by batch."""
+
+    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        """Logits of the rows with these numbers in the split."""
+
+    def scores(self) -> dict[str, float]:
+        """The task's metric first."""
+
+    def decisions(self) -> np.ndarray:
+        """What the model decided, in an order that doesn't depend on the batches, to be compared with another's."""
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A task with its labels in the order of the logits, none where it has none.
+
+    Args:
+        labels: Their names.
+    """
+
+    labels: tuple[str, ...]
+    name: ClassVar[str]
+    head: ClassVar[str]  # of stock classes, such as ForTokenClassification
+    metric_name: ClassVar[str]
+    problem: ClassVar[str | None] = None  # what stock configs call it
+    answers: ClassVar[Answers] = Answers()
+
+    @classmethod
+    @abstractmethod
+    def read(cls, config: DataConfig, seed: int) -> Splits:
+        """The data of `config` in this task's form."""
+
+    @abstractmethod
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Rows:
+        """A split as token ids."""
+
+    @abstractmethod
+    def metric(self) -> Metric:
+        """`update(logits [rows, classes], labels [rows])`; higher is better."""
+
+    @abstractmethod
+    def scorer(self, rows: Any) -> Scorer:
+        """Of an encoded split."""
+
+    @property
+    def auto(self) -> Any:
+        """The class that loads its checkpoints."""
+        return getattr(transformers, f"AutoModel{self.head}")
+
+    def config(self, path: str) -> PretrainedConfig:
+        """Reads a checkpoint's config and gives it this task's labels.
+
+        Raises:
+            InputError: The checkpoint was trained for another task.
+        """
+        config = AutoConfig.from_pretrained(path)
+        check_head(config, path, self.head, self.name)
+        if self.labels:
+            config.num_labels = len(self.labels)
+            config.id2label = dict(enumerate(self.labels))
+            config.label2id = {name: i for i, name in enumerate(self.labels)}
+        if self.problem is not None:
+            config.problem_type = self.problem
+        return config
+
+    def load(self, path: str, seed: int) -> PreTrainedModel:
+        """Loads a body with a new head for these labels, initialised from `seed`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.auto.from_pretrained(
+                path, config=self.config(path), dtype=torch.float32, use_safetensors=True, ignore_mismatched_sizes=True
+            )
+
+    def head_rows(self, config: PretrainedConfig) -> list[int] | None:
+        """Row of the checkpoint's head for each of our labels, matched by name; None when some label has no row."""
+        if not any(name.endswith(self.head) for name in config.architectures or []):
+            return None
+        row = {plain(name): int(i) for i, name in (config.id2label or {}).items()}
+        rows = [row.get(plain(name)) for name in self.labels]
+        return None if any(i is None for i in rows) else [i for i in rows if i is not None]
+
+    def load_headed(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
+        """Loads a checkpoint with its head, the rows put into the order of our labels."""
+        model = self.auto.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
+        if not self.labels:
+            return model
+        layer = output_layer(model)
+        keep = torch.tensor(rows)
+        layer.weight = nn.Parameter(layer.weight.detach()[keep].clone())
+        if layer.bias is not None:
+            layer.bias = nn.Parameter(layer.bias.detach()[keep].clone())
+        layer.out_features = len(rows)
+        model.num_labels = len(rows)
+        model.config.id2label = dict(enumerate(self.labels))
+        model.config.label2id = {name: i for i, name in enumerate(self.labels)}
+        return model
+
+
+def check_head(config: PretrainedConfig, path: str, head: str, task: str) -> None:
+    """
+    Raises:
+        InputError: A checkpoint that was trained for another task.
+    """
+    for name in config.architectures or []:
+        if not name.endswith((head, *BODIES)):
+            raise InputError(
+                f"model {path!r}: expected a model for {task} or a pre-trained body, found {name}: "
+                "it was trained for another task, and its outputs have another meaning"
+            )
+
+
+def output_layer(model: PreTrainedModel) -> nn.Linear:
+    """The linear layer that gives the logits: the last one whose width is the number of labels."""
+    found = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == model.config.num_labels]
+    if not found:
+        raise InputError(
+            f"{type(model).__name__}: no linear layer with {model.config.num_labels} outputs for its labels"
+        )
+    return found[-1]
+
+
+def plain(label: str) -> str:
+    """A label's name; `LABEL_3`, which transformers writes for a class without one, is the class named `3`."""
+    return label.removeprefix("LABEL_")

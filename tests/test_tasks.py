@@ -1,0 +1,365 @@
+"""Tasks beside one class a text: their data, their rows on tokens, and scores like the textbook's."""
+
+import json
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from scipy.stats import spearmanr
+from sklearn.metrics import f1_score
+from transformers import BertTokenizerFast
+
+from conftest import VOCABULARY, build_model
+from distill.answers import LabelAnswers, SpanAnswers, logits_of
+from distill.data.config import DataConfig
+from distill.data.encode import IGNORED, joined
+from distill.data.share import counts, share_of
+from distill.data.splits import Examples
+from distill.data.tagged import Tagged, encode_tagged, load_tagged
+from distill.errors import InputError
+from distill.losses.config import LossConfig
+from distill.losses.logits import squared_error
+from distill.module import DistillationModule
+from distill.samples import from_rows
+from distill.tasks.text_classification import Numbers, Several, TextClassification
+from distill.tasks.token_classification import TokenClassification
+from distill.training import TrainConfig
+
+WORDS = [word for word in VOCABULARY if len(word) == 4 and word.isalpha()]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> BertTokenizerFast:
+    return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
+
+
+def table(folder, **columns):
+    folder.mkdir(exist_ok=True)
+    for split in ("train", "validation", "test"):
+        rows = {name: pa.array(values[split]) for name, values in columns.items()}
+        pa.parquet.write_table(pa.table(rows), folder / f"{split}.parquet")
+    return DataConfig(path=str(folder))
+
+
+def same(values) -> dict:
+    return {"train": values, "validation": values, "test": values}
+
+
+# --- several labels, numbers
+
+
+def test_several_labels_are_read_as_one_or_in_another_order(tmp_path):
+    cells = [["b", "a"], [], ["c"], ["a"]]
+    config = table(tmp_path / "lists", text=same(["one", "two", "three", "four"]), label=same(cells))
+    splits = Several.read(config, 0)
+    assert splits.labels == ("a", "b", "c")
+    assert splits.train.labels == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]]
+    spelt = [json.dumps(["b", "a"]), "", "c", "a"]
+    assert Several.read(table(tmp_path / "json", text=same(list("abcd")), label=same(spelt)), 0).train.labels == (
+        splits.train.labels
+    )
+    piped = ["b|a", "", " c ", "a;"]
+    assert Several.read(table(tmp_path / "pipes", text=same(list("abcd")), label=same(piped)), 0).train.labels == (
+        splits.train.labels
+    )
+    bad = {"train": cells, "validation": cells, "test": [["d"], [], [], []]}
+    with pytest.raises(InputError, match=r"test has labels that train lacks: 'd' \(1 rows\)"):
+        Several.read(table(tmp_path / "bad", text=same(list("abcd")), label=bad), 0)
+
+
+def test_a_cell_that_is_no_number_is_learnt(tmp_path):
+    config = table(tmp_path / "good", text=same(["one", "two"]), text2=same(["a", "b"]), label=same([0.5, 3.0]))
+    splits = Numbers.read(config, 0)
+    assert splits.train.labels == [0.5, 3.0]
+    assert splits.train.pairs == ["a", "b"]
+    assert splits.labels == ("number",)
+    for cell in ("high", "nan", None):
+        label = {"train": ["1.5", cell], "validation": ["1", "2"], "test": ["1", "2"]}
+        with pytest.raises(InputError, match="row 2|the first is row 2"):
+            Numbers.read(table(tmp_path / "bad", text=same(["one", "two"]), label=label), 0)
+
+
+def test_unlabelled_rows_count_in_a_loss_or_a_score(tokenizer):
+    task = Several(("a", "b", "c"))
+    known = task.encode(tokenizer, Examples(["ba ka", "le mi"], None, [[1, 0, 1], [0, 0, 0]]), 16)
+    assert known.labels.dtype == np.float32
+    rows = joined(known, task.encode(tokenizer, Examples(["so"], None), 16))
+    batch = rows.collate([0, 1, 2], 0)
+    assert batch["labels"].tolist() == [[1, 0, 1], [0, 0, 0], [IGNORED] * 3]
+    assert counts(batch)["labels"] == 6
+    answers = LabelAnswers()
+    assert answers.labels(batch).tolist() == [1, 0, 1, 0, 0, 0, -100, -100, -100]
+    numbers = Numbers(("number",)).encode(tokenizer, Examples(["ba ka", "le mi"], None, [0.25, 3.5]), 16)
+    more = joined(numbers, Numbers(("number",)).encode(tokenizer, Examples(["so"], None), 16))
+    assert more.labels.tolist() == [0.25, 3.5, IGNORED]
+    said = torch.tensor([[1.25], [3.5], [7.0]])
+    assert squared_error(said, torch.from_numpy(more.labels)) == pytest.approx(0.5)
+
+
+def module(task, loss, signals=None, head="ForSequenceClassification", **changes) -> DistillationModule:
+    return DistillationModule(
+        build_model("bert", head, **changes),
+        loss=loss,
+        train=TrainConfig(epochs=1),
+        answers=task.answers,
+        signals=signals,
+        metric=task.metric(),
+    )
+
+
+def test_the_loss_of_several_labels_is_not_the_stock_models(tokenizer):
+    task = Several(("a", "b", "c", "d", "e"))
+    labels = [[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
+    rows = task.encode(tokenizer, Examples(["ba ka", "le mi so", "de"], None, labels), 16)
+    batch = rows.collate(range(3), 0)
+    made = module(task, LossConfig(kl=0, ce=1), problem_type="multi_label_classification")
+    stock = made.student(**batch).loss
+    torch.testing.assert_close(made.terms(batch)["ce"], stock)
+
+
+def test_numbers_are_softened_or_their_loss_is_not_the_stock_models(tokenizer):
+    task = Numbers(("number",))
+    one = {"id2label": {0: "number"}, "label2id": {"number": 0}, "problem_type": "regression"}
+    rows = task.encode(tokenizer, Examples(["ba ka", "le mi so", "de"], None, [0.5, 2.0, -1.0]), 16)
+    batch = rows.collate(range(3), 0)
+    taught = torch.tensor([[1.0], [2.0], [3.0]])
+    made = module(task, LossConfig(kl=1, ce=1, temperature=4), lambda _: {"logits": taught}, **one)
+    terms = made.terms(batch)
+    torch.testing.assert_close(terms["ce"], made.student(**batch).loss)
+    said = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
+    torch.testing.assert_close(terms["kl"], (said - taught).square().mean())
+
+
+def test_several_labels_are_taught_otherwise_than_one_by_one(tokenizer):
+    """The KL between sigmoids, label by label."""
+    task = Several(("a", "b", "c", "d", "e"))
+    rows = task.encode(tokenizer, Examples(["ba ka", "le mi so"], None, [[1, 0, 0, 0, 0]] * 2), 16)
+    batch = rows.collate(range(2), 0)
+    taught = torch.randn(2, 5, generator=torch.Generator().manual_seed(1))
+    made = module(task, LossConfig(kl=1, temperature=1), lambda _: {"logits": taught})
+    said = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
+    p, q = taught.sigmoid(), said.sigmoid()
+    wanted = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
+    torch.testing.assert_close(made.terms(batch)["kl"], wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_scores_are_not_the_textbooks(tokenizer):
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(WORDS, 3)) for _ in range(20)]
+    true = rng.integers(0, 2, (20, 3))
+    logits = torch.tensor(rng.normal(size=(20, 3)), dtype=torch.float32)
+    several = Several(("a", "b", "c"))
+    scorer = several.scorer(several.encode(tokenizer, Examples(texts, None, true.tolist()), 16))
+    order = rng.permutation(20)
+    for rows in (order[:7], order[7:]):
+        scorer.update(rows, {}, logits[rows])
+    found = scorer.scores()
+    assert next(iter(found)) == several.metric_name
+    assert found["micro F1"] == pytest.approx(f1_score(true, logits > 0, average="micro"))
+    assert found["macro F1"] == pytest.approx(f1_score(true, logits > 0, average="macro"))
+    metric = several.metric()
+    metric.update(LabelAnswers().logits({}, logits), torch.from_numpy(true).flatten())
+    assert float(metric.compute()) == pytest.approx(found["micro F1"])
+    values = rng.normal(size=20)
+    numbers = Numbers(("number",))
+    scorer = numbers.scorer(numbers.encode(tokenizer, Examples(texts, None, values.tolist()), 16))
+    scorer.update(order, {}, logits[order, :1])
+    assert scorer.scores()["Spearman"] == pytest.approx(spearmanr(logits[:, 0], values.astype(np.float32)).statistic)
+    classes = TextClassification(("a", "b", "c"))
+    scorer = classes.scorer(classes.encode(tokenizer, Examples(texts, None, true[:, 0].tolist()), 16))
+    scorer.update(order, {}, logits[order])
+    assert scorer.scores()["accuracy"] == float((logits.argmax(-1).numpy() == true[:, 0]).mean())
+
+
+# --- tags
+
+
+SENTENCES = [["Ann", "visits", "New", "York", "."], ["So", "it", "goes"], ["Bob"]]
+TAGS = [["B-person", "O", "B-place", "I-place", "O"], ["O", "O", "O"], ["B-person"]]
+
+
+@pytest.fixture
+def tagged(tmp_path) -> DataConfig:
+    return table(tmp_path / "tagged", tokens=same(SENTENCES), tags=same(TAGS))
+
+
+def test_a_conll_file_reads_otherwise_than_columns(tagged, tmp_path):
+    splits = load_tagged(tagged)
+    assert splits.labels == ("O", "B-person", "B-place", "I-place")
+    assert splits.train.labels == [[1, 0, 2, 3, 0], [0, 0, 0], [1]]
+    folder = tmp_path / "conll"
+    folder.mkdir()
+    lines = ["-DOCSTART- -X- O O", ""]
+    for words, tags in zip(SENTENCES, TAGS, strict=True):
+        lines += [f"{word} NN {tag}" for word, tag in zip(words, tags, strict=True)] + [""]
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.conll").write_text("\n".join(lines))
+    again = load_tagged(DataConfig(path=str(folder)))
+    assert (again.train.texts, again.train.labels, again.labels) == (
+        splits.train.texts,
+        splits.train.labels,
+        splits.labels,
+    )
+
+
+def test_sentences_are_held_out_twice_or_by_chance(tmp_path):
+    rows = [[word] for word in WORDS[:30]]
+    (tmp_path / "one").mkdir()
+    tags = [["B-x"] if i % 2 else ["O"] for i in range(30)]
+    pa.parquet.write_table(pa.table({"tokens": pa.array(rows), "tags": pa.array(tags)}), tmp_path / "one/train.parquet")
+    config = DataConfig(path=str(tmp_path / "one"), test_fraction=0.2, validation_fraction=0.1)
+    splits, again = load_tagged(config, 3), load_tagged(config, 3)
+    parts = [splits.train, splits.validation, splits.test]
+    assert [len(part) for part in parts] == [22, 2, 6]
+    assert sorted(words[0] for part in parts for words in part.texts) == sorted(WORDS[:30])
+    assert splits.test.texts == again.test.texts
+    assert splits.test.texts != load_tagged(config, 4).test.texts
+
+
+@pytest.mark.parametrize(
+    ("words", "tags", "named"),
+    [
+        ([["a", "b"], ["c"]], [["O"], ["B-x"]], "row 1: expected a tag a word, found 2 words and 1 tags"),
+        ([["a"], ["c"]], [["O"], ["O"]], "expected at least two tags in train, found O"),
+        ([[], []], [[], []], "holds no words in any of 2 rows"),
+    ],
+)
+def test_misaligned_tags_are_learnt(words, tags, named, tmp_path):
+    kinds = {
+        "tokens": same(pa.array(words, pa.list_(pa.string()))),
+        "tags": same(pa.array(tags, pa.list_(pa.string()))),
+    }
+    with pytest.raises(InputError, match=named):
+        load_tagged(table(tmp_path / "bad", **kinds))
+
+
+def test_unknown_tags_in_test_go_unsaid(tmp_path):
+    tags = same(TAGS) | {"test": [["B-thing", "O", "O", "O", "O"], *TAGS[1:]]}
+    with pytest.raises(InputError, match=r"test has tags that train lacks: 'B-thing' \(1 words\)"):
+        load_tagged(table(tmp_path / "bad", tokens=same(SENTENCES), tags=tags))
+
+
+def test_a_line_without_a_tag_is_read(tmp_path):
+    (tmp_path / "train.conll").write_text("Ann B-person\nvisits\n")
+    with pytest.raises(InputError, match="line 2: expected a word and its tag, found 'visits'"):
+        load_tagged(DataConfig(path=str(tmp_path / "train.conll")))
+
+
+def test_a_tag_is_laid_on_another_piece_than_its_words_first(tokenizer):
+    words = [["baka", "xq", "\u200b", "deka", "fika"]]
+    rows = encode_tagged(tokenizer, Tagged(words, [[1, 2, 3, 4, 0]]), 64)
+    pieces = tokenizer.convert_ids_to_tokens(rows.input_ids[0])
+    assert [pieces[i] for i in np.flatnonzero(rows.firsts[0])] == ["baka", "x", "deka", "fika"]
+    assert [int(each) for each in rows.labels[0][rows.firsts[0]]] == [1, 2, 4, 0]
+    assert (rows.labels[0][~rows.firsts[0]] == IGNORED).all()
+    assert rows.places == [[0, 1, 3, 4]]
+    assert rows.truncated == 0
+    cut = encode_tagged(tokenizer, Tagged(words, [[1, 2, 3, 4, 0]]), 5)
+    assert cut.truncated == 1
+    assert cut.places == [[0, 1]]
+    batch = rows.collate([0], 0)
+    assert batch["positions"].tolist() == [rows.firsts[0].tolist()]
+    bare = encode_tagged(tokenizer, Tagged(words), 64).collate([0], 0)
+    assert (bare["labels"] == IGNORED).all()
+    assert torch.equal(bare["positions"], batch["positions"])
+
+
+def test_a_taggers_loss_is_not_the_stock_models_or_padding_counts(tokenizer):
+    task = TokenClassification(("O", "B-a", "I-a", "B-b", "I-b"))
+    rng = np.random.default_rng(1)
+    words = [list(rng.choice(WORDS, n)) for n in (5, 2, 9)]
+    rows = task.encode(tokenizer, Tagged(words, [list(rng.integers(0, 5, len(w))) for w in words]), 32)
+    batch = rows.collate(range(3), 0)
+    names = {"id2label": dict(enumerate(task.labels)), "label2id": {n: i for i, n in enumerate(task.labels)}}
+    made = module(task, LossConfig(kl=0, ce=1), head="ForTokenClassification", **names)
+    inputs = {name: value for name, value in batch.items() if name != "positions"}
+    torch.testing.assert_close(made.terms(batch)["ce"], made.student(**inputs).loss)
+    assert counts(batch) == {"rows": 16, "labels": 16, "tokens": sum(len(row) for row in rows.input_ids)}
+    halves = [share_of(batch, rank, 2) for rank in range(2)]
+    parts = [made.terms(half)["ce"] for half in halves]
+    torch.testing.assert_close(torch.stack(parts).mean(), made.terms(batch)["ce"])
+
+
+def test_spans_are_scored_otherwise_than_the_conll_script_does(tokenizer):
+    """A span counts when its type and both ends are right; words that don't fit count as outside."""
+    names = ("O", "B-a", "I-a", "B-b")
+    task = TokenClassification(names)
+    tags = [[1, 2, 0, 3], [0, 1, 0, 0]]
+    rows = task.encode(tokenizer, Tagged([WORDS[:4], WORDS[4:8]], tags), 32)
+    said = [[1, 0, 0, 3], [0, 1, 0, 1]]
+    scorer = task.scorer(rows)
+    logits = torch.zeros(2, rows.lengths.max(), 4)
+    for row in range(2):
+        places = np.flatnonzero(rows.firsts[row])
+        logits[row, places, said[row]] = 1
+    scorer.update(np.array([1]), {}, logits[1:])
+    scorer.update(np.array([0]), {}, logits[:1])
+    found = scorer.scores()
+    # Of the true spans (a 0-1, b 3; a 1) two are found, of four said (a 0, b 3; a 1, a 3).
+    assert found["recall"] == pytest.approx(2 / 3)
+    assert found["precision"] == pytest.approx(2 / 4)
+    assert found["span F1"] == pytest.approx(2 * 2 / (3 + 4))
+    assert found["accuracy"] == pytest.approx(6 / 8)
+    cut = task.encode(tokenizer, Tagged([WORDS[:4]], [[1, 2, 0, 3]]), 4)
+    scorer = task.scorer(cut)
+    scorer.update(np.array([0]), {}, logits[:1, :4])
+    assert scorer.decisions().tolist() == ["B-a", "O", "O", "O"]
+    words = TokenClassification(("noun", "verb"))
+    assert not words.has_spans
+    plain = words.encode(tokenizer, Tagged([WORDS[:2]], [[0, 1]]), 16)
+    scorer = words.scorer(plain)
+    scorer.update(np.array([0]), {}, torch.tensor([[[0.0, 0], [1, 0], [1, 0], [0, 0]]]))
+    assert scorer.scores() == {"accuracy": 0.5}
+
+
+def test_the_metric_of_words_counts_the_outside(tokenizer):
+    task = TokenClassification(("O", "B-a", "I-a"))
+    rng = np.random.default_rng(3)
+    true, logits = torch.tensor(rng.integers(0, 3, 40)), torch.tensor(rng.normal(size=(40, 3)), dtype=torch.float32)
+    true[::9] = IGNORED
+    metric = task.metric()
+    metric.update(logits[:25], true[:25])
+    metric.update(logits[25:], true[25:])
+    known = true != IGNORED
+    wanted = f1_score(true[known], logits.argmax(-1)[known], labels=[1, 2], average="micro")
+    assert float(metric.compute()) == pytest.approx(wanted)
+
+
+def test_a_cache_is_asked_about_pieces_that_start_no_word(tokenizer):
+    rows = encode_tagged(tokenizer, Tagged([["baka", "xq"], ["deka"]], [[1, 0], [1]]), 16)
+    samples = from_rows(rows.input_ids, rows.token_type_ids, rows.firsts, 0)
+    asked = samples.batch([0, 1])
+    batch = rows.collate([0, 1], 0)
+    assert torch.equal(asked["positions"], batch["positions"])
+    assert len(set(samples.keys)) == 2
+
+
+# --- spans of text
+
+
+def test_a_span_may_lie_in_the_padding_or_its_loss_is_not_the_stock_models(tokenizer):
+    model = build_model("bert", "ForQuestionAnswering", id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
+    ids = torch.randint(5, 60, (3, 8), generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[1] * 8, [1] * 6 + [0] * 2, [1] * 5 + [0] * 3])
+    starts, ends = torch.tensor([2, 1, 0]), torch.tensor([4, 5, 0])
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": starts, "ends": ends}
+    made = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=TrainConfig(), answers=SpanAnswers())
+    with torch.no_grad():
+        out = model(input_ids=ids, attention_mask=mask)
+        said = logits_of(out)
+        rows = SpanAnswers().logits(batch, said)
+        assert rows.shape == (6, 8)
+        assert torch.equal(rows[2, 6:], torch.full((2,), -math.inf))
+        losses = [
+            -torch.log_softmax(each.masked_fill(mask == 0, -math.inf), -1)[torch.arange(3), place]
+            for each, place in ((out.start_logits, starts), (out.end_logits, ends))
+        ]
+        torch.testing.assert_close(made.terms(batch)["ce"], torch.stack(losses).mean())
+    taught = DistillationModule(
+        model, loss=LossConfig(kl=1, temperature=1), train=TrainConfig(), answers=SpanAnswers(),
+        signals=lambda _: {"logits": said},
+    )  # fmt: skip
+    assert taught.terms(batch)["kl"].abs() < 1e-6
