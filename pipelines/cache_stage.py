@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from transformers import AutoConfig
 
@@ -15,12 +15,12 @@ from pipelines.cache_config import KeepConfig, WriteConfig
 from pipelines.cache_task import prepare, record
 from pipelines.caching import write_together
 from pipelines.config import DistillConfig
+from pipelines.data import read_task
 from pipelines.placing import device_type
 from pipelines.stage import Artefact, Run
 from pipelines.teacher import MODEL
 
 CACHE = "cache"
-TASK: Final = "text-classification"
 
 
 def cache_stage(
@@ -40,8 +40,9 @@ def cache_stage(
             unlabelled=str(unlabelled) if data.metrics["unlabelled"] else None,
             max_length=config.data.max_length,
         )
+        task: Any = read_task(data).name
         cache = folder / CACHE
-        wanted = WriteConfig(str(cache), str(teacher.folder / MODEL), TASK, texts, keep, device=device_type())
+        wanted = WriteConfig(str(cache), str(teacher.folder / MODEL), task, texts, keep, device=device_type())
         mesh = mesh_of(layout, device_type()) if layout.sharded else None
         job = prepare(wanted, layout, mesh)
         made_from = from_inside(record(wanted), run.output, folder)

@@ -11,7 +11,7 @@ import transformers
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.data.columns import find_columns
+from distill.data.columns import find_columns, first_of, missing
 from distill.data.config import DataConfig
 from distill.data.encode import Encoded, encode, joined
 from distill.data.language import LanguageBlocks, read_texts, token_blocks
@@ -19,6 +19,8 @@ from distill.data.mask_config import MaskConfig
 from distill.data.masking import MaskedBlocks
 from distill.data.source import read_splits
 from distill.data.splits import Examples, load_unlabelled, strings
+from distill.data.tagged import WORDS as WORDS_COLUMNS
+from distill.data.tagged import Tagged, TaggedRows, encode_tagged, listed, unlabelled_words
 from distill.errors import InputError
 from distill.layout import Layout
 from distill.samples import samples_of
@@ -41,12 +43,14 @@ from pipelines.placing import laid_out
 
 MODELS = {
     "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
     "masked-lm": "AutoModelForMaskedLM",
     "causal-lm": "AutoModelForCausalLM",
     "sentence-embedding": "AutoModel",
 }
 HEADS = {
     "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
     "ForMaskedLM": "masked-lm",
     "ForPreTraining": "masked-lm",
     "ForCausalLM": "causal-lm",
@@ -54,7 +58,12 @@ HEADS = {
     "Model": "sentence-embedding",
 }
 WORDS = ("masked-lm", "causal-lm")
-DEFAULTS = {"text-classification": "logits", "masked-lm": "sampled", "causal-lm": "sampled"}
+DEFAULTS = {
+    "text-classification": "logits",
+    "token-classification": "logits",
+    "masked-lm": "sampled",
+    "causal-lm": "sampled",
+}
 DEFAULTS |= {"sentence-embedding": "embedding"}
 
 
@@ -161,6 +170,8 @@ def samples_for(
     pad_id = int(tokenizer.pad_token_id or 0)
     if task in ("text-classification", "sentence-embedding"):
         return samples_of(encoded_rows(data, tokenizer), pad_id)
+    if task == "token-classification":
+        return samples_of(tagged_rows(data, tokenizer), pad_id)
     texts = read_texts(data.path, data.text, subset=data.subset)
     if "generated" in names:
         if len(names) > 1:
@@ -183,6 +194,17 @@ def encoded_rows(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Encode
     return joined(encode(tokenizer, rows, data.max_length), encode(tokenizer, load_unlabelled(data), data.max_length))
 
 
+def tagged_rows(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> TaggedRows:
+    """Every training sentence and the unlabelled ones, as words."""
+    table = read_splits(data.path, data.subset)["train"]
+    column = data.text or first_of(table, WORDS_COLUMNS)
+    if column is None:
+        raise missing("text", WORDS_COLUMNS, table, f"data {data.path!r}, train")
+    words = [row for row in map(listed, table[column].to_pylist()) if row]
+    rows = encode_tagged(tokenizer, Tagged(words), data.max_length)
+    return rows.joined(encode_tagged(tokenizer, unlabelled_words(data), data.max_length))
+
+
 def limited(samples: Samples, limit: int) -> Samples:
     if not limit:
         return samples
@@ -191,7 +213,12 @@ def limited(samples: Samples, limit: int) -> Samples:
 
 def check_name(name: str, task: str) -> None:
     """Raises InputError where the task has no such signal."""
-    having = {"topk": WORDS, "sampled": WORDS, "generated": ("causal-lm",), "logits": (*WORDS, "text-classification")}
+    having = {
+        "topk": WORDS,
+        "sampled": WORDS,
+        "generated": ("causal-lm",),
+        "logits": (*WORDS, "text-classification", "token-classification"),
+    }
     tasks = having.get(name, tuple(MODELS))
     if task not in tasks:
         raise InputError(f"keep.signals: {name} isn't a signal of {task}, but of {', '.join(tasks)}")
@@ -203,7 +230,9 @@ def make_signal(name: str, task: str, keep: KeepConfig, own: PretrainedConfig, s
     vocabulary = int((own.vocab_size if words else own.num_labels) or 0)
     temperature = keep.temperature if keep.temperature is not None else 1.0
     made: dict[str, Any] = {
-        "logits": lambda: Dense(vocabulary, each="position" if words else "sample", dtype=keep.dtype),
+        "logits": lambda: Dense(
+            vocabulary, each="position" if words or task == "token-classification" else "sample", dtype=keep.dtype
+        ),
         "embedding": lambda: Dense(own.hidden_size, of="embedding", dtype=keep.dtype),
         "topk": lambda: TopK(vocabulary, k=keep.k, step=keep.step, temperature=temperature),
         "sampled": lambda: Sampled(vocabulary, draws=keep.draws, temperature=temperature, seed=seed),

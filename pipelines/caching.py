@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import (
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
+from compress.prune.checkpoint import load_pruned
 from distill.teacher.cache import Identity, Samples, plan_cache, write_cache
 from distill.teacher.cache.plan import BATCH_TOKENS
 from distill.teacher.cache.preflight import Forecast, Teacher
@@ -22,7 +20,8 @@ from pipelines.world import World
 
 
 def load_teacher(folder: Path) -> PreTrainedModel:
-    return frozen(AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True))
+    """With the head that it was saved with."""
+    return frozen(load_pruned(folder))
 
 
 def answers_of(signals: tuple[Signal, ...]) -> tuple[str, ...]:

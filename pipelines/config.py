@@ -187,6 +187,8 @@ class DistillConfig:
         export: Formats that the student is handed over in, beside its checkpoint: onnx, onnxruntime, openvino,
             executorch, litert, torchao, compressed-tensors, separated by commas.
         data: The texts.
+        task: What they are about: text-classification (one class a text), multi-label, regression or
+            token-classification; auto goes by the teacher's head, else by the data's columns.
         loss: What the student learns.
         train: How the student is trained.
         machine: Where it runs.
@@ -207,6 +209,7 @@ class DistillConfig:
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     export: str = "onnx,onnxruntime"
     data: DataConfig = field(default_factory=DataConfig)
+    task: Literal["auto", "text-classification", "multi-label", "regression", "token-classification"] = "auto"
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)

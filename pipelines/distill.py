@@ -79,25 +79,26 @@ def check_inputs(config: DistillConfig) -> Path:
     from distill.losses.config import lessons
     from distill.module import sizes_of
     from distill.student.spec import is_relative
-    from distill.tasks.text_classification import check_task
+    from distill.tasks.choose import TASKS
     from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
     from pipelines.ensemble import check_teachers
     from pipelines.general import check_general
     from pipelines.given import check_in_float
+    from pipelines.tasks import check_task_fits, task_for
     from pipelines.teaching import config_of_student
 
     source = checkpoint_folder(config.teacher.model)
     admit(source)
     if config.quantize.scheme:
         check_in_float(source, "teacher")
-    teacher = AutoConfig.from_pretrained(source)
-    check_task(teacher, config.teacher.model)
+    teacher, (task, _) = AutoConfig.from_pretrained(source), task_for(config, source)
+    check_task_fits(config, task)
     tokenizer = load_tokenizer(source)
     if not is_relative(config.student.spec):
         folder = checkpoint_folder(config.student.spec, "student")
         admit(folder)
         check_same_tokenizer(tokenizer, load_tokenizer(folder, "student"), config.student.spec)
-        check_task(AutoConfig.from_pretrained(folder), config.student.spec)
+        TASKS[task].check(AutoConfig.from_pretrained(folder), config.student.spec)
         if config.quantize.scheme:
             check_in_float(folder, "student")
     check_teachers(config.teacher, config.loss, source)
@@ -120,12 +121,14 @@ def road(
     from pipelines.precision import chosen_precision
     from pipelines.stage import content_hash
     from pipelines.students import check_schedule, train_students
+    from pipelines.tasks import task_for
     from pipelines.teacher import load_source, teacher_stage
     from pipelines.teaching import config_of_student
 
     made: dict[str, Artefact] = {}
-    digest = content_hash(source)
-    made["data"] = data_stage(run, config.data)
+    digest, (task, why) = content_hash(source), task_for(config, source)
+    run.console.say(f"  task: {task} ({why})")
+    made["data"] = data_stage(run, config.data, task)
     precision = chosen_precision(run, config.machine, digest, lambda: load_source(source))
     check_schedule(config, precision, layouts)
     if config.general.data:
@@ -153,7 +156,7 @@ def road(
 def export_and_evaluate(
     run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
 ) -> dict[str, "Artefact"]:
-    from pipelines.data import read_data
+    from pipelines.data import read_data, read_task
     from pipelines.evaluate import Candidate, evaluate_stage
     from pipelines.export import export_stage
     from pipelines.teacher import MODEL
@@ -163,7 +166,7 @@ def export_and_evaluate(
         for name in ("export-teacher", *(f"export{each.suffix}" for each in students), "evaluate", "report"):
             run.stage(name, {}, {"distill": waiting}, lambda folder: {})
         return {}
-    splits = read_data(made["data"])
+    splits, task = read_data(made["data"]), read_task(made["data"])
     exports, candidates = {}, []
     of_teacher, of_students = forms_of(config)
     wanted = [("export-teacher", "teacher", made["teacher"], of_teacher)]
@@ -180,7 +183,7 @@ def export_and_evaluate(
             targets=targets,
         )
         candidates.append(Candidate(name, model.name, exports[stage]))
-    done = evaluate_stage(run, candidates, splits, made["data"], config.measure, config.data.max_length)
+    done = evaluate_stage(run, candidates, splits, made["data"], config.measure, config.data.max_length, task)
     return exports | {"evaluate": done}
 
 
@@ -204,7 +207,7 @@ def forms_of(config: DistillConfig) -> tuple[list["Target"], list["Target"]]:
 
 def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
     """Runs the road, then reports and says where everything is."""
-    from pipelines.data import read_data
+    from pipelines.data import read_task
     from pipelines.export import check_refused
     from pipelines.report import REPORT, publish, report_stage, show
     from pipelines.stage import write_json
@@ -216,7 +219,7 @@ def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") 
         rows = [(name, f"{stage.manifest['wall_seconds']:.1f}", str(stage.folder)) for name, stage in made.items()]
         run.console.table("Made", ("stage", "seconds", "where"), rows)
         return
-    report = report_stage(run, settings_of(config), read_data(made["data"]), made["evaluate"])
+    report = report_stage(run, settings_of(config), read_task(made["data"]), made["evaluate"])
     exports = {each.name: made[f"export{each.suffix}"] for each in students}
     if run.world.leads:
         places = publish(run, report, exports)
@@ -251,10 +254,11 @@ def settings_of(config: DistillConfig) -> dict[str, Any]:
 def show_plan(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
     """Prints the stages, what would be skipped, and the sizes."""
     from pipelines.plan import planned_sizes
+    from pipelines.tasks import task_for
 
     road(run, config, source, layouts)
     run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)
-    run.console.table("Sizes", ("what", "size"), planned_sizes(config, source))
+    run.console.table("Sizes", ("what", "size"), planned_sizes(config, source, task_for(config, source)[0]))
     run.console.say("dry run: nothing was written")
 
 

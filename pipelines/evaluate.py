@@ -20,9 +20,11 @@ from pipelines.stage import Artefact, Run
 if TYPE_CHECKING:
     import numpy as np
 
-    from distill.data.encode import Encoded
+    from distill.data.batches import Rows
     from distill.data.splits import Splits
+    from distill.tasks.task import Task
 
+MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 Runner = Callable[[dict[str, Any]], Any]
 
 
@@ -71,7 +73,13 @@ class Candidate:
 
 
 def evaluate_stage(
-    run: Run, candidates: Sequence[Candidate], splits: "Splits", data: Artefact, measure: MeasureConfig, max_length: int
+    run: Run,
+    candidates: Sequence[Candidate],
+    splits: "Splits",
+    data: Artefact,
+    measure: MeasureConfig,
+    max_length: int,
+    task: "Task",
 ) -> Artefact:
     """Writes `evaluation.json`: an entry for each model in each runtime, the teacher first."""
     # The result is a measurement of this machine, so another machine makes another result.
@@ -79,7 +87,7 @@ def evaluate_stage(
     inputs = {"data": data} | {c.name: c.export for c in candidates}
 
     def work(folder: Path) -> dict[str, Any]:
-        entries = evaluate(run, candidates, splits, measure, max_length)
+        entries = evaluate(run, candidates, splits, measure, max_length, task)
         (folder / "evaluation.json").write_text(json.dumps(entries, indent=1))
         return {"_".join(key_of(e)): e["score"] for e in entries}
 
@@ -87,14 +95,19 @@ def evaluate_stage(
 
 
 def evaluate(
-    run: Run, candidates: Sequence[Candidate], splits: "Splits", measure: MeasureConfig, max_length: int
+    run: Run,
+    candidates: Sequence[Candidate],
+    splits: "Splits",
+    measure: MeasureConfig,
+    max_length: int,
+    task: "Task",
 ) -> list[dict[str, Any]]:
     """Scores every model on the whole test split, then times all of them in turn."""
     entries, predicted, tests = [], {}, {}
     for candidate in candidates:
-        tests[candidate.name] = encode_test(candidate, splits, max_length)
+        tests[candidate.name] = encode_test(candidate, splits, max_length, task)
         for target in candidate.targets:
-            entry, classes = score(run, candidate, target, splits, tests[candidate.name])
+            entry, classes = score(run, candidate, target, task, tests[candidate.name])
             predicted[key_of(entry)] = classes
             entries.append(entry)
     time_all(run, candidates, entries, tests, measure)
@@ -109,36 +122,32 @@ def key_of(entry: Mapping[str, Any]) -> Key:
     return entry["name"], entry["runtime"], entry["precision"]
 
 
-def encode_test(candidate: Candidate, splits: "Splits", max_length: int) -> tuple["Encoded", int]:
+def encode_test(candidate: Candidate, splits: "Splits", max_length: int, task: "Task") -> tuple["Rows", int]:
     """The test split by the candidate's own tokenizer, and its pad id."""
-    from distill.data.encode import encode
     from pipelines.words import tokenizer_of
 
     tokenizer = tokenizer_of(candidate.place(HUGGINGFACE))
-    return encode(tokenizer, splits.test, max_length), int(tokenizer.pad_token_id or 0)
+    return task.encode(tokenizer, splits.test, max_length), int(tokenizer.pad_token_id or 0)
 
 
 def score(
-    run: Run, candidate: Candidate, target: Target, splits: "Splits", encoded: tuple["Encoded", int]
+    run: Run, candidate: Candidate, target: Target, task: "Task", encoded: tuple["Rows", int]
 ) -> tuple[dict[str, Any], "np.ndarray"]:
-    """An entry without times, and the predicted class of every test row."""
-    import numpy as np
+    """An entry without times, and what the model decided on the test split."""
     import torch
 
     from distill.data.batches import EvalBatches
-    from distill.tasks.text_classification import TextClassification
 
     (test, pad_id), (runtime, precision) = encoded, target.where
     folder = candidate.place(target)
     runner = open_export(target, folder, torch.get_num_threads())
     batches = EvalBatches(test, 32, pad_id)
-    logits = np.empty((len(test), len(splits.labels)), np.float32)
+    scorer = task.scorer(test)
     with run.console.track(f"evaluate: {candidate.name} in {runtime} {precision}", len(test)) as advance:
         for rows, batch in zip(batches.order, batches, strict=True):
-            logits[rows] = runner(arrays(batch))
+            scorer.update(rows, batch, torch.from_numpy(runner(arrays(batch))))
             advance(len(rows))
-    task = TextClassification(splits.labels)
-    found = task.score(torch.from_numpy(logits), torch.from_numpy(test.labels))
+    found = scorer.scores()
     proof = next(p for p in candidate.export.metrics["parity"] if p["target"] == str(target))
     entry = {
         "name": candidate.name,
@@ -146,16 +155,17 @@ def score(
         "path": str(folder),
         "runtime": runtime,
         "precision": precision,
-        "score": found,
+        "score": next(iter(found.values())),
+        "scores": found,
         "params": parameters(candidate.place(HUGGINGFACE)),
         "bytes": artefact_bytes(folder),
         "parity": {k: v for k, v in proof.items() if k not in ("target", "bytes")},
     }
-    return entry, logits.argmax(-1)
+    return entry, scorer.decisions()
 
 
 def arrays(batch: dict[str, Any]) -> dict[str, "np.ndarray"]:
-    return {name: value.numpy() for name, value in batch.items() if name != "labels"}
+    return {name: value.numpy() for name, value in batch.items() if name in MODEL_INPUTS}
 
 
 def parameters(folder: Path) -> int:
@@ -175,7 +185,7 @@ def time_all(
     run: Run,
     candidates: Sequence[Candidate],
     entries: list[dict[str, Any]],
-    tests: Mapping[str, tuple["Encoded", int]],
+    tests: Mapping[str, tuple["Rows", int]],
     measure: MeasureConfig,
 ) -> None:
     """Adds `latency` (batch 1) and `latency_batched`; all models take turns on the same texts."""
@@ -230,10 +240,12 @@ def compare_with_teacher(entries: list[dict[str, Any]], predicted: Mapping[Key, 
 
 def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Candidate], Artefact, Artefact]:
     """Exports and evaluates checkpoints that no run here made: (run, candidates, data, evaluation)."""
+    from transformers import AutoConfig
+
     from compress.prune.checkpoint import admit
-    from distill.tasks.text_classification import TextClassification
+    from distill.tasks.choose import choose
     from distill.teacher.load import checkpoint_folder
-    from pipelines.data import data_stage, read_data
+    from pipelines.data import data_stage, read_data, read_task
     from pipelines.given import by_label_stage
     from pipelines.teacher import MODEL
 
@@ -244,9 +256,10 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
     for folder in folders.values():
         admit(folder)
     run = Run(Path(config.output), config.seed, console)
-    data = data_stage(run, config.data)
-    splits = read_data(data)
-    task = TextClassification(splits.labels)
+    name, why = choose("auto", AutoConfig.from_pretrained(folders[named[0][0]]), named[0][1], config.data)
+    console.say(f"  task: {name} ({why})")
+    data = data_stage(run, config.data, name)
+    splits, task = read_data(data), read_task(data)
     candidates = []
     for name, folder in folders.items():
         ordered = by_label_stage(run, name, folder, task)
@@ -260,7 +273,7 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
             max_length=config.data.max_length,
         )
         candidates.append(Candidate(name, "given", export))
-    done = evaluate_stage(run, candidates, splits, data, config.measure, config.data.max_length)
+    done = evaluate_stage(run, candidates, splits, data, config.measure, config.data.max_length, task)
     return run, candidates, data, done
 
 
@@ -283,7 +296,7 @@ def main(argv: Sequence[str]) -> None:
     console = Console()
     run, candidates, _, done = standalone(config, console)
     entries = json.loads((done.folder / "evaluation.json").read_text())
-    header, rows = summary_rows({"models": entries, "metric": "accuracy"})
+    header, rows = summary_rows({"models": entries, "metric": next(iter(entries[0]["scores"]))})
     console.table("Evaluation", header, rows)
     console.say(f"written to {done.folder / 'evaluation.json'}")
     check_refused([candidate.export for candidate in candidates])

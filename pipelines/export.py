@@ -14,6 +14,7 @@ from pipelines.stage import Artefact, Run, content_hash
 
 if TYPE_CHECKING:
     from distill.data.splits import Examples
+    from distill.data.tagged import Tagged
 
 HUGGINGFACE = Target("huggingface")
 ALWAYS = (HUGGINGFACE, Target("onnx"), Target("onnxruntime"))
@@ -58,7 +59,7 @@ def export_stage(
     name: str,
     model: Artefact | str,
     checkpoint: Path,
-    examples: "Examples",
+    examples: "Examples | Tagged",
     *,
     parity: int,
     max_length: int,
@@ -83,7 +84,8 @@ def export_stage(
     def work(folder: Path) -> dict[str, Any]:
         from pipelines.proof import Proof, proof_text, source_of
 
-        proof = Proof(source_of(checkpoint), folder, examples, sample(examples, parity, run.seed), max_length)
+        drawn = sample(examples, parity, run.seed)
+        proof = Proof(source_of(checkpoint), folder, examples, drawn, max_length)
         wanted = with_sources(targets)
         with run.console.track(f"{name}: writing and reloading", len(wanted), "files") as advance:
             for target in wanted:
@@ -100,19 +102,19 @@ def export_stage(
     return run.stage(name, settings, {"model": model, "texts": texts_hash(examples, parity, run.seed)}, work)
 
 
-def sample(examples: "Examples", count: int, seed: int) -> tuple[list[str], list[str] | None]:
+def sample(examples: "Examples | Tagged", count: int, seed: int) -> tuple[list[Any], list[str] | None]:
     """At most `count` texts, drawn by the seed."""
     import numpy as np
 
     return chosen(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
 
 
-def chosen(examples: "Examples", rows: "Iterable[int]") -> tuple[list[str], list[str] | None]:
+def chosen(examples: "Examples | Tagged", rows: "Iterable[int]") -> tuple[list[Any], list[str] | None]:
     pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
     return [examples.texts[i] for i in rows], pairs
 
 
-def texts_hash(examples: "Examples", count: int, seed: int) -> str:
+def texts_hash(examples: "Examples | Tagged", count: int, seed: int) -> str:
     from pipelines.stage import digest_of
 
     return digest_of(sample(examples, count, seed))

@@ -18,7 +18,7 @@ from distill.module import DistillationModule, sizes_of
 from distill.progressive import LayerByLayer
 from distill.student.build import build_student
 from distill.student.spec import is_relative
-from distill.tasks.text_classification import TextClassification, output_layer
+from distill.tasks.task import Task, output_layer
 from distill.teacher.head import probe_head
 from distill.teacher.load import check_same_tokenizer, checkpoint_folder, frozen, load_tokenizer
 from distill.teacher.online import OnlineTeacher
@@ -162,9 +162,9 @@ def blocks_of(general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, seed: 
     return rows[0], rows[1]
 
 
-def with_head(run: Run, folder: Path, task: TextClassification, texts: TextDataModule) -> PreTrainedModel:
+def with_head(run: Run, folder: Path, task: Task, texts: TextDataModule) -> PreTrainedModel:
     """A classifier of a generally distilled body, its new head fitted to the labels on what the body gives."""
     student = task.load(str(folder), run.seed)
     with run.console.track("student: fitting the new head", len(texts.train)) as advance:
-        probe_head(student, output_layer(student), EvalBatches(texts.train, 32, texts.pad_id), advance)
+        probe_head(student, output_layer(student), EvalBatches(texts.train, 32, texts.pad_id), task.answers, advance)
     return student.requires_grad_(True)

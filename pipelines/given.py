@@ -13,11 +13,10 @@ def by_label_stage(run: Run, name: str, folder: Path, task: Any) -> Artefact:
     from transformers import AutoConfig
 
     from compress.export.huggingface import export_huggingface
-    from distill.tasks.text_classification import check_task
     from distill.teacher.load import load_tokenizer
 
     own = AutoConfig.from_pretrained(folder)
-    check_task(own, str(folder))
+    task.check(own, str(folder))
     rows = task.head_rows(own)
     if rows is None:
         raise InputError(

@@ -15,7 +15,7 @@ from compress.export.huggingface import TorchModel
 from compress.export.onnx import OnnxModel
 from compress.export.source import Source
 from compress.export.targets import Target
-from compress.export.verify import verify
+from compress.export.verify import flat, verify
 from compress.export.write import check_layers, write_target
 from compress.prune.checkpoint import load_pruned
 from compress.quantize.store import is_rounded, load_rounding
@@ -25,11 +25,12 @@ from pipelines.words import tokenizer_of
 
 if TYPE_CHECKING:
     from distill.data.splits import Examples
+    from distill.data.tagged import Tagged
 
 REFUSED = "refused"
 LOST = 0.001  # of accuracy, at most, from the trained model that rounds to its file
 BATCH = 16
-Texts = tuple[list[str], list[str] | None]
+Texts = tuple[list[Any], list[str] | None]  # a text is a string, or its words
 
 
 def source_of(checkpoint: Path) -> Source:
@@ -49,7 +50,7 @@ class Proof:
         max_length: Longest text in tokens.
     """
 
-    def __init__(self, source: Source, folder: Path, examples: "Examples", drawn: Texts, max_length: int):
+    def __init__(self, source: Source, folder: Path, examples: "Examples | Tagged", drawn: Texts, max_length: int):
         self.source, self.folder, self.examples, self.max_length = source, folder, examples, max_length
         self.drawn = drawn
         self.proven: list[dict[str, Any]] = []
@@ -143,28 +144,32 @@ def proof_text(proof: dict[str, Any]) -> str:
 def reference_logits(
     model: TorchModel | OnnxModel,
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: Sequence[Any],
     pairs: Sequence[str] | None,
     max_length: int,
 ) -> np.ndarray:
-    """Logits [texts, classes] of the model in memory, by the tokenizer it was trained with."""
+    """Logits [texts, classes], or of all tokens [tokens, classes], of the model in memory, by the tokenizer it was
+    trained with.
+    """
     parts = []
     for start in range(0, len(texts), BATCH):
         rows = slice(start, start + BATCH)
-        parts.append(model(tokenized(tokenizer, texts[rows], pairs[rows] if pairs else None, max_length)))
+        batch = tokenized(tokenizer, texts[rows], pairs[rows] if pairs else None, max_length)
+        parts.append(flat(model(batch), batch["attention_mask"]))
     return np.concatenate(parts)
 
 
 def tokenized(
-    tokenizer: Any, texts: Sequence[str], pairs: Sequence[str] | None, max_length: int
+    tokenizer: Any, texts: Sequence[Any], pairs: Sequence[str] | None, max_length: int
 ) -> dict[str, np.ndarray]:
-    """A padded batch of ids, mask and types, each [batch, length] int64."""
+    """A padded batch of ids, mask and types, each [batch, length] int64; texts may be cut into words already."""
     batch = tokenizer(
         list(texts),
         list(pairs) if pairs else None,
         padding=True,
         truncation=True,
         max_length=max_length,
+        is_split_into_words=not isinstance(texts[0], str),
         return_tensors="np",
     )
     return {name: value.astype(np.int64) for name, value in batch.items()}

@@ -22,7 +22,7 @@ from pipelines.road import code_of, road_of
 from pipelines.stage import LOGS, Artefact, Run, replacing, write_json
 
 if TYPE_CHECKING:
-    from distill.data.splits import Splits
+    from distill.tasks.task import Task
 
 REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"
 
@@ -50,12 +50,12 @@ class ReportConfig:
     seed: int = 0
 
 
-def report_stage(run: Run, config: Mapping[str, Any], splits: "Splits", evaluation: Artefact) -> Artefact:
+def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: Artefact) -> Artefact:
     """Writes report.json, report.html and the students' model cards of everything the run did."""
     stages = list(run.done)
 
     def work(folder: Path) -> dict[str, Any]:
-        report = build_report(run, config, splits, evaluation, stages)
+        report = build_report(run, config, task, evaluation, stages)
         curves = {stage.name: read_curves(stage.folder / LOGS) for stage in stages}
         write_json(folder / REPORT, report)
         (folder / "curves.json").write_text(json.dumps({k: v for k, v in curves.items() if v}))
@@ -68,18 +68,18 @@ def report_stage(run: Run, config: Mapping[str, Any], splits: "Splits", evaluati
 
 
 def build_report(
-    run: Run, config: Mapping[str, Any], splits: "Splits", evaluation: Artefact, stages: Sequence[Artefact]
+    run: Run, config: Mapping[str, Any], task: "Task", evaluation: Artefact, stages: Sequence[Artefact]
 ) -> dict[str, Any]:
     """The report as one dict; its layout is described in the README."""
     data = next(stage for stage in stages if stage.name == "data")
     models = json.loads((evaluation.folder / "evaluation.json").read_text())
     codes, road = [code_of(Path(entry["path"])) for entry in models], road_of(stages)
     report = {
-        "task": "text-classification",
-        "metric": "accuracy",
+        "task": task.name,
+        "metric": next(iter(models[0]["scores"])),
         "seed": run.seed,
         "license": None,
-        "data": {"path": config.get("data", {}).get("path"), "classes": len(splits.labels)} | dict(data.metrics),
+        "data": {"path": config.get("data", {}).get("path"), "classes": len(task.labels)} | dict(data.metrics),
         "models": [entry | ({"code": code} if code else {}) for entry, code in zip(models, codes, strict=True)],
         "stages": [stage_row(stage) for stage in stages],
         "config": config,
@@ -208,12 +208,12 @@ def redraw(output: Path, console: Console) -> None:
 
 def measured(config: ReportConfig, console: Console) -> None:
     """Evaluates a checkpoint and reports on it."""
-    from pipelines.data import read_data
+    from pipelines.data import read_task
     from pipelines.evaluate import standalone
 
     settings = EvaluateConfig(config.model, config.output, config.teacher, config.data, config.measure, config.seed)
     run, candidates, data, evaluation = standalone(settings, console)
-    report = report_stage(run, asdict(settings), read_data(data), evaluation)
+    report = report_stage(run, asdict(settings), read_task(data), evaluation)
     places = publish(run, report, {STUDENT: candidates[-1].export})
     show(console, json.loads((report.folder / REPORT).read_text()), places)
 

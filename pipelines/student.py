@@ -1,7 +1,7 @@
 """The distil stage: a student built or loaded, and trained on the teacher's signals."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,24 @@ from compress.prune.slice import Shape, prune
 from compress.prune.trace import find_axes
 from distill.data.batches import Signals
 from distill.data.encode import Batch
+from distill.data.encode import encode as encode_texts
 from distill.data.module import TextDataModule
 from distill.data.splits import Splits
 from distill.module import DistillationModule, sizes_of
 from distill.student.build import build_student
 from distill.student.spec import is_relative
-from distill.tasks.text_classification import TextClassification, check_task
+from distill.tasks.task import Task
 from distill.teacher.cache import CacheReader
 from distill.teacher.load import check_same_tokenizer, checkpoint_folder
 from pipelines.cache_stage import CACHE
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
-from pipelines.data import read_data
+from pipelines.data import read_data, read_task
 from pipelines.general import with_head
 from pipelines.layouts import Layouts
 from pipelines.placing import placed, save_model, stages_of
 from pipelines.stage import Artefact, Run, content_hash
-from pipelines.teacher import AUTO, MODEL, training_settings
+from pipelines.teacher import MODEL, training_settings
 from pipelines.teaching import asked_as, call_teacher
 from pipelines.trainer import fit
 from pipelines.words import WORDS, Translated, tokenizer_of
@@ -75,23 +76,24 @@ def student_stage(
         inputs["student"] = content_hash(checkpoint_folder(config.student.spec, "student"))
 
     def work(folder: Path) -> dict[str, Any]:
-        source, splits = teacher.folder / MODEL, read_data(data)
+        source, splits, task = teacher.folder / MODEL, read_data(data), read_task(data)
         tokenizer = tokenizer_of(pruned.start if pruned is not None else source)
-        task = TextClassification(splits.labels)
 
         def build() -> PreTrainedModel:
             model = load_teacher(source)
             if pruned is not None:
                 student = pruned.model()
             elif general is not None:
-                student = with_head(run, general.folder / MODEL, task, labelled_texts(run, config, splits, tokenizer))
+                student = with_head(
+                    run, general.folder / MODEL, task, labelled_texts(run, config, splits, tokenizer, task)
+                )
             else:
                 student = make_student(config.student.spec, model, tokenizer, task, run.seed)
             run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
             return student
 
         student, mesh = placed(
-            run, layout, folder, build, AUTO, offload=config.student.offload, prefetch=config.machine.prefetch
+            run, layout, folder, build, task.auto, offload=config.student.offload, prefetch=config.machine.prefetch
         )
         remote = call_teacher(run.world, source) if config.teacher.ranks and config.loss.needs_teacher else None
         in_step = config.loss.needs_teacher and cache is None and remote is None
@@ -101,13 +103,14 @@ def student_stage(
             loss=config.loss,
             train=config.train,
             metric=task.metric(),
+            answers=task.answers,
             teacher_sizes=sizes_of(AutoConfig.from_pretrained(source)),
             shard_optimizer=layout.zero == 1,
             stages=stages_of(student, layout, mesh),
             signals=asked_as(config, source, layouts.teacher) if in_step else None,
         )
         signals = cached_signals(cache, pruned) if cache is not None else remote
-        training = texts_module(run, config, splits, tokenizer, signals)
+        training = texts_module(run, config, splits, tokenizer, signals, task.encode)
         metrics = fit(
             module,
             training,
@@ -168,11 +171,13 @@ def texts_module(
     splits: Splits,
     tokenizer: PreTrainedTokenizerBase,
     signals: Signals | None = None,
+    encode: Callable[..., Any] = encode_texts,
 ) -> TextDataModule:
     """The texts as the student trains on them; those without labels where it learns from the teacher."""
     return TextDataModule(
         splits,
         tokenizer,
+        encode=encode,
         batch_size=config.train.batch_size,
         max_length=config.data.max_length,
         seed=run.seed,
@@ -182,9 +187,10 @@ def texts_module(
 
 
 def labelled_texts(
-    run: Run, config: DistillConfig, splits: Splits, tokenizer: PreTrainedTokenizerBase
+    run: Run, config: DistillConfig, splits: Splits, tokenizer: PreTrainedTokenizerBase, task: Task
 ) -> TextDataModule:
-    return TextDataModule(splits, tokenizer, max_length=config.data.max_length, seed=run.seed, unlabelled=False)
+    length = config.data.max_length
+    return TextDataModule(splits, tokenizer, encode=task.encode, max_length=length, seed=run.seed, unlabelled=False)
 
 
 def drawn_batches(texts: TextDataModule, count: int, seed: int) -> Iterator[Batch]:
@@ -208,7 +214,7 @@ def read_shape(shape: Artefact) -> Shape:
 
 
 def make_student(
-    spec: str, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: TextClassification, seed: int
+    spec: str, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, seed: int
 ) -> PreTrainedModel:
     """The student a spec asks for: a part of the teacher, or a checkpoint that reads the same tokens."""
     if is_relative(spec):
@@ -216,7 +222,7 @@ def make_student(
     folder = checkpoint_folder(spec, "student")
     check_same_tokenizer(tokenizer, tokenizer_of(folder, "student"), spec)
     own = AutoConfig.from_pretrained(folder)
-    check_task(own, spec)
+    task.check(own, spec)
     rows = task.head_rows(own)
     return task.load(str(folder), seed) if rows is None else task.load_headed(str(folder), rows)
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 
 from compress.precision import MODES
 from distill.errors import InputError
-from distill.tasks.text_classification import TextClassification
 from distill.teacher.load import checkpoint_folder
 from pipelines.config import DistillConfig
-from pipelines.data import read_data
+from pipelines.data import read_task
 from pipelines.given import by_label_stage
 from pipelines.gradual import close_stage
 from pipelines.layouts import Layouts
@@ -94,7 +93,7 @@ def given_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
     if config.student.spec == "teacher":
         return teacher
     folder = checkpoint_folder(config.student.spec, "student")
-    return by_label_stage(run, "student", folder, TextClassification(read_data(data).labels))
+    return by_label_stage(run, "student", folder, read_task(data))
 
 
 def in_few_bits(

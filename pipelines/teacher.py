@@ -15,11 +15,11 @@ from distill.errors import InputError
 from distill.layout import Layout
 from distill.losses.config import LossConfig
 from distill.module import DistillationModule
-from distill.tasks.text_classification import TextClassification, check_task, output_layer
+from distill.tasks.task import Task, output_layer
 from distill.teacher.head import probe_head
 from distill.teacher.load import load_tokenizer
 from pipelines.config import DistillConfig
-from pipelines.data import read_data
+from pipelines.data import read_data, read_task
 from pipelines.placing import placed, save_model, stages_of
 from pipelines.stage import SCRATCH, Artefact, Run
 from pipelines.trainer import fit
@@ -49,8 +49,7 @@ def teacher_stage(
     }
 
     def work(folder: Path) -> dict[str, Any]:
-        splits, tokenizer = read_data(data), load_tokenizer(source)
-        task = TextClassification(splits.labels)
+        splits, tokenizer, task = read_data(data), load_tokenizer(source), read_task(data)
         rows = usable_head(run, config, source, task)
         if rows is not None:
             if run.world.leads:
@@ -59,6 +58,7 @@ def teacher_stage(
         texts = TextDataModule(
             splits,
             tokenizer,
+            encode=task.encode,
             batch_size=config.teacher_train.batch_size,
             max_length=config.data.max_length,
             seed=run.seed,
@@ -69,7 +69,7 @@ def teacher_stage(
             layout,
             folder,
             lambda: fresh_teacher(run, config, source, task, texts, folder),
-            AUTO,
+            task.auto,
             offload=config.teacher.offload,
             prefetch=config.machine.prefetch,
         )
@@ -81,13 +81,13 @@ def teacher_stage(
 
 
 def fresh_teacher(
-    run: Run, config: DistillConfig, source: Path, task: TextClassification, data: TextDataModule, folder: Path
+    run: Run, config: DistillConfig, source: Path, task: Task, data: TextDataModule, folder: Path
 ) -> PreTrainedModel:
     """The checkpoint's body with a new head, fitted to the body's features where the configuration says so."""
     model = task.load(str(source), run.seed)
     if config.teacher.probe and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
         with run.console.track("teacher: fitting the new head", len(data.train)) as advance:
-            probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), advance)
+            probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), task.answers, advance)
     return model
 
 
@@ -97,10 +97,10 @@ def training_settings(config: DistillConfig, name: str) -> dict[str, Any]:
     return settings | {"compress": config.machine.compress}
 
 
-def usable_head(run: Run, config: DistillConfig, source: Path, task: TextClassification) -> list[int] | None:
+def usable_head(run: Run, config: DistillConfig, source: Path, task: Task) -> list[int] | None:
     """Rows of the checkpoint's head for our labels, or None when the teacher has to be trained; says which and why."""
     own = AutoConfig.from_pretrained(source)
-    check_task(own, str(source))
+    task.check(own, str(source))
     rows = task.head_rows(own)
     if config.teacher.finetune == "never" and rows is None:
         raise InputError(
@@ -120,7 +120,7 @@ def finetune(
     run: Run,
     config: DistillConfig,
     model: PreTrainedModel,
-    task: TextClassification,
+    task: Task,
     data: TextDataModule,
     folder: Path,
     precision: str,
@@ -134,6 +134,7 @@ def finetune(
         loss=LossConfig(kl=0, ce=1),
         train=train,
         metric=task.metric(),
+        answers=task.answers,
         shard_optimizer=layout.zero == 1,
         stages=stages_of(model, layout, mesh),
     )

@@ -28,7 +28,7 @@ def input_names(config: PretrainedConfig) -> list[str]:
 class TorchModel:
     """A checkpoint in PyTorch's eager mode, called like the other runtimes: arrays in, logits out."""
 
-    def __init__(self, folder: Path, auto_class: str = "AutoModelForSequenceClassification"):
+    def __init__(self, folder: Path, auto_class: str = ""):
         model = load_pruned(folder, auto_class)
         self.model = model if model.dtype == torch.float32 else model.float()  # a torchao model refuses to be asked
         self.names = input_names(self.model.config)
@@ -42,5 +42,7 @@ class TorchModel:
 
     @torch.inference_mode()
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
+        """Logits [batch, classes], or [batch, length, classes], of a padded batch of ids, mask and types, each [batch,
+        length] int64.
+        """
         return self.model(**{name: torch.from_numpy(inputs[name]) for name in self.names}).logits.numpy()

@@ -92,5 +92,5 @@ class OnnxModel:
         self.names = [value.name for value in self.session.get_inputs()]
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
+        """Logits [batch, classes] or [batch, length, classes] of a padded batch of ids, mask and types, each int64."""
         return self.session.run(["logits"], {name: inputs[name] for name in self.names})[0]

@@ -49,7 +49,7 @@ class Parity:
 def verify(
     target: str,
     folder: Path,
-    texts: Sequence[str],
+    texts: Sequence[str] | Sequence[Sequence[str]],
     pairs: Sequence[str] | None,
     max_length: int,
     expected: np.ndarray,
@@ -61,9 +61,9 @@ def verify(
     Args:
         target: Its name.
         folder: The artefact.
-        texts, pairs: Real texts.
+        texts, pairs: Real texts, or the words of each.
         max_length: Longest text in tokens.
-        expected: Logits of the trained model for them, [texts, classes].
+        expected: Logits of the trained model for them, [texts, classes]; where each token has some, [tokens, classes].
         rounds: Activations are rounded, so that a last bit may move logits by a step: classes are compared instead.
 
     Returns:
@@ -126,9 +126,19 @@ def answers(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, 
     start = time.perf_counter()
     model = open_export(target, folder, threads=1)
     load_ms = (time.perf_counter() - start) * 1e3
-    parts = [model(arrays(tokenizer.encode_batch(rows[i : i + BATCH]), model)) for i in range(0, len(rows), BATCH)]
+    words = not isinstance(samples["texts"][0], str)
+    parts = []
+    for first in range(0, len(rows), BATCH):
+        encoded = tokenizer.encode_batch(rows[first : first + BATCH], is_pretokenized=words)
+        mask = np.asarray([each.attention_mask for each in encoded])
+        parts.append(flat(model(arrays(encoded, model)), mask))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"logits": np.concatenate(parts), "load_ms": load_ms, "peak_bytes": most}
+
+
+def flat(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Logits of a batch as rows: a text's, or a token's that isn't padding."""
+    return logits if logits.ndim == 2 else logits[mask.astype(bool)]
 
 
 def pad_id(folder: Path) -> int:

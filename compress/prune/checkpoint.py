@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,18 @@ def save_pruned(model: PreTrainedModel, folder: Path) -> None:
         check_code(folder)
 
 
-def load_pruned(folder: Path, auto_class: str = "AutoModelForSequenceClassification") -> PreTrainedModel:
+def auto_class_of(config: dict[str, Any]) -> str:
+    """Name of the auto class that fits the head a checkpoint was saved with, by the config.json's content."""
+    for name in config.get("architectures") or []:
+        found = re.search(r"For[A-Z]\w+$|LMHeadModel$|Model$", name)
+        if found:
+            return {"LMHeadModel": "AutoModelForCausalLM", "Model": "AutoModel"}.get(
+                found.group(), f"AutoModel{found.group()}"
+            )
+    return "AutoModelForSequenceClassification"
+
+
+def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
     """The model in `folder`, stock or pruned, in eval mode.
 
     No code is taken from the folder: modeling_pruned.py there must equal the package's own, byte for byte, and it's
@@ -35,12 +47,13 @@ def load_pruned(folder: Path, auto_class: str = "AutoModelForSequenceClassificat
 
     Args:
         folder: What `save_pruned` wrote.
-        auto_class: Name of the auto class that fits the model's head.
+        auto_class: Name of the auto class that fits the model's head; told from the checkpoint when left out.
 
     Raises:
         CompressError: The folder's code is another, it's for another head, or weights are missing or of another shape.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    auto_class = auto_class or auto_class_of(config)
     loader = getattr(transformers, auto_class, None)
     if loader is None:
         raise CompressError(f"{auto_class}: transformers has no such class to load {folder} with")

@@ -35,6 +35,18 @@ class Encoded:
     def lengths(self) -> np.ndarray:
         return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
 
+    def joined(self, other: "Encoded") -> "Encoded":
+        """The rows of both, in order; rows without a label in the form of those that have one."""
+        if not len(other):
+            return self
+        types = None
+        if self.token_type_ids is not None and other.token_type_ids is not None:
+            types = self.token_type_ids + other.token_type_ids
+        unknown = not (other.labels != IGNORED).any()
+        theirs = np.full((len(other), *self.labels.shape[1:]), IGNORED) if unknown else other.labels
+        labels = np.concatenate([self.labels, theirs.astype(self.labels.dtype)])
+        return Encoded(self.input_ids + other.input_ids, types, labels, self.truncated + other.truncated)
+
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Pads the rows to the longest: int64 [batch, length] each; labels [batch] or [batch, names]."""
         batch = {"input_ids": padded([self.input_ids[i] for i in rows], pad_id)}
@@ -79,12 +91,4 @@ def as_labels(labels: Sequence[Any]) -> np.ndarray:
 
 def joined(first: Encoded, second: Encoded) -> Encoded:
     """The rows of both, in order."""
-    if not len(second):
-        return first
-    types = None
-    if first.token_type_ids is not None and second.token_type_ids is not None:
-        types = first.token_type_ids + second.token_type_ids
-    unknown = not (second.labels != IGNORED).any()
-    others = np.full((len(second), *first.labels.shape[1:]), IGNORED) if unknown else second.labels
-    labels = np.concatenate([first.labels, others.astype(first.labels.dtype)])
-    return Encoded(first.input_ids + second.input_ids, types, labels, first.truncated + second.truncated)
+    return first.joined(second)

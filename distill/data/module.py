@@ -1,12 +1,13 @@
 """The LightningDataModule of a run."""
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches import EvalBatches, Rows, Signals, TrainBatches
-from distill.data.encode import Encoded, encode, joined
+from distill.data.encode import encode as encode_texts
 from distill.data.splits import Splits
 
 
@@ -95,19 +96,21 @@ class TextDataModule(RowsDataModule):
     Args:
         splits: What `load_splits` returned.
         tokenizer: The teacher's tokenizer; the student shares it.
+        encode: A task's way from a split to rows; texts with a class each where left out.
         max_length: Longest text in tokens.
         unlabelled: Also train on the unlabelled texts (their labels are ignored by losses).
         batch_size, seed, signals, threads: As of `RowsDataModule`.
     """
 
-    train: Encoded
-    validation: Encoded
+    train: Any
+    validation: Any
 
     def __init__(
         self,
         splits: Splits,
         tokenizer: PreTrainedTokenizerBase,
         *,
+        encode: Callable[..., Any] = encode_texts,
         batch_size: int = 32,
         max_length: int = 256,
         seed: int = 0,
@@ -117,7 +120,7 @@ class TextDataModule(RowsDataModule):
     ):
         train = encode(tokenizer, splits.train, max_length)
         if unlabelled:
-            train = joined(train, encode(tokenizer, splits.unlabelled, max_length))
+            train = train.joined(encode(tokenizer, splits.unlabelled, max_length))
         super().__init__(
             train,
             encode(tokenizer, splits.validation, max_length),

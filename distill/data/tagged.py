@@ -170,6 +170,23 @@ class TaggedRows:
     def lengths(self) -> np.ndarray:
         return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
 
+    def joined(self, other: "TaggedRows") -> "TaggedRows":
+        """The rows of both, in order; of those without tags only their words' places are known."""
+        if not len(other):
+            return self
+        types = None
+        if self.token_type_ids is not None and other.token_type_ids is not None:
+            types = self.token_type_ids + other.token_type_ids
+        return TaggedRows(
+            self.input_ids + other.input_ids,
+            types,
+            self.firsts + other.firsts,
+            self.labels + other.labels,
+            self.places + other.places,
+            self.tags + other.tags,
+            self.truncated + other.truncated,
+        )
+
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> dict[str, Tensor]:
         """Padded to the longest row: int64 [batch, length] each, `positions` bool."""
         batch = {

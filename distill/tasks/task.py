@@ -72,6 +72,14 @@ class Task(ABC):
         """The class that loads its checkpoints."""
         return getattr(transformers, f"AutoModel{self.head}")
 
+    @classmethod
+    def check(cls, config: PretrainedConfig, path: str) -> None:
+        """
+        Raises:
+            InputError: The checkpoint was trained for another task.
+        """
+        check_head(config, path, cls.head, cls.name)
+
     def config(self, path: str) -> PretrainedConfig:
         """Reads a checkpoint's config and gives it this task's labels.
 
@@ -79,7 +87,7 @@ class Task(ABC):
             InputError: The checkpoint was trained for another task.
         """
         config = AutoConfig.from_pretrained(path)
-        check_head(config, path, self.head, self.name)
+        self.check(config, path)
         if self.labels:
             config.num_labels = len(self.labels)
             config.id2label = dict(enumerate(self.labels))

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill.answers import Answers, rows_of
+from distill.losses.logits import label_loss
 from distill.teacher.online import INPUTS
 
 STEPS, RATE = 200, 3e-2
@@ -16,20 +17,24 @@ def probe_head(
     model: PreTrainedModel,
     head: nn.Linear,
     batches: Iterable[dict[str, Tensor]],
+    answers: Answers | None = None,
     on_progress: Callable[[int], None] = lambda rows: None,
 ) -> None:
     """Fits `head`, the model's last linear layer, to the labels on features of the frozen model: one forward pass.
+
+    `answers` say what a row is, as in training.
 
     A random head sends random gradients through the body and spoils what it knows; a fitted one doesn't, and the
     fine-tuning after it needs fewer epochs.
 
     Source: Kumar et al. 2022, LP-FT (arXiv 2202.10054), section 4; the probe is fitted by full-batch AdamW.
     """
-    features, labels = collect(model, head, batches, on_progress)
+    answers = answers or Answers()
+    features, labels = collect(model, head, batches, answers, on_progress)
     with torch.enable_grad():
         optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, weight_decay=0.01)
         for _ in range(STEPS):
-            loss = F.cross_entropy(head(features), labels)
+            loss = label_loss(answers.logits({}, head(features)), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -38,9 +43,13 @@ def probe_head(
 
 @torch.no_grad()
 def collect(
-    model: PreTrainedModel, head: nn.Linear, batches: Iterable[dict[str, Tensor]], on_progress: Callable[[int], None]
+    model: PreTrainedModel,
+    head: nn.Linear,
+    batches: Iterable[dict[str, Tensor]],
+    answers: Answers,
+    on_progress: Callable[[int], None],
 ) -> tuple[Tensor, Tensor]:
-    """Inputs of `head` [rows, width] and labels [rows] over the batches."""
+    """Inputs of `head` [samples or positions, width] and the labels of the rows that it makes of them."""
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
     labels = []
@@ -48,7 +57,8 @@ def collect(
     try:
         for batch in batches:
             model(**{name: batch[name].to(model.device) for name in INPUTS if name in batch})
-            labels.append(batch["labels"].to(model.device))
+            seen[-1] = rows_of(batch, seen[-1], 2)
+            labels.append(answers.labels(batch).to(model.device))
             on_progress(len(batch["labels"]))
     finally:
         hook.remove()
