@@ -30,7 +30,8 @@ def mounted(tmp_path: Path) -> Iterator:
     subprocess.run(["umount", str(place)], capture_output=True, check=False)
 
 
-@pytest.mark.parametrize(("kilobytes", "until"), [(60, "distill"), pytest.param(900, "report", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kilobytes", "until"), [(60, "distill"), (900, "report")])
 def test_a_full_disk_ends_with_one_message_and_more_room_lets_the_run_go_on(
     kilobytes, until, mounted, body_folder, data_folder
 ):

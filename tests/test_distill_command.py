@@ -196,7 +196,7 @@ def test_a_changed_output_file_is_told_and_not_built_upon(finished, tmp_path):
 
 
 def bad_head(place: Path, tokenizer) -> str:
-    return str(saved(build_model("bert", "ForTokenClassification"), tokenizer, place / "tagger"))
+    return str(saved(build_model("bert", "ForMultipleChoice"), tokenizer, place / "chooser"))
 
 
 def other_tokenizer(place: Path) -> str:

@@ -41,6 +41,7 @@ def undisturbed(tmp_path, tokenizer, data_folder):
     return teacher, data_folder, student_hash(tmp_path / "undisturbed"), time.monotonic() - begun
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_goes_on_to_the_same_bits(undisturbed, tmp_path):
     teacher, data, expected, seconds = undisturbed
     words = small_run(teacher, data, tmp_path / "killed", *LONG)

@@ -138,10 +138,15 @@ def test_a_broken_byte_is_not_named(tmp_path):
     [
         ("none.txt", {}, {}, "expected a txt file, found no such file: nothing would be read"),
         ("none", {}, {}, "no such file or folder"),
-        ("a.md", {"a.md": "a"}, {}, "expected an ending among .txt, .parquet, .csv, .tsv, .jsonl, found '.md'"),
+        ("a.md", {"a.md": "a"}, {}, "expected an ending among .txt, .parquet, .csv, .tsv, .jsonl, .conll, found '.md'"),
         ("a.txt", {"a.txt": ""}, {}, "a.txt', train: expected text, found none in 1 documents: no token would be left"),
         ("", {"a.txt": "\n", "b.txt": ""}, {}, "expected text, found none in 2 documents"),
-        ("", {}, {}, "expected txt files or a train file (train.parquet, train.csv, train.tsv, train.jsonl), found no"),
+        (
+            "",
+            {},
+            {},
+            "expected txt files or a train file (train.parquet, train.csv, train.tsv, train.jsonl, train.conll), found no",
+        ),
         ("", {"a.md": "a"}, {}, "found a.md: there would be nothing to train on"),
         ("", {"a.txt": "a", "my.csv": "text\na\n"}, {}, "expected a train file"),
         ("", {"test.txt": "a"}, {}, "expected a split 'train', found test"),

@@ -196,6 +196,7 @@ def free_port() -> int:
         return listening.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_in_another_layout_ends_elsewhere(student, alone, tmp_path):
     legs = [(2, "fsdp=2", 3), (4, "hsdp=2x2", 4), (2, "tp=2", 2), (2, "zero1", 2), (1, "replicated", None)]
     often = replace(Training(student, tmp_path).train, checkpoint_every=1)

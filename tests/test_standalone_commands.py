@@ -28,6 +28,7 @@ def test_a_checkpoint_is_not_exported_alone(base, tmp_path):
     assert "of logits" in said
 
 
+@pytest.mark.slow
 def test_a_report_beside_a_teacher_has_one_model(base, tokenizer: PreTrainedTokenizerBase, tmp_path):
     teacher = saved(build_model("bert", num_hidden_layers=2), tokenizer, tmp_path / "teacher")
     finish("report", [*base, *QUICK, "--teacher", str(teacher), "--output", str(tmp_path / "r")])

@@ -73,13 +73,20 @@ def test_a_tagger_is_not_chosen_taught_exported_or_scored(body_folder, tagged, t
     with log.open() as file:
         told = [row for row in csv.DictReader(file) if row["train/kl"]]
     assert float(told[-1]["train/kl"]) < float(told[0]["train/kl"])
+
+
+@pytest.mark.slow
+def test_a_taggers_checkpoint_is_not_evaluated_alone(tokenizer, tagged, tmp_path):
+    names = {"id2label": dict(enumerate(TAGS)), "label2id": {name: i for i, name in enumerate(TAGS)}}
+    model = saved(build_model("bert", "ForTokenClassification", **names), tokenizer, tmp_path / "tagger")
     quick = ("--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8")
-    words = ("--model", str(output / "student"), "--data", str(tagged), "--output", str(tmp_path / "alone"))
-    again = finish("evaluate", [*words, *quick, "--data.max_length", "32"])
-    assert "task: token-classification (the teacher's head)" in again
+    words = ("--model", str(model), "--data", str(tagged), "--output", str(tmp_path / "alone"))
+    said = finish("evaluate", [*words, *quick, "--data.max_length", "32"])
+    assert "task: token-classification (the teacher's head)" in said
 
 
-@pytest.mark.parametrize("task", ["multi-label", pytest.param("regression", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["multi-label", "regression"])
 def test_a_student_of_labels_or_numbers_is_scored_as_one_of_classes(task, body_folder, tmp_path):
     if task == "multi-label":
         data = labelled(tmp_path / "data", lambda text, label: [label, *(["long"] if len(text) > 40 else [])])

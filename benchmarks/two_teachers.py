@@ -1,0 +1,96 @@
+"""One student under each of two teachers, and under both: do two teach better than the better one of them?
+
+    python -m benchmarks.two_teachers --data examples/data/banking77 --output runs/two-teachers
+
+Two teachers are fine-tuned with other seeds; the better on the validation split is the one to beat. For each seed the
+same student is distilled by `pipelines.distill` from the first, from the second, and from both as one checkpoint, and
+scored on the whole test split. What is finished is skipped when the same command runs again; words that aren't its own
+go to `pipelines.distill`.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from distill.data.config import DataConfig
+from distill.data.splits import load_splits
+from distill.tasks.text_classification import TextClassification
+from distill.teacher.load import load_tokenizer
+from pipelines.console import Console
+from pipelines.logits import split_logits
+
+MAX_LENGTH = 128
+WAYS = ("first", "second", "both")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="configs/demo.yaml")
+    parser.add_argument("--data", default="examples/data/banking77")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--teachers", nargs=2, type=int, default=[100, 101], help="their seeds")
+    parser.add_argument("--mix", choices=["weighted", "confidence"], default="weighted")
+    parser.add_argument("--output", default="runs/two-teachers")
+    given, more = parser.parse_known_args()
+    console = Console()
+    teachers = [teacher(given, seed, more) for seed in given.teachers]
+    scores = {f"teacher {i + 1}": [score(given, each)] for i, each in enumerate(teachers)}
+    for way in WAYS:
+        scores[way] = [score(given, student(given, way, teachers, seed, more)) for seed in given.seeds]
+        console.say(f"{way}: {told(scores[way])}")
+    rows = [(name, told(values), ", ".join(f"{value:.2%}" for value in values)) for name, values in scores.items()]
+    console.table(f"{Path(given.data).name}, test accuracy", ("taught by", "mean", "each seed"), rows)
+    better = max(WAYS[:2], key=lambda way: statistics.mean(scores[way]))
+    gains = [both - one for both, one in zip(scores["both"], scores[better], strict=True)]
+    console.say(f"both against {better}, seed by seed: {', '.join(f'{gain * 100:+.2f}' for gain in gains)} points")
+
+
+def run(given: argparse.Namespace, output: Path, *words: str) -> None:
+    command = [sys.executable, "-m", "pipelines.distill", "--config", given.config, "--data", given.data]
+    subprocess.run([*command, "--output", str(output), *words], check=True)
+
+
+def teacher(given: argparse.Namespace, seed: int, more: Sequence[str]) -> Path:
+    output = Path(given.output) / f"teacher-{seed}"
+    run(given, output, "--seed", str(seed), "--until", "teacher", *more)
+    return newest(output / "teacher")
+
+
+def student(given: argparse.Namespace, way: str, teachers: Sequence[Path], seed: int, more: Sequence[str]) -> Path:
+    """The trained student's checkpoint."""
+    output = Path(given.output) / f"{way}-{seed}"
+    first = teachers[way == "second"]
+    words = ["--teacher", str(first), "--seed", str(seed), "--until", "distill", *more]
+    if way == "both":
+        words += ["--teacher.also", json.dumps([str(teachers[1])]), "--teacher.mix", given.mix]
+    run(given, output, *words)
+    return newest(output / "distill")
+
+
+def newest(stage: Path) -> Path:
+    return max(stage.iterdir(), key=lambda folder: folder.stat().st_mtime) / "model"
+
+
+def score(given: argparse.Namespace, folder: Path) -> float:
+    """Accuracy on the test split."""
+    splits, tokenizer = load_splits(DataConfig(path=given.data)), load_tokenizer(folder)
+    task = TextClassification(splits.labels)
+    test = task.encode(tokenizer, splits.test, MAX_LENGTH)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True)
+    return task.score(split_logits(model, test, int(tokenizer.pad_token_id or 0)), torch.from_numpy(test.labels))
+
+
+def told(values: Sequence[float]) -> str:
+    text = f"{statistics.mean(values):.2%}"
+    return f"{text} ± {statistics.stdev(values) * 100:.2f}" if len(values) > 1 else text
+
+
+if __name__ == "__main__":
+    main()
