@@ -145,7 +145,7 @@ def test_a_broken_byte_is_not_named(tmp_path):
             "",
             {},
             {},
-            "expected txt files or a train file (train.parquet, train.csv, train.tsv, train.jsonl, train.conll), found no",
+            "expected txt files or a train file (train.parquet, train.csv, train.tsv, train.jsonl, train.conll",
         ),
         ("", {"a.md": "a"}, {}, "found a.md: there would be nothing to train on"),
         ("", {"a.txt": "a", "my.csv": "text\na\n"}, {}, "expected a train file"),
