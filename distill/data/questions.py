@@ -1,0 +1,305 @@
+"""Questions, the contexts that answer them, and where the answers stand."""
+
+import ast
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.columns import first_of, missing, named
+from distill.data.config import DataConfig
+from distill.data.encode import IGNORED, padded
+from distill.data.source import read_splits, read_table
+from distill.data.splits import Examples, Splits, overlap
+from distill.errors import InputError
+
+QUESTION, CONTEXT, ANSWERS = ("question", "query"), ("context", "passage", "paragraph"), ("answers", "answer")
+WINDOW_SHARE = 3  # windows on a long context overlap by a third of their length, as 128 of BERT's 384
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One way to answer: its text and the number of its first character in the context."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions on contexts with every accepted answer, none where the context doesn't answer; without `labels` where
+    nothing is known.
+    """
+
+    texts: list[str]
+    pairs: list[str]
+    labels: list[list[Answer]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def load_questions(config: DataConfig, seed: int = 0) -> Splits:
+    """Reads, checks and splits a data set of questions in the form of SQuAD: question, context, and answers with lists
+    `text` and `answer_start`.
+
+    Answers that don't stand in their context where they should are moved to where they do; questions whose answers
+    stand nowhere in it are left out of train and counted, and stay in validation and test, where they can't be right.
+
+    Raises:
+        InputError: No such columns, answers of another form, or nothing to learn from.
+    """
+    if not config.path:
+        raise InputError("data: no path given; name a folder, a file or a hub data set with --data")
+    read = {name: asked(table, config, name) for name, table in read_splits(config.path, config.subset).items()}
+    notes: dict[str, int | str] = {"dropped_empty": sum(dropped for _, dropped in read.values())}
+    rows = {name: part for name, (part, _) in read.items()}
+    train = [row for row in rows["train"] if row[2] or not row[3]]
+    notes["answers_not_in_context"] = len(rows["train"]) - len(train)
+    if not any(row[2] for row in train):
+        raise InputError(f"data {config.path!r}, train: expected answers in their contexts, found none")
+    rows["train"] = train
+    for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
+        notes[f"{split}_from"] = "the data set"
+        if split not in rows:
+            rows["train"], rows[split] = held_out(rows["train"], fraction, seed)
+            notes[f"{split}_from"] = f"the questions on {fraction:.0%} of train's contexts, seed {seed}"
+    parts: dict[str, Any] = {
+        split: Questions([q for q, *_ in part], [c for _, c, *_ in part], [found for *_, found, _ in part])
+        for split, part in rows.items()
+    }
+    notes["test_texts_also_in_train"] = overlap(*(Examples(parts[n].texts, parts[n].pairs) for n in ("test", "train")))
+    return Splits((), parts["train"], parts["validation"], parts["test"], unlabelled_questions(config), notes)
+
+
+Row = tuple[str, str, list[Answer], int]  # question, context, answers that stand in it, how many were given
+
+
+def asked(table: pa.Table, config: DataConfig, split: str) -> tuple[list[Row], int]:
+    where = f"data {config.path!r}, {split}"
+    names = [
+        named(table, wanted, flag, where) or first_of(table, known)
+        for wanted, flag, known in (
+            (config.text, "text", QUESTION),
+            (config.text_pair, "text_pair", CONTEXT),
+            (config.label, "label", ANSWERS),
+        )
+    ]
+    for name, flag, known in zip(names, ("text", "text_pair", "label"), (QUESTION, CONTEXT, ANSWERS), strict=True):
+        if name is None:
+            raise missing(flag, known, table, where)
+    cells = zip(*(table[name].to_pylist() for name in names), strict=True)
+    rows: list[Row] = []
+    dropped = 0
+    for number, (question, context, given) in enumerate(cells, 1):
+        question, context = (str(each or "").strip("\n") for each in (question, context))
+        if not question.strip() or not context.strip():
+            dropped += 1
+            continue
+        answers = answers_of(given, f"{where}: row {number}")
+        placed = [found for each in answers if (found := placed_in(context, each)) is not None]
+        rows.append((question, context, placed, len(answers)))
+    if not rows:
+        raise InputError(f"{where}: expected questions with contexts, found none in {dropped} rows")
+    return rows, dropped
+
+
+def answers_of(cell: Any, where: str) -> list[Answer]:
+    """Answers of a cell: SQuAD's lists, one answer as a text, or either as JSON."""
+    if isinstance(cell, str) and cell.lstrip().startswith(("{", "[")):
+        try:
+            cell = json.loads(cell)
+        except ValueError:
+            try:
+                cell = ast.literal_eval(cell)  # as csv files of pandas have it
+            except (ValueError, SyntaxError):
+                raise InputError(f"{where}: answers are neither JSON nor a text: {cell[:60]!r}") from None
+    if cell is None or cell == "":
+        return []
+    if isinstance(cell, str):
+        return [Answer(cell, -1)]
+    if isinstance(cell, list):
+        return [each for one in cell for each in answers_of(one, where)]
+    if not isinstance(cell, dict) or "text" not in cell:
+        raise InputError(
+            f"{where}: expected answers with text and answer_start, found {str(cell)[:60]!r}: it can't be told where "
+            "they stand"
+        )
+    texts = cell["text"] if isinstance(cell["text"], list) else [cell["text"]]
+    starts = cell.get("answer_start", cell.get("start", [-1] * len(texts)))
+    starts = starts if isinstance(starts, list) else [starts]
+    if len(texts) != len(starts):
+        raise InputError(f"{where}: expected a start for each answer, found {len(texts)} answers, {len(starts)} starts")
+    return [Answer(str(text), int(start)) for text, start in zip(texts, starts, strict=True) if str(text).strip()]
+
+
+def placed_in(context: str, answer: Answer) -> Answer | None:
+    """The answer where it stands: as said, else where it stands first."""
+    if answer.start >= 0 and context.startswith(answer.text, answer.start):
+        return answer
+    start = context.find(answer.text)
+    return Answer(answer.text, start) if start >= 0 else None
+
+
+def held_out(rows: list[Row], fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """By contexts: a question on a context that was trained on would be half known."""
+    contexts = sorted({context for _, context, *_ in rows})
+    count = round(len(contexts) * fraction) or 1
+    if count >= len(contexts):
+        raise InputError(f"data: expected at least two contexts to hold one out, found {len(contexts)}")
+    drawn = np.random.default_rng(seed).permutation(len(contexts))[:count]
+    apart = {contexts[i] for i in drawn}
+    return [row for row in rows if row[1] not in apart], [row for row in rows if row[1] in apart]
+
+
+def unlabelled_questions(config: DataConfig) -> Questions:
+    if config.unlabelled is None:
+        return Questions([], [])
+    where = f"unlabelled text {config.unlabelled!r}"
+    table = read_table(Path(config.unlabelled).expanduser())
+    question, context = first_of(table, QUESTION), first_of(table, CONTEXT)
+    for name, flag, known in ((question, "text", QUESTION), (context, "text_pair", CONTEXT)):
+        if name is None:
+            raise missing(flag, known, table, where)
+    pairs = [
+        (str(q), str(c))
+        for q, c in zip(table[question].to_pylist(), table[context].to_pylist(), strict=True)
+        if q and c
+    ]
+    return Questions([q for q, _ in pairs], [c for _, c in pairs])
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Token ids of a question with a part of its context each, unpadded.
+
+    Args:
+        input_ids, token_type_ids: As of `Encoded`.
+        allowed: Where an answer may be [length]: the context's tokens, and the first, which says there is none.
+        starts, ends: Numbers of the first and the last token of the first answer that stands whole in the window, 0
+            where none does; IGNORED where nothing is known.
+        owners: Number of each window's question.
+        offsets: First and last character of each token in the context [length, 2].
+        part: The questions.
+        truncated: Questions whose context takes more than one window.
+    """
+
+    input_ids: list[np.ndarray]
+    token_type_ids: list[np.ndarray] | None
+    allowed: list[np.ndarray]
+    starts: np.ndarray
+    ends: np.ndarray
+    owners: np.ndarray
+    offsets: list[np.ndarray]
+    part: Questions
+    truncated: int
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
+
+    def joined(self, other: "Windows") -> "Windows":
+        """The windows of both, in order."""
+        if not len(other):
+            return self
+        types = None
+        if self.token_type_ids is not None and other.token_type_ids is not None:
+            types = self.token_type_ids + other.token_type_ids
+        known = [self.part.labels or [[]] * len(self.part), other.part.labels or [[]] * len(other.part)]
+        return Windows(
+            self.input_ids + other.input_ids,
+            types,
+            self.allowed + other.allowed,
+            np.concatenate([self.starts, other.starts]),
+            np.concatenate([self.ends, other.ends]),
+            np.concatenate([self.owners, other.owners + len(self.part)]),
+            self.offsets + other.offsets,
+            Questions(self.part.texts + other.part.texts, self.part.pairs + other.part.pairs, known[0] + known[1]),
+            self.truncated + other.truncated,
+        )
+
+    def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> dict[str, Tensor]:
+        """Padded to the longest: int64 [batch, length] each, `positions` bool, `labels` (starts) and `ends` [batch]."""
+        batch = {
+            "input_ids": padded([self.input_ids[i] for i in rows], pad_id),
+            "attention_mask": padded([np.ones(len(self.input_ids[i]), np.int64) for i in rows], 0),
+            "positions": padded([self.allowed[i] for i in rows], 0).bool(),
+            "labels": torch.from_numpy(self.starts[np.asarray(rows)]),
+            "ends": torch.from_numpy(self.ends[np.asarray(rows)]),
+        }
+        if self.token_type_ids is not None:
+            batch["token_type_ids"] = padded([self.token_type_ids[i] for i in rows], 0)
+        return batch
+
+
+def encode_questions(tokenizer: PreTrainedTokenizerBase, part: Questions, max_length: int) -> Windows:
+    """Each question with its context, in as many windows as the context takes.
+
+    Raises:
+        InputError: A tokenizer that can't tell which characters a token is of, or a question that fills a window.
+    """
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"tokenizer {type(tokenizer).__name__}: expected a fast one, which knows the characters of each token; "
+            "answers couldn't be found again"
+        )
+    empty = np.zeros(0, np.int64)
+    if not len(part):
+        return Windows([], None, [], empty, empty, empty, [], part, 0)
+    limit = min(max_length, tokenizer.model_max_length)
+    stride = limit // WINDOW_SHARE
+    longest = max(len(ids) for ids in tokenizer(part.texts, add_special_tokens=False)["input_ids"])
+    if longest + tokenizer.num_special_tokens_to_add(pair=True) + stride >= limit:
+        raise InputError(
+            f"data.max_length {limit}: expected room for a question and more of its context than windows overlap by, "
+            f"found a question of {longest} tokens; take a larger one"
+        )
+    made = tokenizer(
+        part.texts, part.pairs, truncation="only_second", max_length=limit, stride=stride,
+        return_overflowing_tokens=True, return_offsets_mapping=True,
+    )  # fmt: skip
+    owners = np.asarray(made["overflow_to_sample_mapping"], np.int64)
+    allowed, offsets, spans = [], [], []
+    for row, owner in enumerate(owners):
+        inside = np.array([each == 1 for each in made.sequence_ids(row)])
+        places = np.asarray(made["offset_mapping"][row], np.int64)
+        spans.append(span_in(part.labels[owner], inside, places) if part.labels else (IGNORED, IGNORED))
+        inside[0] = True
+        allowed.append(inside)
+        offsets.append(places)
+    types = made.get("token_type_ids")
+    starts, ends = np.asarray(spans, np.int64).T
+    return Windows(
+        [np.asarray(row, np.int64) for row in made["input_ids"]],
+        [np.asarray(row, np.int64) for row in types] if types is not None else None,
+        allowed,
+        starts,
+        ends,
+        owners,
+        offsets,
+        part,
+        int((np.bincount(owners) > 1).sum()),
+    )
+
+
+def span_in(answers: Sequence[Answer], inside: np.ndarray, offsets: np.ndarray) -> tuple[int, int]:
+    """First and last token of the first answer that stands whole among the tokens `inside`; (0, 0) where none does."""
+    places = np.flatnonzero(inside)
+    for answer in answers:
+        end = answer.start + len(answer.text)
+        if not len(places) or offsets[places[0], 0] > answer.start or offsets[places[-1], 1] < end:
+            continue
+        touched = places[(offsets[places, 1] > answer.start) & (offsets[places, 0] < end)]
+        if len(touched):
+            return int(touched[0]), int(touched[-1])
+    return 0, 0

@@ -1,0 +1,131 @@
+"""The part of a context that answers a question."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.functional.text import squad
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from distill.answers import Answers, SpanAnswers
+from distill.data.config import DataConfig
+from distill.data.encode import IGNORED
+from distill.data.questions import Windows, encode_questions, load_questions
+from distill.data.splits import Splits
+from distill.tasks.task import Scorer, Task
+
+LONGEST = 30  # tokens of an answer
+
+
+@dataclass(frozen=True)
+class QuestionAnswering(Task):
+    """Where an answer starts and ends; the first token says that there is none."""
+
+    name: ClassVar[str] = "question-answering"
+    head: ClassVar[str] = "ForQuestionAnswering"
+    metric_name: ClassVar[str] = "F1"
+    answers: ClassVar[Answers] = SpanAnswers()
+
+    @classmethod
+    def read(cls, config: DataConfig, seed: int) -> Splits:
+        return load_questions(config, seed)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Windows:
+        return encode_questions(tokenizer, part, max_length)
+
+    def metric(self) -> Metric:
+        """While training: the share of starts and ends at the right token."""
+        return Places()
+
+    def scorer(self, rows: Windows) -> Scorer:
+        return AnswerScorer(rows)
+
+    def head_rows(self, config: PretrainedConfig) -> list[int] | None:
+        return [] if any(name.endswith(self.head) for name in config.architectures or []) else None
+
+
+class Places(Metric):
+    """Share of rows whose largest logit is at the label; rows differ in length from batch to batch."""
+
+    higher_is_better = True
+    full_state_update = False
+    right: Tensor
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("right", "total"):
+            self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        known = labels != IGNORED
+        self.right += ((logits.argmax(-1) == labels) & known).sum()
+        self.total += known.sum()
+
+    def compute(self) -> Tensor:
+        return self.right / self.total.clamp(min=1)
+
+
+class AnswerScorer:
+    """Exact match and F1 of words as SQuAD's script counts them, the best over the accepted answers.
+
+    Of each question's windows the span with the largest sum of logits is taken, at most LONGEST tokens; an empty
+    answer where none beats that of the first token, in the window where that is smallest (SQuAD 2.0).
+
+    Source: Devlin et al. 2019, BERT (arXiv 1810.04805), sections 4.2 and 4.3.
+    """
+
+    def __init__(self, rows: Windows):
+        self.rows = rows
+        self.spans: list[tuple[float, int, int]] = [(-np.inf, 0, 0)] * len(rows)
+        self.none = np.full(len(rows), np.inf)
+
+    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        said = logits.float().numpy()
+        for place, row in enumerate(rows):
+            inside = self.rows.allowed[row].copy()
+            starts, ends = said[place, : len(inside), 0], said[place, : len(inside), 1]
+            self.none[row] = starts[0] + ends[0]
+            inside[0] = False
+            self.spans[row] = best_span(starts, ends, inside)
+
+    def texts(self) -> list[str]:
+        """An answer for each question."""
+        found = [""] * len(self.rows.part)
+        best = np.full(len(found), -np.inf)
+        none = np.full(len(found), np.inf)
+        for row, owner in enumerate(self.rows.owners):
+            score, first, last = self.spans[row]
+            none[owner] = min(none[owner], self.none[row])
+            if score > best[owner]:
+                best[owner] = score
+                offsets = self.rows.offsets[row]
+                found[owner] = self.rows.part.pairs[owner][offsets[first, 0] : offsets[last, 1]]
+        return [text if score > other else "" for text, score, other in zip(found, best, none, strict=True)]
+
+    def scores(self) -> dict[str, float]:
+        said: list[Any] = [{"id": str(i), "prediction_text": text} for i, text in enumerate(self.texts())]
+        true: list[Any] = [
+            {"id": str(i), "answers": {"text": [each.text for each in answers] or [""], "answer_start": [0]}}
+            for i, answers in enumerate(self.rows.part.labels)
+        ]
+        found = squad(said, true)
+        return {"F1": float(found["f1"]) / 100, "exact match": float(found["exact_match"]) / 100}
+
+    def decisions(self) -> np.ndarray:
+        return np.asarray(self.texts())
+
+
+def best_span(starts: np.ndarray, ends: np.ndarray, inside: np.ndarray) -> tuple[float, int, int]:
+    """(sum of logits, first, last) of the best span among the tokens `inside`."""
+    places = np.flatnonzero(inside)
+    if not len(places):
+        return -np.inf, 0, 0
+    sums = starts[places][:, None] + ends[places][None]
+    length = np.arange(len(places))[None] - np.arange(len(places))[:, None]
+    sums = np.where((length >= 0) & (length < LONGEST), sums, -np.inf)
+    first, last = np.unravel_index(sums.argmax(), sums.shape)
+    return float(sums[first, last]), int(places[first]), int(places[last])
