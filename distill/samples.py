@@ -5,23 +5,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from distill.data.encode import Encoded, padded
-from distill.data.language import LanguageBlocks
+from distill.data.encode import TokenRows, padded
 from distill.data.masking import MaskedBlocks, masked
-from distill.data.tagged import TaggedRows
 from distill.teacher.cache.key import sample_key
 from distill.teacher.cache.plan import Samples
 
 
-def samples_of(data: Encoded | TaggedRows | LanguageBlocks | MaskedBlocks, pad_id: int) -> Samples:
+def samples_of(data: TokenRows | MaskedBlocks, pad_id: int) -> Samples:
     """What signals are wanted for; of masked text every pass's masks, each a sample of its own."""
-    if isinstance(data, TaggedRows):
-        return from_rows(data.input_ids, data.token_type_ids, data.firsts, pad_id)
     if isinstance(data, MaskedBlocks):
         seen, positions = every_pass(data)
         return from_rows(seen, None, positions, pad_id)
-    types = data.token_type_ids if isinstance(data, Encoded) else None
-    return from_rows(data.input_ids, types, None, pad_id)
+    return from_rows(data.input_ids, data.token_type_ids, data.positions, pad_id)
 
 
 def from_rows(

@@ -13,7 +13,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrain
 
 from distill.data.columns import find_columns, first_of, missing
 from distill.data.config import DataConfig
-from distill.data.encode import Encoded, encode, joined
+from distill.data.encode import Encoded, encode
 from distill.data.language import LanguageBlocks, read_texts, token_blocks
 from distill.data.mask_config import MaskConfig
 from distill.data.masking import MaskedBlocks
@@ -191,7 +191,8 @@ def encoded_rows(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Encode
     if not kept:
         raise InputError(f"data {data.path!r}: column {columns.text!r} holds no text in any of {len(texts)} rows")
     rows = Examples([texts[i] for i in kept], [pairs[i] for i in kept] if pairs else None)
-    return joined(encode(tokenizer, rows, data.max_length), encode(tokenizer, load_unlabelled(data), data.max_length))
+    more = encode(tokenizer, load_unlabelled(data), data.max_length)
+    return encode(tokenizer, rows, data.max_length).joined(more)
 
 
 def tagged_rows(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> TaggedRows:

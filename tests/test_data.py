@@ -13,7 +13,7 @@ from transformers import BertTokenizerFast
 from conftest import LABELS, VOCABULARY
 from distill.data.batches import EvalBatches, TrainBatches, epoch_order, length_order
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED, Encoded, encode, joined
+from distill.data.encode import IGNORED, Encoded, encode
 from distill.data.source import read_hub, read_splits, read_table
 from distill.data.splits import Examples, hold_out, load_splits
 from distill.errors import InputError
@@ -310,11 +310,11 @@ def test_unlabelled_text_gets_a_label(tmp_path, data_folder, tokenizer):
     more = write_csv(tmp_path / "more.csv", [("text", "n"), ("bale fiso", "1"), ("  ", "2"), ("meka", "3")])
     splits = load_splits(config(data_folder, unlabelled=str(more)))
     assert splits.unlabelled == Examples(["bale fiso", "meka"], None, [])
-    both = joined(encode(tokenizer, splits.train, 64), encode(tokenizer, splits.unlabelled, 64))
+    both = encode(tokenizer, splits.train, 64).joined(encode(tokenizer, splits.unlabelled, 64))
     assert both.labels.tolist() == [*splits.train.labels, IGNORED, IGNORED]
     assert tokenizer.decode(both.input_ids[-1]) == "[CLS] meka [SEP]"
     cut = encode(tokenizer, splits.train, 4), encode(tokenizer, splits.unlabelled, 4)
-    assert joined(*cut).truncated == len(splits.train)
+    assert cut[0].joined(cut[1]).truncated == len(splits.train)
     assert len(both.token_type_ids) == len(both) == len(splits.train) + 2
 
 

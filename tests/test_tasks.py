@@ -15,7 +15,7 @@ from transformers import BertTokenizerFast
 from conftest import VOCABULARY, build_model
 from distill.answers import LabelAnswers, SpanAnswers, logits_of
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED, joined
+from distill.data.encode import IGNORED
 from distill.data.share import counts, share_of
 from distill.data.splits import Examples
 from distill.data.tagged import Tagged, encode_tagged, load_tagged
@@ -86,14 +86,14 @@ def test_unlabelled_rows_count_in_a_loss_or_a_score(tokenizer):
     task = Several(("a", "b", "c"))
     known = task.encode(tokenizer, Examples(["ba ka", "le mi"], None, [[1, 0, 1], [0, 0, 0]]), 16)
     assert known.labels.dtype == np.float32
-    rows = joined(known, task.encode(tokenizer, Examples(["so"], None), 16))
+    rows = known.joined(task.encode(tokenizer, Examples(["so"], None), 16))
     batch = rows.collate([0, 1, 2], 0)
     assert batch["labels"].tolist() == [[1, 0, 1], [0, 0, 0], [IGNORED] * 3]
     assert counts(batch)["labels"] == 6
     answers = LabelAnswers()
     assert answers.labels(batch).tolist() == [1, 0, 1, 0, 0, 0, -100, -100, -100]
     numbers = Numbers(("number",)).encode(tokenizer, Examples(["ba ka", "le mi"], None, [0.25, 3.5]), 16)
-    more = joined(numbers, Numbers(("number",)).encode(tokenizer, Examples(["so"], None), 16))
+    more = numbers.joined(Numbers(("number",)).encode(tokenizer, Examples(["so"], None), 16))
     assert more.labels.tolist() == [0.25, 3.5, IGNORED]
     said = torch.tensor([[1.25], [3.5], [7.0]])
     assert squared_error(said, torch.from_numpy(more.labels)) == pytest.approx(0.5)

@@ -15,8 +15,45 @@ IGNORED = -100  # a label that no loss and no metric counts
 Batch = dict[str, Tensor]
 
 
+class TokenRows:
+    """What every encoded split has: token ids, and types where the tokenizer makes them, unpadded int64 [length] each;
+    `positions` [length] are true where the model is asked, None where it is everywhere or of the sample as a whole.
+    """
+
+    input_ids: list[np.ndarray]
+    token_type_ids: list[np.ndarray] | None
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
+
+    @property
+    def positions(self) -> list[np.ndarray] | None:
+        return None
+
+    def tokens(self, rows: Sequence[int] | np.ndarray, pad_id: int) -> Batch:
+        """The rows padded to the longest, as a model reads them: int64 [batch, length] each, `positions` bool."""
+        batch = {"input_ids": padded([self.input_ids[i] for i in rows], pad_id)}
+        batch["attention_mask"] = padded([np.ones(len(self.input_ids[i]), np.int64) for i in rows], 0)
+        if self.token_type_ids is not None:
+            batch["token_type_ids"] = padded([self.token_type_ids[i] for i in rows], 0)
+        if self.positions is not None:
+            batch["positions"] = padded([self.positions[i] for i in rows], 0).bool()
+        return batch
+
+    def tokens_joined(self, other: "TokenRows") -> tuple[list[np.ndarray], list[np.ndarray] | None]:
+        """Ids and types of the rows of both, in order."""
+        types = None
+        if self.token_type_ids is not None and other.token_type_ids is not None:
+            types = self.token_type_ids + other.token_type_ids
+        return self.input_ids + other.input_ids, types
+
+
 @dataclass(frozen=True)
-class Encoded:
+class Encoded(TokenRows):
     """Token ids of a split, unpadded.
 
     `token_type_ids` is None for tokenizers that don't make them; `labels` holds IGNORED for unlabelled rows;
@@ -28,33 +65,18 @@ class Encoded:
     labels: np.ndarray
     truncated: int
 
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
-
     def joined(self, other: "Encoded") -> "Encoded":
         """The rows of both, in order; rows without a label in the form of those that have one."""
         if not len(other):
             return self
-        types = None
-        if self.token_type_ids is not None and other.token_type_ids is not None:
-            types = self.token_type_ids + other.token_type_ids
         unknown = not (other.labels != IGNORED).any()
         theirs = np.full((len(other), *self.labels.shape[1:]), IGNORED) if unknown else other.labels
         labels = np.concatenate([self.labels, theirs.astype(self.labels.dtype)])
-        return Encoded(self.input_ids + other.input_ids, types, labels, self.truncated + other.truncated)
+        return Encoded(*self.tokens_joined(other), labels, self.truncated + other.truncated)
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Pads the rows to the longest: int64 [batch, length] each; labels [batch] or [batch, names]."""
-        batch = {"input_ids": padded([self.input_ids[i] for i in rows], pad_id)}
-        batch["attention_mask"] = padded([np.ones(len(self.input_ids[i]), np.int64) for i in rows], 0)
-        if self.token_type_ids is not None:
-            batch["token_type_ids"] = padded([self.token_type_ids[i] for i in rows], 0)
-        batch["labels"] = torch.from_numpy(self.labels[np.asarray(rows)])
-        return batch
+        return self.tokens(rows, pad_id) | {"labels": torch.from_numpy(self.labels[np.asarray(rows)])}
 
 
 def padded(rows: Sequence[np.ndarray], value: int) -> Tensor:
@@ -87,8 +109,3 @@ def as_labels(labels: Sequence[Any]) -> np.ndarray:
     """Class numbers as int64, numbers and several labels a row as float32, as stock classes tell them apart."""
     found = np.asarray(labels)
     return found.astype(np.int64 if found.ndim == 1 and found.dtype.kind in "iu" else np.float32)
-
-
-def joined(first: Encoded, second: Encoded) -> Encoded:
-    """The rows of both, in order."""
-    return first.joined(second)

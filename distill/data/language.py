@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.columns import find_columns, first_of, missing
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED, Batch, padded
+from distill.data.encode import IGNORED, Batch, TokenRows, padded
 from distill.data.source import READERS, SPLITS, read_splits
 from distill.errors import InputError
 
@@ -179,17 +179,11 @@ def token_stream(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], end: 
 
 
 @dataclass(frozen=True)
-class LanguageBlocks:
-    """Blocks of token ids, int64 [length] each, in the place of an `Encoded` where batches are made."""
+class LanguageBlocks(TokenRows):
+    """Blocks of token ids, int64 [length] each."""
 
     input_ids: list[np.ndarray]
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
+    token_type_ids: None = None
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Pads the rows to the longest of them: input_ids, attention_mask, labels, int64 [batch, length] each.
@@ -197,9 +191,5 @@ class LanguageBlocks:
         The label of a position is the token after it, so logits and labels are compared without a shift; the last
         position of a row and the padding are IGNORED.
         """
-        ids = [self.input_ids[i] for i in rows]
-        return {
-            "input_ids": padded(ids, pad_id),
-            "attention_mask": padded([np.ones(len(row), np.int64) for row in ids], 0),
-            "labels": padded([np.append(row[1:], IGNORED) for row in ids], IGNORED),
-        }
+        labels = [np.append(self.input_ids[i][1:], IGNORED) for i in rows]
+        return self.tokens(rows, pad_id) | {"labels": padded(labels, IGNORED)}

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.columns import first_of, missing, named
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED, padded
+from distill.data.encode import IGNORED, TokenRows
 from distill.data.source import read_splits, read_table
 from distill.data.splits import Examples, Splits, overlap
 from distill.errors import InputError
@@ -177,7 +177,7 @@ def unlabelled_questions(config: DataConfig) -> Questions:
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(TokenRows):
     """Token ids of a question with a part of its context each, unpadded.
 
     Args:
@@ -201,24 +201,17 @@ class Windows:
     part: Questions
     truncated: int
 
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
     @property
-    def lengths(self) -> np.ndarray:
-        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
+    def positions(self) -> list[np.ndarray]:
+        return self.allowed
 
     def joined(self, other: "Windows") -> "Windows":
         """The windows of both, in order."""
         if not len(other):
             return self
-        types = None
-        if self.token_type_ids is not None and other.token_type_ids is not None:
-            types = self.token_type_ids + other.token_type_ids
         known = [self.part.labels or [[]] * len(self.part), other.part.labels or [[]] * len(other.part)]
         return Windows(
-            self.input_ids + other.input_ids,
-            types,
+            *self.tokens_joined(other),
             self.allowed + other.allowed,
             np.concatenate([self.starts, other.starts]),
             np.concatenate([self.ends, other.ends]),
@@ -230,16 +223,10 @@ class Windows:
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> dict[str, Tensor]:
         """Padded to the longest: int64 [batch, length] each, `positions` bool, `labels` (starts) and `ends` [batch]."""
-        batch = {
-            "input_ids": padded([self.input_ids[i] for i in rows], pad_id),
-            "attention_mask": padded([np.ones(len(self.input_ids[i]), np.int64) for i in rows], 0),
-            "positions": padded([self.allowed[i] for i in rows], 0).bool(),
-            "labels": torch.from_numpy(self.starts[np.asarray(rows)]),
-            "ends": torch.from_numpy(self.ends[np.asarray(rows)]),
+        spans = {"labels": self.starts, "ends": self.ends}
+        return self.tokens(rows, pad_id) | {
+            name: torch.from_numpy(each[np.asarray(rows)]) for name, each in spans.items()
         }
-        if self.token_type_ids is not None:
-            batch["token_type_ids"] = padded([self.token_type_ids[i] for i in rows], 0)
-        return batch
 
 
 def encode_questions(tokenizer: PreTrainedTokenizerBase, part: Questions, max_length: int) -> Windows:

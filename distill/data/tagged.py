@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.columns import first_of, missing, named
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED, padded
+from distill.data.encode import IGNORED, TokenRows, padded
 from distill.data.source import read_splits, read_table
 from distill.data.splits import Examples, Splits, overlap
 from distill.errors import InputError
@@ -147,7 +147,7 @@ def unlabelled_words(config: DataConfig) -> Tagged:
 
 
 @dataclass(frozen=True)
-class TaggedRows:
+class TaggedRows(TokenRows):
     """Token ids of tagged sentences, unpadded.
 
     A word is known by its first piece: `firsts` [length] is true there, `labels` [length] holds its tag, and IGNORED
@@ -163,23 +163,16 @@ class TaggedRows:
     tags: list[list[int]]
     truncated: int
 
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
     @property
-    def lengths(self) -> np.ndarray:
-        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
+    def positions(self) -> list[np.ndarray]:
+        return self.firsts
 
     def joined(self, other: "TaggedRows") -> "TaggedRows":
         """The rows of both, in order; of those without tags only their words' places are known."""
         if not len(other):
             return self
-        types = None
-        if self.token_type_ids is not None and other.token_type_ids is not None:
-            types = self.token_type_ids + other.token_type_ids
         return TaggedRows(
-            self.input_ids + other.input_ids,
-            types,
+            *self.tokens_joined(other),
             self.firsts + other.firsts,
             self.labels + other.labels,
             self.places + other.places,
@@ -189,15 +182,7 @@ class TaggedRows:
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> dict[str, Tensor]:
         """Padded to the longest row: int64 [batch, length] each, `positions` bool."""
-        batch = {
-            "input_ids": padded([self.input_ids[i] for i in rows], pad_id),
-            "attention_mask": padded([np.ones(len(self.input_ids[i]), np.int64) for i in rows], 0),
-            "positions": padded([self.firsts[i] for i in rows], 0).bool(),
-            "labels": padded([self.labels[i] for i in rows], IGNORED),
-        }
-        if self.token_type_ids is not None:
-            batch["token_type_ids"] = padded([self.token_type_ids[i] for i in rows], 0)
-        return batch
+        return self.tokens(rows, pad_id) | {"labels": padded([self.labels[i] for i in rows], IGNORED)}
 
 
 def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: int) -> TaggedRows:
