@@ -20,12 +20,13 @@ def logits_of(output: Any) -> Tensor | None:
 
 
 def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
-    """`values` of `dims` dimensions, a row a sample, as they are; of one more, a row a position in the caches' order.
+    """`values` of at most `dims` dimensions are rows already; of one more there is one a position, and they become rows
+    in the caches' order.
 
     Positions are the batch's `positions` without the padding, or all its tokens. Labels belong to the position they
     stand at: for a language model the data moves them, not the loss.
     """
-    if values.dim() == dims:
+    if values.dim() <= dims:
         return values
     mask = spoken_of(batch)
     return values.flatten(0, 1) if mask.all() else values[mask]

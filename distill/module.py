@@ -29,6 +29,7 @@ from distill.sharding.pipeline import PipelineForward, PipelineTrainer
 from distill.taught import TaughtLayers
 from distill.teacher.online import inputs_of
 from distill.training import TrainConfig
+from distill.words import asked_words
 
 Batch = dict[str, Tensor]
 Signals = Callable[[Batch], Mapping[str, Any]]
@@ -37,6 +38,11 @@ LAYERED = ("hidden", "attention", "relations")  # terms on layers
 
 def sizes_of(config: Any) -> LayerSizes:
     return LayerSizes(config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
+
+
+def softness(signals: Mapping[str, Any]) -> dict[str, Any]:
+    """The temperature that cached distributions were written at, where they say it."""
+    return {"temperature": signals["temperature"]} if "temperature" in signals else {}
 
 
 def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
@@ -110,7 +116,9 @@ class DistillationModule(lightning.LightningModule):
         return TaughtLayers(self.loss, own, LayerSizes(*teacher_sizes) if asked and teacher_sizes else own)
 
     def forward(self, batch: Batch, **kwargs: Any) -> Any:
-        return self.student(**inputs_of(batch), **kwargs)
+        """The student's answer; of a vocabulary there are logits at the asked positions only, [rows, words]."""
+        with asked_words(self.student, batch):
+            return self.student(**inputs_of(batch), **kwargs)
 
     def on_fit_start(self) -> None:
         self.student.train()  # transformers hands models over in eval mode, and Lightning leaves them so
@@ -129,7 +137,7 @@ class DistillationModule(lightning.LightningModule):
             None if logits is None else self.answers.logits(batch, logits),
             None if logits is None else self.answers.labels(batch),
             batch["attention_mask"],
-            {} if logits is None else self._signal_rows(batch, given),
+            {} if logits is None else self._signal_rows(batch, given) | softness(signals),
             self.taught.pairs(batch["attention_mask"], hidden, vectors, signals, mean),
         )
         return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
@@ -209,11 +217,13 @@ class DistillationModule(lightning.LightningModule):
         whole, accumulated = counts(batch), self.trainer.accumulate_grad_batches
         own_share: Any = batch.get("shares", dict.fromkeys(whole, 1.0))
         names = [name for name in ("labels", "attention_mask", "positions") if name in batch]
-        targets = {name: batch[name] for name in names} | {"signals": by_row(batch, self.signals_of(batch))}
+        signals = self.signals_of(batch)
+        soft = softness(signals)
+        targets = {name: batch[name] for name in names} | {"signals": by_row(batch, signals)}
 
         def loss(logits: Tensor, part: Mapping[str, Any]) -> Tensor:
             own = {name: value for name, value in part.items() if name != "signals"}
-            given = {name: torch.cat(list(rows)) for name, rows in part["signals"].items()}
+            given = {name: torch.cat(list(rows)) for name, rows in part["signals"].items()} | soft
             terms = loss_terms(
                 self.now, rows_of(own, logits, 2), rows_of(own, own["labels"], 1), own["attention_mask"], given
             )

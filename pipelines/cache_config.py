@@ -9,7 +9,10 @@ from distill.errors import InputError
 
 SHORT = {"data": "data.path", "signals": "keep.signals", "draws": "keep.draws", "k": "keep.k", "layers": "keep.layers"}
 NAMES = ("logits", "topk", "sampled", "hidden", "relations", "embedding", "generated")
-Task = Literal["auto", "text-classification", "token-classification", "masked-lm", "causal-lm", "sentence-embedding"]
+Task = Literal[
+    "auto", "text-classification", "token-classification", "question-answering", "masked-lm", "causal-lm",
+    "sentence-embedding",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

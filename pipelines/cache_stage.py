@@ -1,8 +1,9 @@
 """The cache stage: what the losses read of the teacher, for every training and unlabelled text."""
 
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import AutoConfig
 
@@ -11,6 +12,8 @@ from distill.layout import Layout
 from distill.losses.config import LayerSizes, LossConfig, lessons
 from distill.module import sizes_of
 from distill.sharding.mesh import mesh_of
+from distill.tasks.language import Language, MaskedLM
+from distill.tasks.question_answering import QuestionAnswering
 from pipelines.cache_config import KeepConfig, WriteConfig
 from pipelines.cache_task import prepare, record
 from pipelines.caching import write_together
@@ -29,20 +32,28 @@ def cache_stage(
     """Writes `cache/`; `python -m pipelines.cache` reads, verifies and rebuilds it like any other."""
     own = AutoConfig.from_pretrained(teacher.folder / MODEL) if teacher.digest else None
     keep = kept_for(config.loss, sizes_of(own), student, pruned=config.budget.asked) if own else KeepConfig()
+    task = read_task(data) if data.digest else None
+    if isinstance(task, Language):
+        keep = kept_words(config, keep, task.kept)
     settings = {"signals": keep.signals, "layers": keep.layers, "max_length": config.data.max_length}
     settings |= {"vectors": keep.vectors} if keep.vectors else {}
+    settings |= {"keep": asdict(keep)} if isinstance(task, Language) else {}
 
     def work(folder: Path) -> dict[str, Any]:
         unlabelled = data.folder / "unlabelled.parquet"
         texts = DataConfig(
             path=str(data.folder),
             text="text",
+            text_pair="text_pair" if isinstance(task, QuestionAnswering) else None,
             unlabelled=str(unlabelled) if data.metrics["unlabelled"] else None,
             max_length=config.data.max_length,
         )
-        task: Any = read_task(data).name
-        cache = folder / CACHE
-        wanted = WriteConfig(str(cache), str(teacher.folder / MODEL), task, texts, keep, device=device_type())
+        assert task is not None
+        cache, name = folder / CACHE, cast(Any, task.name)
+        masking = task.masking if isinstance(task, MaskedLM) else config.masking
+        wanted = WriteConfig(
+            str(cache), str(teacher.folder / MODEL), name, texts, keep, masking, device=device_type(), seed=run.seed
+        )
         mesh = mesh_of(layout, device_type()) if layout.sharded else None
         job = prepare(wanted, layout, mesh)
         made_from = from_inside(record(wanted), run.output, folder)
@@ -68,6 +79,14 @@ def kept_for(loss: LossConfig, teacher: LayerSizes, student: LayerSizes, *, prun
         layers=",".join(map(str, hidden)) or "last",
         vectors=",".join(map(str, vectors)),
     )
+
+
+def kept_words(config: DistillConfig, keep: KeepConfig, usual: str) -> KeepConfig:
+    """What the loss reads of a language teacher: of its logits what the configuration keeps, softened as it asks."""
+    form = usual if config.keep.signals == "auto" else config.keep.signals
+    names = [form if name == "logits" else name for name in keep.signals.split(",")]
+    soft = config.loss.temperature if form != "logits" else None
+    return replace(config.keep, signals=",".join(names), temperature=soft, layers=keep.layers, vectors=keep.vectors)
 
 
 LAYERS = ("hidden_layers", "vector_layers")

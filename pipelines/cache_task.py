@@ -11,20 +11,19 @@ import transformers
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.data.columns import find_columns, first_of, missing
 from distill.data.config import DataConfig
-from distill.data.encode import Encoded, encode
-from distill.data.language import LanguageBlocks, read_texts, token_blocks
+from distill.data.encode import encode
 from distill.data.mask_config import MaskConfig
-from distill.data.masking import MaskedBlocks
-from distill.data.source import read_splits
-from distill.data.splits import Examples, load_unlabelled, strings
-from distill.data.tagged import WORDS as WORDS_COLUMNS
-from distill.data.tagged import Tagged, TaggedRows, encode_tagged, listed, unlabelled_words
 from distill.errors import InputError
 from distill.layout import Layout
 from distill.samples import samples_of
 from distill.sharding.pipeline import PipelineForward
+from distill.tasks.choose import TASKS
+from distill.tasks.language import CausalLM, MaskedLM
+from distill.tasks.question_answering import QuestionAnswering
+from distill.tasks.task import Task
+from distill.tasks.text_classification import TextClassification
+from distill.tasks.token_classification import TokenClassification
 from distill.teacher.cache import Dense, Generated, Hidden, Identity, Relations, Sampled, Samples, TopK
 from distill.teacher.cache.signals import Signal
 from distill.teacher.ensemble import register
@@ -41,30 +40,10 @@ from pipelines.cache_config import KeepConfig, WriteConfig
 from pipelines.caching import answers_of
 from pipelines.placing import laid_out
 
-MODELS = {
-    "text-classification": "AutoModelForSequenceClassification",
-    "token-classification": "AutoModelForTokenClassification",
-    "masked-lm": "AutoModelForMaskedLM",
-    "causal-lm": "AutoModelForCausalLM",
-    "sentence-embedding": "AutoModel",
-}
-HEADS = {
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForMaskedLM": "masked-lm",
-    "ForPreTraining": "masked-lm",
-    "ForCausalLM": "causal-lm",
-    "LMHeadModel": "causal-lm",
-    "Model": "sentence-embedding",
-}
-WORDS = ("masked-lm", "causal-lm")
-DEFAULTS = {
-    "text-classification": "logits",
-    "token-classification": "logits",
-    "masked-lm": "sampled",
-    "causal-lm": "sampled",
-}
-DEFAULTS |= {"sentence-embedding": "embedding"}
+EMBEDDING = "sentence-embedding"
+CLASSES = (TextClassification.name, TokenClassification.name, QuestionAnswering.name)
+WORDS = (MaskedLM.name, CausalLM.name)
+NAMES = (*CLASSES, *WORDS, EMBEDDING)
 
 
 @dataclass(frozen=True)
@@ -90,13 +69,13 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     own = AutoConfig.from_pretrained(folder)
     task = task_of(own, config.teacher) if config.task == "auto" else config.task
     tokenizer = load_tokenizer(folder)
-    names = (DEFAULTS[task] if config.keep.signals == "auto" else config.keep.signals).split(",")
+    names = (default_of(task) if config.keep.signals == "auto" else config.keep.signals).split(",")
     for name in names:
         check_name(name, task)
     check_cut(names, layout)
     samples = limited(samples_for(task, config.data, config.masking, tokenizer, names), config.limit)
     signals = tuple(make_signal(name, task, config.keep, own, config.seed) for name in names)
-    auto_class = getattr(transformers, MODELS[task])
+    auto_class = getattr(transformers, auto_of(task))
     if layout is None or mesh is None:
         model = load_model(folder, task, config.teacher)
     else:
@@ -137,20 +116,29 @@ def check_cut(names: list[str], layout: Layout | None) -> None:
 
 def load_model(folder: Path, task: str, name: str) -> PreTrainedModel:
     try:
-        return frozen(getattr(transformers, MODELS[task]).from_pretrained(folder, use_safetensors=True))
+        return frozen(getattr(transformers, auto_of(task)).from_pretrained(folder, use_safetensors=True))
     except ValueError as error:
         raise InputError(
             f"teacher {name!r}: can't be loaded for {task} ({str(error).splitlines()[0]}); name another --task"
         ) from error
 
 
+def auto_of(task: str) -> str:
+    return "AutoModel" if task == EMBEDDING else f"AutoModel{TASKS[task].head}"
+
+
+def default_of(task: str) -> str:
+    return "embedding" if task == EMBEDDING else TASKS[task].kept
+
+
 def task_of(own: PretrainedConfig, name: str) -> str:
+    heads = {head: task for task in (*CLASSES, *WORDS) for head in TASKS[task].heads} | {"Model": EMBEDDING}
     for architecture in own.architectures or []:
-        for head, task in HEADS.items():
+        for head, task in heads.items():
             if architecture.endswith(head):
                 return task
     found = ", ".join(own.architectures or ["no architecture"])
-    raise InputError(f"teacher {name!r}: expected a head among {', '.join(HEADS)}, found {found}; name it with --task")
+    raise InputError(f"teacher {name!r}: expected a head among {', '.join(heads)}, found {found}; name it with --task")
 
 
 def device_of(name: str) -> torch.device:
@@ -168,42 +156,14 @@ def samples_for(
     task: str, data: DataConfig, masking: MaskConfig, tokenizer: PreTrainedTokenizerBase, names: list[str]
 ) -> Samples:
     pad_id = int(tokenizer.pad_token_id or 0)
-    if task in ("text-classification", "sentence-embedding"):
-        return samples_of(encoded_rows(data, tokenizer), pad_id)
-    if task == "token-classification":
-        return samples_of(tagged_rows(data, tokenizer), pad_id)
-    texts = read_texts(data.path, data.text, subset=data.subset)
+    kind = TextClassification if task == EMBEDDING else TASKS[task]
+    rows = kind.read_bare(data)
     if "generated" in names:
         if len(names) > 1:
             raise InputError("keep.signals: generated goes alone: its samples are prompts, the others' are blocks")
-        return samples_of(encode(tokenizer, Examples(texts, None), data.max_length), pad_id)
-    blocks = LanguageBlocks(token_blocks(tokenizer, texts, data.max_length))
-    return samples_of(MaskedBlocks.of(blocks, masking, tokenizer) if task == "masked-lm" else blocks, pad_id)
-
-
-def encoded_rows(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Encoded:
-    """Every training row, held out later or not, and the unlabelled ones."""
-    table = read_splits(data.path, data.subset)["train"]
-    columns = find_columns(table, data, f"data {data.path!r}, train", labelled=False)
-    texts = strings(table, columns.text)
-    pairs = strings(table, columns.text_pair) if columns.text_pair else None
-    kept = [i for i, text in enumerate(texts) if text and (pairs is None or pairs[i])]
-    if not kept:
-        raise InputError(f"data {data.path!r}: column {columns.text!r} holds no text in any of {len(texts)} rows")
-    rows = Examples([texts[i] for i in kept], [pairs[i] for i in kept] if pairs else None)
-    more = encode(tokenizer, load_unlabelled(data), data.max_length)
-    return encode(tokenizer, rows, data.max_length).joined(more)
-
-
-def tagged_rows(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> TaggedRows:
-    """Every training sentence and the unlabelled ones, as words."""
-    table = read_splits(data.path, data.subset)["train"]
-    column = data.text or first_of(table, WORDS_COLUMNS)
-    if column is None:
-        raise missing("text", WORDS_COLUMNS, table, f"data {data.path!r}, train")
-    words = [row for row in map(listed, table[column].to_pylist()) if row]
-    rows = encode_tagged(tokenizer, Tagged(words), data.max_length)
-    return rows.joined(encode_tagged(tokenizer, unlabelled_words(data), data.max_length))
+        return samples_of(encode(tokenizer, rows, data.max_length), pad_id)
+    asked: Task = MaskedLM((), masking) if kind is MaskedLM else kind(())
+    return samples_of(asked.encode(tokenizer, rows, data.max_length), pad_id)
 
 
 def limited(samples: Samples, limit: int) -> Samples:
@@ -218,22 +178,21 @@ def check_name(name: str, task: str) -> None:
         "topk": WORDS,
         "sampled": WORDS,
         "generated": ("causal-lm",),
-        "logits": (*WORDS, "text-classification", "token-classification"),
+        "logits": (*WORDS, *CLASSES),
     }
-    tasks = having.get(name, tuple(MODELS))
+    tasks = having.get(name, NAMES)
     if task not in tasks:
         raise InputError(f"keep.signals: {name} isn't a signal of {task}, but of {', '.join(tasks)}")
 
 
 def make_signal(name: str, task: str, keep: KeepConfig, own: PretrainedConfig, seed: int) -> Signal:
     """A signal of the teacher's sizes."""
-    words = task in WORDS
-    vocabulary = int((own.vocab_size if words else own.num_labels) or 0)
+    vocabulary = int((own.vocab_size if task in WORDS else own.num_labels) or 0)
+    outputs = 2 if task == QuestionAnswering.name else vocabulary  # starts and ends
+    each: Any = "sample" if task in (TextClassification.name, EMBEDDING) else "position"
     temperature = keep.temperature if keep.temperature is not None else 1.0
     made: dict[str, Any] = {
-        "logits": lambda: Dense(
-            vocabulary, each="position" if words or task == "token-classification" else "sample", dtype=keep.dtype
-        ),
+        "logits": lambda: Dense(outputs, each=each, dtype=keep.dtype),
         "embedding": lambda: Dense(own.hidden_size, of="embedding", dtype=keep.dtype),
         "topk": lambda: TopK(vocabulary, k=keep.k, step=keep.step, temperature=temperature),
         "sampled": lambda: Sampled(vocabulary, draws=keep.draws, temperature=temperature, seed=seed),

@@ -14,6 +14,7 @@ from distill.losses.config import DYNAMIC, LEARNED, LossConfig
 from distill.student.spec import StudentConfig, is_relative
 from distill.teacher.config import TeacherConfig
 from distill.training import TrainConfig
+from pipelines.cache_config import KeepConfig
 
 SHORT = {
     "teacher": "teacher.model",
@@ -187,8 +188,12 @@ class DistillConfig:
         export: Formats that the student is handed over in, beside its checkpoint: onnx, onnxruntime, openvino,
             executorch, litert, torchao, compressed-tensors, separated by commas.
         data: The texts.
-        task: What they are about: text-classification (one class a text), multi-label, regression or
-            token-classification; auto goes by the teacher's head, else by the data's columns.
+        task: What they are about: text-classification (one class a text), multi-label, regression,
+            token-classification, question-answering, masked-lm or causal-lm; auto goes by the teacher's head, else by
+            the data's columns.
+        masking: Which words are hidden, of masked-lm.
+        keep: What is cached of a language teacher's words (signals: sampled, topk or logits); of other tasks the loss
+            decides. It is cached at the temperature of the loss.
         loss: What the student learns.
         train: How the student is trained.
         machine: Where it runs.
@@ -209,7 +214,12 @@ class DistillConfig:
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     export: str = "onnx,onnxruntime"
     data: DataConfig = field(default_factory=DataConfig)
-    task: Literal["auto", "text-classification", "multi-label", "regression", "token-classification"] = "auto"
+    task: Literal[
+        "auto", "text-classification", "multi-label", "regression", "token-classification", "question-answering",
+        "masked-lm", "causal-lm",
+    ] = "auto"  # fmt: skip
+    masking: MaskConfig = field(default_factory=MaskConfig)
+    keep: KeepConfig = field(default_factory=KeepConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     machine: MachineConfig = field(default_factory=MachineConfig)
@@ -225,6 +235,11 @@ class DistillConfig:
         if not self.student.spec:
             spec = "teacher" if self.budget.asked else "distilbert"
             object.__setattr__(self, "student", replace(self.student, spec=spec))
+        if self.keep.temperature is not None or self.keep.signals not in ("auto", "sampled", "topk", "logits"):
+            raise InputError(
+                "keep: expected signals sampled, topk or logits and no temperature, found "
+                f"{self.keep.signals} and {self.keep.temperature}: the loss says what else is read, and how soft it is"
+            )
         formats = formats_of(self.export)
         check_scheme(formats, self.quantize.scheme)
         check_installed(formats)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipelines.students import Trained
 
 PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; what lies there may not
+BLOCKS = 8  # of a language model's, whose logits take tens of megabytes each, on which exports are compared
 EXAMPLES = """\
   python -m pipelines.distill --config configs/demo.yaml --output runs/demo
   python -m pipelines.distill --teacher bert-base-uncased --student distilbert --data my_texts/ --output runs/mine
@@ -94,6 +95,8 @@ def check_inputs(config: DistillConfig) -> Path:
     teacher, (task, _) = AutoConfig.from_pretrained(source), task_for(config, source)
     check_task_fits(config, task)
     tokenizer = load_tokenizer(source)
+    TASKS[task].check(teacher, config.teacher.model)
+    TASKS[task](()).check_tokenizer(tokenizer)
     if not is_relative(config.student.spec):
         folder = checkpoint_folder(config.student.spec, "student")
         admit(folder)
@@ -114,6 +117,7 @@ def road(
 ) -> tuple[dict[str, "Artefact"], list["Trained"]]:
     """Every stage up to the evaluation, or to the one that is to be the last, in order; and the students."""
     from distill.module import sizes_of
+    from distill.tasks.choose import TASKS
     from pipelines.cache_stage import cache_stage
     from pipelines.data import data_stage
     from pipelines.ensemble import ensemble_stage
@@ -128,8 +132,8 @@ def road(
     made: dict[str, Artefact] = {}
     digest, (task, why) = content_hash(source), task_for(config, source)
     run.console.say(f"  task: {task} ({why})")
-    made["data"] = data_stage(run, config.data, task)
-    precision = chosen_precision(run, config.machine, digest, lambda: load_source(source))
+    made["data"] = data_stage(run, config.data, task, config.masking)
+    precision = chosen_precision(run, config.machine, digest, lambda: load_source(source, TASKS[task]))
     check_schedule(config, precision, layouts)
     if config.general.data:
         made["general"] = general_stage(run, config, source, digest, precision, layouts)
@@ -156,6 +160,7 @@ def road(
 def export_and_evaluate(
     run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
 ) -> dict[str, "Artefact"]:
+    from distill.tasks.language import Language
     from pipelines.data import read_data, read_task
     from pipelines.evaluate import Candidate, evaluate_stage
     from pipelines.export import export_stage
@@ -178,7 +183,7 @@ def export_and_evaluate(
             model,
             model.folder / MODEL,
             splits.test,
-            parity=config.measure.parity,
+            parity=min(config.measure.parity, BLOCKS) if isinstance(task, Language) else config.measure.parity,
             max_length=config.data.max_length,
             targets=targets,
         )

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from distill.data.splits import Splits
     from distill.tasks.task import Task
 
-MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 Runner = Callable[[dict[str, Any]], Any]
 
 
@@ -141,7 +140,7 @@ def score(
     (test, pad_id), (runtime, precision) = encoded, target.where
     folder = candidate.place(target)
     runner = open_export(target, folder, torch.get_num_threads())
-    batches = EvalBatches(test, 32, pad_id)
+    batches = EvalBatches(test, task.at_once, pad_id)
     scorer = task.scorer(test)
     with run.console.track(f"evaluate: {candidate.name} in {runtime} {precision}", len(test)) as advance:
         for rows, batch in zip(batches.order, batches, strict=True):
@@ -165,7 +164,11 @@ def score(
 
 
 def arrays(batch: dict[str, Any]) -> dict[str, "np.ndarray"]:
-    return {name: value.numpy() for name, value in batch.items() if name in MODEL_INPUTS}
+    from distill.teacher.online import inputs_of
+
+    given = inputs_of(batch)
+    given.setdefault("token_type_ids", batch["input_ids"] * 0)  # of plain text, as models take it for granted
+    return {name: value.numpy() for name, value in given.items()}
 
 
 def parameters(folder: Path) -> int:

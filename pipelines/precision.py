@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from compress.precision import MODES, candidates, ceiling, check_mode, fastest, measure_precisions
+from distill.answers import logits_of
 from pipelines.config import MachineConfig
 from pipelines.machine import describe
 from pipelines.stage import Run
@@ -52,7 +53,9 @@ def time_precisions(model: PreTrainedModel, machine: MachineConfig) -> dict[str,
     ids = torch.randint(5, model.config.vocab_size, (ROWS, LENGTH), device=device)
 
     def loss(timed: torch.nn.Module) -> torch.Tensor:
-        return timed(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().square().mean()
+        said = logits_of(timed(input_ids=ids, attention_mask=torch.ones_like(ids)))
+        assert said is not None
+        return said.float().square().mean()
 
     seconds = measure_precisions(model, loss, candidates(device))
     with FlopCounterMode(display=False) as counter:

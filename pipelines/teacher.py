@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import transformers
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from compress.export.huggingface import export_huggingface
 from distill.data.batches import EvalBatches
@@ -25,7 +26,6 @@ from pipelines.stage import SCRATCH, Artefact, Run
 from pipelines.trainer import fit
 
 MODEL = "model"
-AUTO = AutoModelForSequenceClassification
 
 
 def teacher_stage(
@@ -85,7 +85,7 @@ def fresh_teacher(
 ) -> PreTrainedModel:
     """The checkpoint's body with a new head, fitted to the body's features where the configuration says so."""
     model = task.load(str(source), run.seed)
-    if config.teacher.probe and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
+    if config.teacher.probe and task.labels and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
         with run.console.track("teacher: fitting the new head", len(data.train)) as advance:
             probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), task.answers, advance)
     return model
@@ -112,7 +112,8 @@ def usable_head(run: Run, config: DistillConfig, source: Path, task: Task) -> li
         run.console.say(f"  teacher: fine-tuned first ({why}): {source}")
         return None
     moved = "in another order, matched by name" if rows != list(range(len(rows))) else "in the same order"
-    run.console.say(f"  teacher: its head has these {len(rows)} labels, {moved}: it is used as it is")
+    having = f"its head has these {len(rows)} labels, {moved}" if rows else f"it has a head for {task.name}"
+    run.console.say(f"  teacher: {having}: it is used as it is")
     return rows
 
 
@@ -155,6 +156,6 @@ def finetune(
     )
 
 
-def load_source(source: Path) -> PreTrainedModel:
-    """The checkpoint as it came, with any head, to be timed."""
-    return AutoModelForSequenceClassification.from_pretrained(source, use_safetensors=True)
+def load_source(source: Path, task: type[Task]) -> PreTrainedModel:
+    """The checkpoint as it came, with any head of the task's, to be timed."""
+    return getattr(transformers, f"AutoModel{task.head}").from_pretrained(source, use_safetensors=True)

@@ -1,12 +1,15 @@
 """The teacher that is asked while the student trains: on the student's processes, or on its own."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import transformers
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
+from compress.prune.checkpoint import auto_class_of
 from distill.layout import Layout
 from distill.losses.config import Lessons, LossConfig, lessons
 from distill.module import sizes_of
@@ -22,7 +25,6 @@ from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.placing import device_type, laid_out
 from pipelines.strategies import device_of
-from pipelines.teacher import AUTO
 from pipelines.world import World
 
 TEACHER = "teacher"  # the key under which the students say where its weights are
@@ -35,7 +37,8 @@ def asked(source: Path, loss: LossConfig, layout: Layout, *, offload: bool = Fal
         model = load_teacher(source)
         return OnlineTeacher(model.to(device), loss.teacher_answers, device=device)  # type: ignore[arg-type]
     mesh = mesh_of(layout, device_type())
-    model = laid_out(source, AUTO, layout, mesh, frozen=True, offload=offload, prefetch=prefetch)
+    auto = getattr(transformers, auto_class_of(json.loads((source / "config.json").read_text())))
+    model = laid_out(source, auto, layout, mesh, frozen=True, offload=offload, prefetch=prefetch)
     if layout.pp > 1:
         layers = range(model.config.num_hidden_layers + 1) if loss.hidden else ()
         return SharedTeacher(PipelineForward(model, mesh.get_group("pp"), hidden=layers), mesh)

@@ -119,7 +119,7 @@ class TextDataModule(RowsDataModule):
         threads: int = 1,
     ):
         train = encode(tokenizer, splits.train, max_length)
-        if unlabelled:
+        if unlabelled and len(splits.unlabelled):
             train = train.joined(encode(tokenizer, splits.unlabelled, max_length))
         super().__init__(
             train,

@@ -3,7 +3,7 @@
 import ast
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,20 @@ class Questions:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def table(self) -> pa.Table:
+        """As `of` reads it back."""
+        columns: dict[str, Any] = {"text": pa.array(self.texts, pa.string()), "text_pair": pa.array(self.pairs)}
+        if self.labels:
+            answers = pa.list_(pa.struct({"text": pa.string(), "start": pa.int64()}))
+            columns["label"] = pa.array([[asdict(each) for each in row] for row in self.labels], answers)
+        return pa.table(columns)
+
+    @classmethod
+    def of(cls, table: pa.Table) -> "Questions":
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+        labels = [[Answer(**each) for each in row] for row in columns.get("label", [])]
+        return cls(columns["text"], columns["text_pair"], labels)
+
 
 def load_questions(config: DataConfig, seed: int = 0) -> Splits:
     """Reads, checks and splits a data set of questions in the form of SQuAD: question, context, and answers with lists
@@ -84,18 +98,7 @@ Row = tuple[str, str, list[Answer], int]  # question, context, answers that stan
 
 def asked(table: pa.Table, config: DataConfig, split: str) -> tuple[list[Row], int]:
     where = f"data {config.path!r}, {split}"
-    names = [
-        named(table, wanted, flag, where) or first_of(table, known)
-        for wanted, flag, known in (
-            (config.text, "text", QUESTION),
-            (config.text_pair, "text_pair", CONTEXT),
-            (config.label, "label", ANSWERS),
-        )
-    ]
-    for name, flag, known in zip(names, ("text", "text_pair", "label"), (QUESTION, CONTEXT, ANSWERS), strict=True):
-        if name is None:
-            raise missing(flag, known, table, where)
-    cells = zip(*(table[name].to_pylist() for name in names), strict=True)
+    cells = zip(*(table[name].to_pylist() for name in columns_of(table, config, where)), strict=True)
     rows: list[Row] = []
     dropped = 0
     for number, (question, context, given) in enumerate(cells, 1):
@@ -109,6 +112,19 @@ def asked(table: pa.Table, config: DataConfig, split: str) -> tuple[list[Row], i
     if not rows:
         raise InputError(f"{where}: expected questions with contexts, found none in {dropped} rows")
     return rows, dropped
+
+
+def columns_of(table: pa.Table, config: DataConfig, where: str, *, labelled: bool = True) -> list[str]:
+    """Names of the columns with the questions, their contexts and, where asked for, the answers."""
+    wanted = [("text", config.text, QUESTION), ("text_pair", config.text_pair, CONTEXT)]
+    wanted += [("label", config.label, ANSWERS)] if labelled else []
+    found = []
+    for flag, name, known in wanted:
+        column = named(table, name, flag, where) or first_of(table, known)
+        if column is None:
+            raise missing(flag, known, table, where)
+        found.append(column)
+    return found
 
 
 def answers_of(cell: Any, where: str) -> list[Answer]:
@@ -162,18 +178,24 @@ def held_out(rows: list[Row], fraction: float, seed: int) -> tuple[list[Row], li
 def unlabelled_questions(config: DataConfig) -> Questions:
     if config.unlabelled is None:
         return Questions([], [])
-    where = f"unlabelled text {config.unlabelled!r}"
     table = read_table(Path(config.unlabelled).expanduser())
-    question, context = first_of(table, QUESTION), first_of(table, CONTEXT)
-    for name, flag, known in ((question, "text", QUESTION), (context, "text_pair", CONTEXT)):
-        if name is None:
-            raise missing(flag, known, table, where)
-    pairs = [
-        (str(q), str(c))
-        for q, c in zip(table[question].to_pylist(), table[context].to_pylist(), strict=True)
-        if q and c
+    return bare_questions(table, config, f"unlabelled text {config.unlabelled!r}")
+
+
+def load_bare_questions(config: DataConfig) -> Questions:
+    """Every training question, held out later or not, and the unlabelled ones; no answer is read."""
+    table = read_splits(config.path, config.subset)["train"]
+    train, more = bare_questions(table, config, f"data {config.path!r}, train"), unlabelled_questions(config)
+    return Questions(train.texts + more.texts, train.pairs + more.pairs)
+
+
+def bare_questions(table: pa.Table, config: DataConfig, where: str) -> Questions:
+    columns = [
+        [str(each or "").strip("\n") for each in table[name].to_pylist()]
+        for name in columns_of(table, config, where, labelled=False)
     ]
-    return Questions([q for q, _ in pairs], [c for _, c in pairs])
+    rows = [row for row in zip(*columns, strict=True) if all(each.strip() for each in row)]
+    return Questions([question for question, _ in rows], [context for _, context in rows])
 
 
 @dataclass(frozen=True)

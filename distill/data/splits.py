@@ -31,6 +31,22 @@ class Examples:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def table(self) -> pa.Table:
+        """As `of` reads it back."""
+        columns: dict[str, Any] = {"text": pa.array(self.texts, pa.string())}
+        if self.pairs is not None:
+            columns["text_pair"] = pa.array(self.pairs, pa.string())
+        return pa.table(columns | ({"label": pa.array(self.labels)} if self.labels else {}))
+
+    @classmethod
+    def of(cls, table: pa.Table) -> "Examples":
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+        return cls(columns["text"], columns.get("text_pair"), columns.get("label", []))
+
+    def joined(self, other: "Examples") -> "Examples":
+        """The texts of both without labels, in order."""
+        return Examples(self.texts + other.texts, None if self.pairs is None else self.pairs + (other.pairs or []))
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -273,7 +289,24 @@ def load_unlabelled(config: DataConfig) -> Examples:
     if config.unlabelled is None:
         return Examples([], None)
     table = read_table(Path(config.unlabelled).expanduser())
-    columns = find_columns(table, config, f"unlabelled text {config.unlabelled!r}", labelled=False)
+    return bare(table, config, f"unlabelled text {config.unlabelled!r}")
+
+
+def load_bare(config: DataConfig) -> Examples:
+    """Every training text, held out later or not, and the unlabelled ones; no label is read.
+
+    Raises:
+        InputError: No text column, or no text in it.
+    """
+    where = f"data {config.path!r}, train"
+    found = bare(read_splits(config.path, config.subset)["train"], config, where)
+    if not len(found):
+        raise InputError(f"{where}: expected text, found none in any row")
+    return found.joined(load_unlabelled(config))
+
+
+def bare(table: pa.Table, config: DataConfig, where: str) -> Examples:
+    columns = find_columns(table, config, where, labelled=False)
     texts = strings(table, columns.text)
     pairs = strings(table, columns.text_pair) if columns.text_pair else None
     kept = [i for i, text in enumerate(texts) if text and (pairs is None or pairs[i])]

@@ -36,6 +36,16 @@ class Tagged:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def table(self) -> pa.Table:
+        """As `of` reads it back."""
+        columns: dict[str, Any] = {"text": pa.array(self.texts, pa.list_(pa.string()))}
+        return pa.table(columns | ({"label": pa.array(self.labels)} if self.labels else {}))
+
+    @classmethod
+    def of(cls, table: pa.Table) -> "Tagged":
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+        return cls(columns["text"], columns.get("label", []))
+
 
 def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
     """Reads, checks and splits a data set of tagged sentences, as `load_splits` does one of classes.
@@ -137,8 +147,17 @@ def joined_words(part: Tagged) -> Examples:
 def unlabelled_words(config: DataConfig) -> Tagged:
     if config.unlabelled is None:
         return Tagged([])
-    where = f"unlabelled text {config.unlabelled!r}"
     table = read_table(Path(config.unlabelled).expanduser())
+    return bare_words(table, config, f"unlabelled text {config.unlabelled!r}")
+
+
+def load_bare_words(config: DataConfig) -> Tagged:
+    """Every training sentence, held out later or not, and the unlabelled ones; no tag is read."""
+    table = read_splits(config.path, config.subset)["train"]
+    return Tagged(bare_words(table, config, f"data {config.path!r}, train").texts + unlabelled_words(config).texts)
+
+
+def bare_words(table: pa.Table, config: DataConfig, where: str) -> Tagged:
     text = named(table, config.text, "text", where) or first_of(table, WORDS) or first_of(table, ("text",))
     if text is None:
         raise missing("text", WORDS, table, where)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Num
@@ -23,7 +24,7 @@ def loss_terms(
     student_logits: Float[Tensor, "rows classes"] | None,
     labels: Num[Tensor, "rows"] | None,
     mask: Int[Tensor, "batch length"],
-    teacher: Mapping[str, Tensor],
+    teacher: Mapping[str, Any],
     pairs: Mapping[str, Sequence[Pair]] = NOTHING,
 ) -> dict[str, Tensor]:
     """Value of every term whose weight isn't 0, unweighted.
@@ -52,17 +53,18 @@ def loss_terms(
 
 def distribution_loss(
     student_logits: Float[Tensor, "rows classes"],
-    teacher: Mapping[str, Tensor],
+    teacher: Mapping[str, Any],
     temperature: float,
     dense: Callable[..., Tensor] = forward_kl,
 ) -> Float[Tensor, ""]:
     """The kl term by what is known of the teacher's distribution, in nats.
 
     `teacher` holds `logits`: `dense`; or `ids` and `weights`: `sampled_cross_entropy`, larger than the KL by the
-    teacher's entropy; or `ids`, `log_probs` and `tail`: `topk_kl`.
+    teacher's entropy; or `ids`, `log_probs` and `tail`: `topk_kl`. A sample or top-k belongs to the `temperature` that
+    stands beside it, 1 where none does, and is scaled by its square like the rest.
 
     Raises:
-        InputError: None of these, or a sample or top-k with a temperature other than 1 or for another divergence.
+        InputError: None of these, or a sample or top-k of another temperature or for another divergence.
     """
     if "logits" in teacher:
         return dense(student_logits, teacher["logits"], temperature=temperature)
@@ -71,19 +73,21 @@ def distribution_loss(
             "loss.kl: expected the teacher's logits, ids and weights, or ids, log_probs and tail, found "
             f"{', '.join(sorted(teacher)) or 'nothing'}: there is no distribution to learn from"
         )
-    if temperature != 1:
+    known = float(teacher.get("temperature", 1.0))
+    if temperature != known:
         raise InputError(
-            f"loss.temperature: expected 1.0, found {temperature}: a cached sample or top-k belongs to the temperature "
-            "it was written at, and only the student would be softened"
+            f"loss.temperature: expected {known}, found {temperature}: a cached sample or top-k belongs to the "
+            "temperature it was written at, and only the student would be softened"
         )
+    student_logits = student_logits if temperature == 1 else student_logits / temperature
     if dense not in (forward_kl, soft_cross_entropy):
         raise InputError(
             "loss.divergence: expected forward_kl, found another: a cached sample or top-k tells too little of the "
             "teacher's distribution"
         )
     if "weights" in teacher:
-        return sampled_cross_entropy(student_logits, teacher["ids"], teacher["weights"])
-    return topk_kl(student_logits, teacher["ids"], teacher["log_probs"], teacher["tail"])
+        return sampled_cross_entropy(student_logits, teacher["ids"], teacher["weights"]) * temperature**2
+    return topk_kl(student_logits, teacher["ids"], teacher["log_probs"], teacher["tail"]) * temperature**2
 
 
 def divergence(config: LossConfig, labels: Num[Tensor, "rows"]) -> Callable[..., Tensor]:

@@ -7,9 +7,13 @@ from transformers import PretrainedConfig
 
 from distill.data.columns import LABEL, first_of
 from distill.data.config import DataConfig
+from distill.data.language import text_files
+from distill.data.questions import ANSWERS, CONTEXT, QUESTION
 from distill.data.source import read_splits
 from distill.data.tagged import TAGS, WORDS
 from distill.errors import InputError
+from distill.tasks.language import CausalLM, Language, MaskedLM
+from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.task import BODIES, Task
 from distill.tasks.text_classification import Numbers, Several, TextClassification
 from distill.tasks.token_classification import TokenClassification
@@ -19,8 +23,12 @@ TASKS: dict[str, type[Task]] = {
     "multi-label": Several,
     "regression": Numbers,
     "token-classification": TokenClassification,
+    "question-answering": QuestionAnswering,
+    "masked-lm": MaskedLM,
+    "causal-lm": CausalLM,
 }
 PROBLEMS: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
+LANGUAGE: tuple[type[Language], ...] = (MaskedLM, CausalLM)
 
 
 def choose(asked: str, teacher: PretrainedConfig, name: str, data: DataConfig) -> tuple[str, str]:
@@ -30,12 +38,11 @@ def choose(asked: str, teacher: PretrainedConfig, name: str, data: DataConfig) -
         InputError: A teacher whose head is of another task than the one asked for, or of none that is known.
     """
     own, why = by_head(teacher, name), "the teacher's head"
-    if own == "":
-        own, why = by_data(read_splits(data.path, data.subset)["train"], data)
+    if own == "" and asked == "auto":
+        return by_data(teacher, data)
     if asked == "auto":
         return own, why
-    kinds = TASKS[asked], TASKS[own]
-    if why == "the teacher's head" and kinds[0].head != kinds[1].head:
+    if own and TASKS[asked].head != TASKS[own].head:
         raise InputError(
             f"--task {asked}: the teacher {name!r} was trained for {own}: its outputs have another meaning"
         )
@@ -43,30 +50,48 @@ def choose(asked: str, teacher: PretrainedConfig, name: str, data: DataConfig) -
 
 
 def by_head(teacher: PretrainedConfig, name: str) -> str:
-    """What the checkpoint was trained for; empty for a pre-trained body."""
+    """What the checkpoint was trained for; empty for a pre-trained body, with a head for words or without."""
     for architecture in teacher.architectures or []:
         if architecture.endswith(TextClassification.head):
             problem = teacher.problem_type or ("regression" if teacher.num_labels == 1 else None)
             return PROBLEMS.get(problem, TextClassification.name)
+        if architecture.endswith(BODIES):
+            continue
         for task, kind in TASKS.items():
             if architecture.endswith(kind.head):
                 return task
-        if not architecture.endswith(BODIES):
-            raise InputError(
-                f"teacher {name!r}: expected a pre-trained body or a head for {', '.join(TASKS)}, found "
-                f"{architecture}: it was trained for another task"
-            )
+        raise InputError(
+            f"teacher {name!r}: expected a pre-trained body or a head for {', '.join(TASKS)}, found "
+            f"{architecture}: it was trained for another task"
+        )
     return ""
 
 
-def by_data(train: pa.Table, config: DataConfig) -> tuple[str, str]:
-    """What the columns of a split look like."""
+def language_of(teacher: PretrainedConfig) -> str:
+    """The language task that the checkpoint has a head for; empty for none."""
+    names = teacher.architectures or []
+    return next((kind.name for kind in LANGUAGE if any(name.endswith(kind.heads) for name in names)), "")
+
+
+def by_data(teacher: PretrainedConfig, config: DataConfig) -> tuple[str, str]:
+    """What the columns of a split look like; text without labels is a language model's."""
+    own = language_of(teacher)
+    if own and text_files(config.path):
+        return own, "txt files, and the teacher's head for words"
+    return by_columns(read_splits(config.path, config.subset)["train"], config, own)
+
+
+def by_columns(train: pa.Table, config: DataConfig, words_head: str) -> tuple[str, str]:
     words, tags = first_of(train, WORDS), first_of(train, TAGS)
     if words and tags and is_list(train[words]) and is_list(train[tags]) and config.text in (None, words):
         return TokenClassification.name, f"columns {words} and {tags} hold lists"
+    question, context, answers = (first_of(train, names) for names in (QUESTION, CONTEXT, ANSWERS))
+    if question and context and answers and config.label in (None, answers):
+        return QuestionAnswering.name, f"columns {question}, {context} and {answers}"
     label = config.label if config.label in train.column_names else first_of(train, LABEL)
     if label is None:
-        return TextClassification.name, "the data"
+        plain = words_head and (config.text or "text") in train.column_names and config.label is None
+        return (words_head, "text without labels") if plain else (TextClassification.name, "the data")
     column = train[label]
     if is_list(column):
         return "multi-label", f"column {label} holds lists"

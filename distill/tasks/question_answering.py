@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.functional.text import squad
@@ -12,9 +11,9 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from distill.answers import Answers, SpanAnswers
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED
-from distill.data.questions import Windows, encode_questions, load_questions
+from distill.data.questions import Questions, Windows, encode_questions, load_bare_questions, load_questions
 from distill.data.splits import Splits
+from distill.tasks.row_accuracy import RowAccuracy
 from distill.tasks.task import Scorer, Task
 
 LONGEST = 30  # tokens of an answer
@@ -28,45 +27,28 @@ class QuestionAnswering(Task):
     head: ClassVar[str] = "ForQuestionAnswering"
     metric_name: ClassVar[str] = "F1"
     answers: ClassVar[Answers] = SpanAnswers()
+    form: ClassVar[Any] = Questions
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
         return load_questions(config, seed)
+
+    @classmethod
+    def read_bare(cls, config: DataConfig) -> Questions:
+        return load_bare_questions(config)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Windows:
         return encode_questions(tokenizer, part, max_length)
 
     def metric(self) -> Metric:
         """While training: the share of starts and ends at the right token."""
-        return Places()
+        return RowAccuracy()
 
     def scorer(self, rows: Windows) -> Scorer:
         return AnswerScorer(rows)
 
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
         return [] if any(name.endswith(self.head) for name in config.architectures or []) else None
-
-
-class Places(Metric):
-    """Share of rows whose largest logit is at the label; rows differ in length from batch to batch."""
-
-    higher_is_better = True
-    full_state_update = False
-    right: Tensor
-    total: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("right", "total"):
-            self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
-
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        known = labels != IGNORED
-        self.right += ((logits.argmax(-1) == labels) & known).sum()
-        self.total += known.sum()
-
-    def compute(self) -> Tensor:
-        return self.right / self.total.clamp(min=1)
 
 
 class AnswerScorer:

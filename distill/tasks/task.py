@@ -13,9 +13,8 @@ from torchmetrics import Metric
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.answers import Answers
-from distill.data.batches import Rows
 from distill.data.config import DataConfig
-from distill.data.splits import Splits
+from distill.data.splits import Examples, Splits
 from distill.errors import InputError
 
 # Pre-trained bodies come with one of these; any other head was trained for another task.
@@ -46,18 +45,33 @@ class Task(ABC):
     labels: tuple[str, ...]
     name: ClassVar[str]
     head: ClassVar[str]  # of stock classes, such as ForTokenClassification
+    heads: ClassVar[tuple[str, ...]]  # all that classes with one end in
     metric_name: ClassVar[str]
     problem: ClassVar[str | None] = None  # what stock configs call it
     answers: ClassVar[Answers] = Answers()
+    form: ClassVar[Any] = Examples  # of a split: its `table`, and `of` to read that back
+    kept: ClassVar[str] = "logits"  # what a cache keeps of the teacher's logits where nothing else is asked for
+    at_once: ClassVar[int] = 32  # rows that are scored together
+
+    def __init_subclass__(cls) -> None:
+        if "head" in cls.__dict__ and "heads" not in cls.__dict__:
+            cls.heads = (cls.head,)
 
     @classmethod
     @abstractmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
         """The data of `config` in this task's form."""
 
+    @classmethod
     @abstractmethod
-    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Rows:
-        """A split as token ids."""
+    def read_bare(cls, config: DataConfig) -> Any:
+        """Every training row, held out later or not, and the unlabelled ones, without labels: what a teacher is asked
+        about.
+        """
+
+    @abstractmethod
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
+        """A split as token ids: `Rows`."""
 
     @abstractmethod
     def metric(self) -> Metric:
@@ -79,6 +93,12 @@ class Task(ABC):
             InputError: The checkpoint was trained for another task.
         """
         check_head(config, path, cls.head, cls.name)
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: B027
+        """
+        Raises:
+            InputError: A tokenizer that the task can't be done with.
+        """
 
     def config(self, path: str) -> PretrainedConfig:
         """Reads a checkpoint's config and gives it this task's labels.

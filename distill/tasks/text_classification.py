@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from distill.answers import Answers, LabelAnswers
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
-from distill.data.splits import Splits, load_labelled, load_numbers, load_splits
+from distill.data.splits import Examples, Splits, load_bare, load_labelled, load_numbers, load_splits
 from distill.tasks.task import Scorer, Task, check_head, output_layer, plain
 
 __all__ = ["HEAD", "Numbers", "Several", "TextClassification", "check_task", "output_layer", "plain"]
@@ -33,6 +33,10 @@ class TextClassification(Task):
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
         return load_splits(config, seed)
+
+    @classmethod
+    def read_bare(cls, config: DataConfig) -> Examples:
+        return load_bare(config)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
         return encode(tokenizer, part, max_length)

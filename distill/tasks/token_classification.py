@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED
 from distill.data.splits import Splits
-from distill.data.tagged import OUTSIDE, TaggedRows, encode_tagged, load_tagged
+from distill.data.tagged import OUTSIDE, Tagged, TaggedRows, encode_tagged, load_bare_words, load_tagged
 from distill.tasks.task import Scorer, Task
 
 
@@ -24,10 +24,15 @@ class TokenClassification(Task):
     name: ClassVar[str] = "token-classification"
     head: ClassVar[str] = "ForTokenClassification"
     metric_name: ClassVar[str] = "span F1"
+    form: ClassVar[Any] = Tagged
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
         return load_tagged(config, seed)
+
+    @classmethod
+    def read_bare(cls, config: DataConfig) -> Tagged:
+        return load_bare_words(config)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> TaggedRows:
         return encode_tagged(tokenizer, part, max_length)

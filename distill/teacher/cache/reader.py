@@ -14,7 +14,7 @@ from distill.teacher.cache.identity import Identity
 from distill.teacher.cache.index import key_array
 from distill.teacher.cache.key import sample_keys
 from distill.teacher.cache.shard import DamagedError, Shard, shard_path
-from distill.teacher.cache.signals import Where
+from distill.teacher.cache.signals import Sampled, TopK, Where
 from distill.teacher.cache.store import Store, open_store
 
 OPEN_SHARDS = 256  # each holds a file descriptor
@@ -95,7 +95,7 @@ class CacheReader:
         )
 
     def signals_of(self, keys: Sequence[bytes], where: Where) -> dict[str, Any]:
-        """Tensors of a batch, by name; see each signal's `decode`.
+        """Tensors of a batch, by name; see each signal's `decode`. Of distributions also the temperature they have.
 
         Raises:
             InputError: A sample that the cache doesn't hold, or a record that is damaged.
@@ -106,6 +106,8 @@ class CacheReader:
             try:
                 records = [shard.record(row, signal.name) for shard, row in found]
                 out |= signal.decode(records, where, self.store.codebooks.get(signal.name, {}))
+                if isinstance(signal, Sampled | TopK):
+                    out["temperature"] = signal.temperature
             except (DamagedError, ValueError) as error:
                 raise self.unusable([str(error)]) from error
         return out

@@ -1,0 +1,118 @@
+"""The next word, or the words behind masks."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import Metric
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from distill.data.config import DataConfig
+from distill.data.documents import load_bare_documents, load_documents
+from distill.data.encode import IGNORED
+from distill.data.language import LanguageBlocks, token_blocks
+from distill.data.mask_config import MaskConfig
+from distill.data.masking import MaskedBlocks
+from distill.data.splits import Examples, Splits
+from distill.errors import InputError
+from distill.tasks.row_accuracy import RowAccuracy
+from distill.tasks.task import Scorer, Task
+
+
+@dataclass(frozen=True)
+class Language(Task):
+    """Plain text in blocks of `max_length` tokens; logits for every token of a vocabulary at each position."""
+
+    metric_name: ClassVar[str] = "token accuracy"
+    kept: ClassVar[str] = "sampled"
+    at_once: ClassVar[int] = 4  # logits of a row take tens of megabytes
+
+    @classmethod
+    def read(cls, config: DataConfig, seed: int) -> Splits:
+        return load_documents(config, seed)
+
+    @classmethod
+    def read_bare(cls, config: DataConfig) -> Examples:
+        return load_bare_documents(config)
+
+    def metric(self) -> Metric:
+        return RowAccuracy()
+
+    def scorer(self, rows: Any) -> Scorer:
+        return WordScorer(len(rows))
+
+    @classmethod
+    def check(cls, config: PretrainedConfig, path: str) -> None:
+        """
+        Raises:
+            InputError: The checkpoint has no head for words: a new one would know none of them.
+        """
+        found = config.architectures or ["no architecture"]
+        if not any(name.endswith(cls.heads) for name in found):
+            raise InputError(
+                f"model {path!r}: expected a head for {cls.name} ({', '.join(cls.heads)}), found {', '.join(found)}: a "
+                "new head would have to learn every word anew"
+            )
+
+    def head_rows(self, config: PretrainedConfig) -> list[int] | None:
+        return []
+
+
+@dataclass(frozen=True)
+class CausalLM(Language):
+    """Each token from those before it."""
+
+    name: ClassVar[str] = "causal-lm"
+    head: ClassVar[str] = "ForCausalLM"
+    heads: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> LanguageBlocks:
+        return LanguageBlocks(token_blocks(tokenizer, part.texts, max_length))
+
+
+@dataclass(frozen=True)
+class MaskedLM(Language):
+    """Hidden tokens from those around them.
+
+    Args:
+        masking: Which tokens are hidden; validation and test have the masks of the first pass.
+    """
+
+    name: ClassVar[str] = "masked-lm"
+    head: ClassVar[str] = "ForMaskedLM"
+    heads: ClassVar[tuple[str, ...]] = ("ForMaskedLM", "ForPreTraining")
+    masking: MaskConfig = field(default_factory=MaskConfig)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> MaskedBlocks:
+        blocks = LanguageBlocks(token_blocks(tokenizer, part.texts, max_length))
+        return MaskedBlocks.of(blocks, self.masking, tokenizer)
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        MaskedBlocks.of(LanguageBlocks([]), self.masking, tokenizer)
+
+
+class WordScorer:
+    """Share of the asked tokens that the model finds likeliest, and the perplexity: exp of the mean cross-entropy."""
+
+    def __init__(self, rows: int):
+        self.said: list[np.ndarray] = [np.zeros(0, np.int64)] * rows
+        self.nats, self.right, self.count = 0.0, 0, 0
+
+    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        asked = batch["labels"] != IGNORED
+        labels, found = batch["labels"][asked], logits[asked].float()
+        guesses = found.argmax(-1)
+        self.nats += F.cross_entropy(found, labels, reduction="sum").item()
+        self.right += int((guesses == labels).sum())
+        self.count += len(labels)
+        for row, own in zip(rows, guesses.split(asked.sum(1).tolist()), strict=True):
+            self.said[row] = own.numpy()
+
+    def scores(self) -> dict[str, float]:
+        count = max(1, self.count)
+        return {"token accuracy": self.right / count, "perplexity": float(np.exp(self.nats / count))}
+
+    def decisions(self) -> np.ndarray:
+        return np.concatenate(self.said)

@@ -1,0 +1,128 @@
+"""Whole runs of language models: chosen by the teacher's head and plain text, taught by the cache, exported, scored."""
+
+import json
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, LlamaConfig, LlamaForCausalLM
+
+from commands import finish, refused, small_run
+from conftest import VOCABULARY, WORDS, build_model, saved
+from distill.data.config import DataConfig
+from distill.data.documents import held_out, load_documents
+from distill.errors import InputError
+from pipelines import distill
+
+WORD_PAIRS = dict(zip(WORDS[::2], WORDS[1::2], strict=False))
+
+
+def prose(lines: int, seed: int) -> str:
+    """Lines in which every second word follows from the one before."""
+    rng, text = random.Random(seed), []
+    for _ in range(lines):
+        firsts = rng.choices([*WORD_PAIRS][:4], k=6)
+        text.append(" ".join(f"{first} {WORD_PAIRS[first]}" for first in firsts) + " .")
+    return "\n".join(text)
+
+
+@pytest.fixture
+def books(tmp_path):
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"book{number}.txt").write_text(prose(40, number))
+    return folder
+
+
+@pytest.fixture
+def masked_teacher(tmp_path, tokenizer):
+    return saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "masked")
+
+
+def decoder(seed: int = 0) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, **sizes)).eval()
+
+
+def report_of(output) -> dict:
+    return json.loads((output / "report.json").read_text())
+
+
+def scores_of(output) -> dict[tuple[str, str], dict[str, float]]:
+    return {(each["name"], each["runtime"]): each["scores"] for each in report_of(output)["models"]}
+
+
+TRAINED = ("--teacher.finetune", "always", "--teacher_train.epochs", "12", "--epochs", "12")
+TRAINED += ("--teacher_train.learning_rate", "5e-3", "--learning-rate", "5e-3")
+STILL = ("--teacher_train.dropout", "0", "--train.dropout", "0", "--masking.passes", "2")
+
+
+def test_a_masked_language_student_is_not_chosen_taught_exported_or_scored(masked_teacher, books, tmp_path):
+    output = tmp_path / "run"
+    loss = ("--loss.ce", "1", "--loss.hidden", "1", "--loss.hidden_kind", "cosine", "--keep.signals", "topk")
+    loss += ("--keep.k", "8")
+    said = finish("distill", small_run(masked_teacher, books, output, *TRAINED, *STILL, *loss))
+    assert "task: masked-lm (txt files, and the teacher's head for words)" in said
+    scores = scores_of(output)
+    assert scores.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
+    found = scores["student", "pytorch"]
+    assert found["token accuracy"] > 0.1  # one in two hundred by chance
+    assert 1 < found["perplexity"] < 60
+    assert abs(found["token accuracy"] - scores["student", "onnxruntime"]["token accuracy"]) < 1e-6
+    cache = next((output / "cache").glob("*/cache/cache.json"))
+    assert '"temperature": 2.0' in cache.read_text()
+    student = AutoModelForMaskedLM.from_pretrained(output / "student")
+    assert student.config.num_hidden_layers == 2
+
+
+def test_a_decoder_is_not_chosen_taught_exported_or_scored(tokenizer, books, tmp_path):
+    teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
+    said = finish("distill", small_run(teacher, books, output, *TRAINED, "--loss.ce", "0.5", "--temperature", "1"))
+    assert "task: causal-lm (txt files, and the teacher's head for words)" in said
+    scores = scores_of(output)
+    assert scores["student", "pytorch"]["token accuracy"] > 0.3  # every second word follows from the one before
+    assert scores["student", "pytorch"]["perplexity"] < 30
+    assert abs(scores["student", "pytorch"]["perplexity"] - scores["student", "onnxruntime"]["perplexity"]) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--data.label", "category"), "expected none for a language model"),
+        (("--speedup", "4"), "students of other tasks"),
+        (("--task", "causal-lm"), "expected a head for causal-lm (ForCausalLM, LMHeadModel), found BertForMaskedLM"),
+        (("--keep.signals", "hidden"), "expected signals sampled, topk or logits"),
+        (("--masking.rate", "1.5"), "expected a share between 0 and 1"),
+    ],
+)
+def test_a_language_run_that_cannot_be_begins(words, message, masked_teacher, books, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "run"
+    assert message in refused(distill, small_run(masked_teacher, books, output, *words), monkeypatch, capsys)
+    assert not (output / "teacher").exists()
+
+
+def test_a_body_without_a_head_for_words_gets_a_random_one(body_folder, books, tmp_path, monkeypatch, capsys):
+    words = small_run(body_folder, books, tmp_path / "run", "--task", "masked-lm")
+    assert "a new head would have to learn every word anew" in refused(distill, words, monkeypatch, capsys)
+
+
+def test_held_out_documents_are_trained_on_or_depend_on_more_than_the_seed(books, tmp_path):
+    first, again, other = (load_documents(DataConfig(str(books)), seed) for seed in (3, 3, 4))
+    parts = [first.train.texts, first.validation.texts, first.test.texts]
+    assert list(map(len, parts)) == [4, 1, 1]
+    assert len({text for part in parts for text in part}) == 6
+    assert first == again
+    assert first.test.texts != other.test.texts or first.validation.texts != other.validation.texts
+
+
+def test_a_single_document_is_cut_within_a_line_or_refused(tmp_path):
+    file = tmp_path / "book.txt"
+    file.write_text(prose(40, 1))
+    splits = load_documents(DataConfig(str(file)), 0)
+    cut = splits.train.texts + splits.validation.texts + splits.test.texts
+    assert sorted("".join(cut)) == sorted(prose(40, 1))
+    assert all(text.endswith(".\n") for text in (*splits.train.texts, *splits.validation.texts))
+    with pytest.raises(InputError, match="found a single line"):
+        held_out(["one line"], 0.1, 0)
