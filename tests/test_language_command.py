@@ -125,4 +125,4 @@ def test_a_single_document_is_cut_within_a_line_or_refused(tmp_path):
     assert sorted("".join(cut)) == sorted(prose(40, 1))
     assert all(text.endswith(".\n") for text in (*splits.train.texts, *splits.validation.texts))
     with pytest.raises(InputError, match="found a single line"):
-        held_out(["one line"], 0.1, 0)
+        held_out(0, ["one line"], 0.1)

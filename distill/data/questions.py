@@ -4,6 +4,7 @@ import ast
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from distill.data.columns import first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows
 from distill.data.source import read_splits, read_table
-from distill.data.splits import Examples, Splits, overlap
+from distill.data.splits import Examples, Splits, drawn, hold, overlap
 from distill.errors import InputError
 
 QUESTION, CONTEXT, ANSWERS = ("question", "query"), ("context", "passage", "paragraph"), ("answers", "answer")
@@ -80,11 +81,7 @@ def load_questions(config: DataConfig, seed: int = 0) -> Splits:
     if not any(row[2] for row in train):
         raise InputError(f"data {config.path!r}, train: expected answers in their contexts, found none")
     rows["train"] = train
-    for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
-        notes[f"{split}_from"] = "the data set"
-        if split not in rows:
-            rows["train"], rows[split] = held_out(rows["train"], fraction, seed)
-            notes[f"{split}_from"] = f"the questions on {fraction:.0%} of train's contexts, seed {seed}"
+    hold(rows, notes, config, partial(by_context, seed))
     parts: dict[str, Any] = {
         split: Questions([q for q, *_ in part], [c for _, c, *_ in part], [found for *_, found, _ in part])
         for split, part in rows.items()
@@ -164,15 +161,12 @@ def placed_in(context: str, answer: Answer) -> Answer | None:
     return Answer(answer.text, start) if start >= 0 else None
 
 
-def held_out(rows: list[Row], fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """By contexts: a question on a context that was trained on would be half known."""
+def by_context(seed: int, rows: list[Row], fraction: float) -> tuple[list[Row], list[Row], str]:
+    """A question on a context that was trained on would be half known."""
     contexts = sorted({context for _, context, *_ in rows})
-    count = round(len(contexts) * fraction) or 1
-    if count >= len(contexts):
-        raise InputError(f"data: expected at least two contexts to hold one out, found {len(contexts)}")
-    drawn = np.random.default_rng(seed).permutation(len(contexts))[:count]
-    apart = {contexts[i] for i in drawn}
-    return [row for row in rows if row[1] not in apart], [row for row in rows if row[1] in apart]
+    apart = {contexts[i] for i in drawn(len(contexts), fraction, seed, "contexts")}
+    kept, held = [row for row in rows if row[1] not in apart], [row for row in rows if row[1] in apart]
+    return kept, held, f"the questions on {fraction:.0%} of train's contexts, seed {seed}"
 
 
 def unlabelled_questions(config: DataConfig) -> Questions:

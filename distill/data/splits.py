@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -88,7 +88,7 @@ def load_splits(config: DataConfig, seed: int = 0) -> Splits:
             a label in validation or test that train lacks; a pair column in some splits only.
     """
     named, notes = read_named(config)
-    hold(named, notes, config, seed, lambda part: part.labels)
+    hold(named, notes, config, by_strata(seed, lambda part: part.labels))
     labels = label_names(named)
     number = {name: i for i, name in enumerate(labels)}
     return whole(named, notes, config, labels, lambda name: number[name])
@@ -99,7 +99,7 @@ def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
     `|` or `;`. Labels become 1 for each that holds and 0 for the others.
     """
     named, notes = read_named(config, several_labels, bare=True)
-    hold(named, notes, config, seed, lambda part: [""] * len(part.texts))
+    hold(named, notes, config, by_strata(seed, lambda part: [""] * len(part.texts)))
     seen = {name for names in named["train"].labels for name in names}
     if not seen:
         raise InputError("data: expected labels in train, found none in any row: there is nothing to learn")
@@ -116,7 +116,7 @@ def load_numbers(config: DataConfig, seed: int = 0) -> Splits:
         InputError: A cell that is no number.
     """
     named, notes = read_named(config, a_number)
-    hold(named, notes, config, seed, lambda part: [""] * len(part.texts))
+    hold(named, notes, config, by_strata(seed, lambda part: [""] * len(part.texts)))
     return whole(named, notes, config, (NUMBER,), float)
 
 
@@ -135,20 +135,47 @@ def read_named(
     return named, {"dropped_empty": sum(part.dropped for part in named.values())}
 
 
+Part = TypeVar("Part")
+
+
 def hold(
-    named: dict[str, Named],
+    parts: dict[str, Part],
     notes: dict[str, int | str],
     config: DataConfig,
-    seed: int,
-    strata: Callable[[Named], list[str]],
+    cut: Callable[[Part, float], tuple[Part, Part, str]],
 ) -> None:
-    """Holds rows out of train for the splits that aren't there, the same share of each of `strata`."""
+    """Holds rows out of train for the splits that aren't there: `cut(train, fraction)` gives what is kept, what is held
+    out, and words for that.
+    """
     for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
         notes[f"{split}_from"] = "the data set"
-        if split not in named:
-            kept, held = hold_out(strata(named["train"]), fraction, seed)
-            named[split], named["train"] = named["train"].take(held), named["train"].take(kept)
-            notes[f"{split}_from"] = f"{len(held)} rows held out of train, stratified, seed {seed}"
+        if split not in parts:
+            parts["train"], parts[split], notes[f"{split}_from"] = cut(parts["train"], fraction)
+
+
+def by_strata(seed: int, strata: Callable[[Named], list[str]]) -> Callable[[Named, float], tuple[Named, Named, str]]:
+    """A cut that holds out the same share of each of `strata`."""
+
+    def cut(train: Named, fraction: float) -> tuple[Named, Named, str]:
+        kept, held = hold_out(strata(train), fraction, seed)
+        told = f"{len(held)} rows held out of train, stratified, seed {seed}"
+        return train.take(kept), train.take(held), told
+
+    return cut
+
+
+def drawn(count: int, fraction: float, seed: int, what: str) -> set[int]:
+    """Numbers of the held-out ones of `count` equals, at least one.
+
+    Raises:
+        InputError: None would be left.
+    """
+    held = max(1, round(count * fraction))
+    if held >= count:
+        raise InputError(
+            f"data: expected at least two {what} to hold one out, found {count}: there would be nothing to measure on"
+        )
+    return set(np.random.default_rng(seed).permutation(count)[:held].tolist())
 
 
 def whole(
@@ -237,14 +264,14 @@ def label_names(named: dict[str, Named]) -> tuple[str, ...]:
     return tuple(sorted(seen))
 
 
-def check_known(split: str, extra: Counter[str]) -> None:
+def check_known(split: str, extra: Counter[str], what: str = "labels", where: str = "rows") -> None:
     """
     Raises:
         InputError: There are labels that train doesn't have.
     """
     if extra:
-        listed = ", ".join(f"{name!r} ({count} rows)" for name, count in extra.most_common(5))
-        raise InputError(f"data: {split} has labels that train lacks: {listed}; no model could ever predict them")
+        listed = ", ".join(f"{name!r} ({count} {where})" for name, count in extra.most_common(5))
+        raise InputError(f"data: {split} has {what} that train lacks: {listed}; no model could ever predict them")
 
 
 def hold_out(labels: Sequence[str], fraction: float, seed: int) -> tuple[list[int], list[int]]:

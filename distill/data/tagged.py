@@ -17,7 +17,7 @@ from distill.data.columns import first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows, padded
 from distill.data.source import read_splits, read_table
-from distill.data.splits import Examples, Splits, overlap
+from distill.data.splits import Examples, Splits, check_known, drawn, hold, overlap
 from distill.errors import InputError
 
 WORDS = ("tokens", "words")
@@ -62,11 +62,13 @@ def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
     read = {name: sentences(table, config, name) for name, table in read_splits(config.path, config.subset).items()}
     notes: dict[str, int | str] = {"dropped_empty": sum(dropped for _, _, dropped in read.values())}
     rows = {name: list(zip(words, tags, strict=True)) for name, (words, tags, _) in read.items()}
-    for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
-        notes[f"{split}_from"] = "the data set"
-        if split not in rows:
-            rows["train"], rows[split] = held_out(rows["train"], fraction, seed)
-            notes[f"{split}_from"] = f"{len(rows[split])} rows held out of train, seed {seed}"
+
+    def cut(train: list[Row], fraction: float) -> tuple[list[Row], list[Row], str]:
+        held = drawn(len(train), fraction, seed, "sentences")
+        kept = [row for i, row in enumerate(train) if i not in held]
+        return kept, [train[i] for i in sorted(held)], f"{len(held)} rows held out of train, seed {seed}"
+
+    hold(rows, notes, config, cut)
     names = tag_names(rows)
     number = {name: i for i, name in enumerate(names)}
     parts: dict[str, Any] = {
@@ -112,15 +114,6 @@ def listed(value: Any) -> list[str]:
 Row = tuple[list[str], list[str]]
 
 
-def held_out(rows: list[Row], fraction: float, seed: int) -> tuple[list[Row], list[Row]]:
-    count = round(len(rows) * fraction) or 1
-    if count >= len(rows):
-        raise InputError(f"data: expected at least two sentences to hold one out, found {len(rows)}")
-    order = np.random.default_rng(seed).permutation(len(rows))
-    held = set(order[:count].tolist())
-    return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
-
-
 def tag_names(rows: dict[str, list[Row]]) -> tuple[str, ...]:
     """Train's tags, `O` first, the others by name.
 
@@ -131,10 +124,7 @@ def tag_names(rows: dict[str, list[Row]]) -> tuple[str, ...]:
     if len(seen) < 2:
         raise InputError(f"data: expected at least two tags in train, found {', '.join(sorted(seen))}")
     for split, part in rows.items():
-        extra = Counter(tag for _, tags in part for tag in tags if tag not in seen)
-        if extra:
-            told = ", ".join(f"{name!r} ({count} words)" for name, count in extra.most_common(5))
-            raise InputError(f"data: {split} has tags that train lacks: {told}; no model could ever predict them")
+        check_known(split, Counter(tag for _, tags in part for tag in tags if tag not in seen), "tags", "words")
     if all(re.fullmatch(r"\d+", tag) for tag in seen):
         return tuple(sorted(seen, key=int))
     return tuple(sorted(seen, key=lambda tag: (tag != OUTSIDE, tag)))
