@@ -1,6 +1,5 @@
 """The general stage: the student learns on plain text from the teacher as it came, before there is a task."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from pipelines.layouts import Layouts
 from pipelines.placing import placed, save_model
 from pipelines.stage import Artefact, Run, content_hash
 from pipelines.strategies import device_of
-from pipelines.teacher import MODEL
+from pipelines.teacher import MODEL, deciding
 from pipelines.trainer import fit
 from pipelines.words import tokenizer_of
 
@@ -45,7 +44,7 @@ def general_stage(
     settings = {
         "student": config.student.spec,
         "loss": vars(general.loss),
-        "train": {name: value for name, value in asdict(general.train).items() if name != "checkpoint_every"},
+        "train": deciding(general.train),
         "masking": vars(general.masking) if general.loss.reads_logits else {},
         "progressive": general.progressive,
         "text": general.text,

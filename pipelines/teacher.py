@@ -19,6 +19,7 @@ from distill.module import DistillationModule
 from distill.tasks.task import Task, output_layer
 from distill.teacher.head import probe_head
 from distill.teacher.load import load_tokenizer
+from distill.training import TrainConfig
 from pipelines.config import DistillConfig
 from pipelines.data import read_data, read_task
 from pipelines.placing import placed, save_model, stages_of
@@ -92,9 +93,13 @@ def fresh_teacher(
 
 
 def training_settings(config: DistillConfig, name: str) -> dict[str, Any]:
-    """What decides the weights of a training; how often it is checkpointed and how it is laid out don't."""
-    settings = {k: v for k, v in asdict(getattr(config, name)).items() if k != "checkpoint_every"}
-    return settings | {"compress": config.machine.compress}
+    """What decides the weights of a training; how it is laid out doesn't."""
+    return deciding(getattr(config, name)) | {"compress": config.machine.compress}
+
+
+def deciding(train: TrainConfig) -> dict[str, Any]:
+    """All but how often it is checkpointed."""
+    return {name: value for name, value in asdict(train).items() if name != "checkpoint_every"}
 
 
 def usable_head(run: Run, config: DistillConfig, source: Path, task: Task) -> list[int] | None:

@@ -78,10 +78,10 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     if new.embeddings:
         check_embeddings(new, family, teacher.model_type)
         config.embedding_size = new.embeddings
-    elif family.fills:
-        pass  # the map from the embeddings is there whatever their width
+    if new.embeddings or family.fills:  # then the map from the embeddings is there whatever their width
+        return config
     # ELECTRA projects its embeddings only where they are narrower than the layers.
-    elif getattr(config, "embedding_size", None) == old.hidden:
+    if getattr(config, "embedding_size", None) == old.hidden:
         config.embedding_size = config.hidden_size
     elif getattr(config, "embedding_size", None) == config.hidden_size:
         raise InputError(
