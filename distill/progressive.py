@@ -53,6 +53,7 @@ class LayerByLayer(Callback):
         if not 0 < share <= 1:
             raise InputError(f"progressive: expected a share of the steps above 0 and up to 1, found {share}")
         self.share = share
+        self.learning: list[nn.Parameter] = []
 
     def turn(self, step: int, steps: int, layers: int) -> int:
         """The layer, from 1, that learns in a step; 0 for all of them."""
@@ -62,14 +63,13 @@ class LayerByLayer(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         student = pl_module.student
         turn = self.turn(trainer.global_step, pl_module.steps, student.config.num_hidden_layers)
-        if turn != pl_module.taught.turn or not hasattr(self, "learning"):
+        if turn != pl_module.taught.turn or not self.learning:
             pl_module.taught.turn = turn
             self.open(pl_module, turn)
 
     def open(self, module: Any, turn: int) -> None:
         """Weights that learn in this turn, and no others."""
-        if not hasattr(self, "learning"):
-            self.learning = [each for each in module.parameters() if each.requires_grad]
+        self.learning = self.learning or [each for each in module.parameters() if each.requires_grad]
         student: PreTrainedModel = module.student
         allowed = {id(each) for each in self.learning}
         if turn:
@@ -86,5 +86,5 @@ class LayerByLayer(Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         pl_module.taught.turn = 0
-        for each in getattr(self, "learning", []):
+        for each in self.learning:
             each.requires_grad_(True)
