@@ -333,11 +333,8 @@ def test_a_tokenizer_without_an_end_or_a_row_without_room_is_used():
 
 def test_a_tokenizer_without_padding_loses_its_ends():
     bare = decoder_tokenizer(eos_token="<eos>")
-    assert (padding_id(bare), padding_id(decoder_tokenizer()), padding_id(decoder_tokenizer(pad_token="<bos>"))) == (
-        1,
-        0,
-        2,
-    )
+    kept = decoder_tokenizer(pad_token="<bos>", eos_token="<eos>")
+    assert [padding_id(each) for each in (bare, decoder_tokenizer(), kept)] == [1, 0, 2]
     rows = PackedRows.of(text_documents(bare, [FILLERS[0], " ".join(FILLERS[:6])], 7)[0], 7)
     labels = rows.collate(range(len(rows)), padding_id(bare))["labels"]
     assert (labels == bare.eos_token_id).sum() == 2

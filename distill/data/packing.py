@@ -31,8 +31,8 @@ def best_fit(lengths: Sequence[int] | np.ndarray, length: int, seed: int = 0) ->
     Raises:
         InputError: A document without tokens or of more than `length`, or a negative seed.
 
-    Source: best-fit packing, Ding et al. 2024 (arXiv:2404.10830, section 3.2); rooms are looked up in a sorted list, not
-        in a segment tree, for there are at most `length` of them.
+    Source: best-fit packing, Ding et al. 2024 (arXiv:2404.10830); rooms are looked up in a sorted list instead of a
+        segment tree, for there are at most `length` of them.
     """
     sizes = np.asarray(lengths, np.int64)
     if seed < 0:
