@@ -189,9 +189,11 @@ def test_a_token_of_both_sides_goes_uncounted():
 
 
 def test_a_token_without_characters_is_dropped_from_an_answer():
-    offsets = np.array([[0, 2], [3, 3], [4, 6], [6, 8], [0, 0]])
-    assert asked_tokens(offsets, [(2, 6)])[0].tolist() == [False, True, True, False, False]
-    assert asked_tokens(offsets, [(1, 2), (6, 7)]) == (pytest.approx([True, False, False, True, False]), 2)
+    offsets = np.array([[0, 2], [3, 3], [4, 5], [6, 6], [6, 8], [0, 0]])
+    asked, shared = asked_tokens(offsets, [(2, 6)])
+    assert (asked.tolist(), shared) == ([False, True, True, True, False, False], 0)
+    asked, shared = asked_tokens(offsets, [(1, 2), (6, 7)])
+    assert (asked.tolist(), shared) == ([True, False, False, False, True, False], 2)
 
 
 # --- prompts alone
