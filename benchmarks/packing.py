@@ -25,9 +25,9 @@ from distill.data.batches import Rows, epoch_order
 from distill.data.encode import IGNORED
 from distill.data.language import LanguageBlocks, read_texts
 from distill.data.packing import PackedRows, padding_id, text_documents
+from distill.inputs import inputs_of
 from distill.packed import check_packing, packed_inputs
 from distill.teacher.load import checkpoint_folder, load_tokenizer
-from distill.teacher.online import inputs_of
 from pipelines.console import Console
 from pipelines.machine import commit, describe
 
@@ -50,7 +50,7 @@ def main() -> None:
     tokenizer = load_tokenizer(checkpoint_folder(given.tokenizer))
     texts = read_texts(given.data)
     drawn = np.random.default_rng(0).permutation(len(texts))[: given.texts]
-    documents, _ = text_documents(tokenizer, [texts[i] for i in drawn], given.length)
+    documents = text_documents(tokenizer, [texts[i] for i in drawn], given.length)
     model = small_model(given, len(tokenizer))
     check_packing(model)
     ways = {name: Way(model, rows, order, padding_id(tokenizer)) for name, rows, order in plans(documents, given)}

@@ -53,8 +53,8 @@ def step(setup: Setup, signals: Any, scheme: str, precision: str) -> Callable[[d
     """A step of the student in a scheme, or in float, on cached signals."""
     from compress.quantize.config import QuantizeConfig
     from compress.quantize.rounding import round_model
+    from distill.inputs import inputs_of
     from distill.losses.config import LossConfig
-    from distill.teacher.online import inputs_of
 
     student = copy.deepcopy(setup.student)
     if scheme:

@@ -19,6 +19,7 @@ from distill.balance import Balance
 from distill.data.encode import IGNORED
 from distill.data.share import counts, spoken_of
 from distill.errors import InputError
+from distill.inputs import model_inputs
 from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
 from distill.losses.config import LayerSizes, LossConfig
 from distill.losses.logits import label_loss
@@ -27,7 +28,6 @@ from distill.progressive import ending_after
 from distill.sharding.clip import clip_gradients
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer
 from distill.taught import TaughtLayers
-from distill.teacher.online import inputs_of
 from distill.training import TrainConfig
 from distill.words import asked_words
 
@@ -118,7 +118,7 @@ class DistillationModule(lightning.LightningModule):
     def forward(self, batch: Batch, **kwargs: Any) -> Any:
         """The student's answer; of a vocabulary there are logits at the asked positions only, [rows, words]."""
         with asked_words(self.student, batch):
-            return self.student(**inputs_of(batch), **kwargs)
+            return self.student(**model_inputs(self.student, batch), **kwargs)
 
     def on_fit_start(self) -> None:
         self.student.train()  # transformers hands models over in eval mode, and Lightning leaves them so

@@ -164,7 +164,7 @@ def score(
 
 
 def arrays(batch: dict[str, Any]) -> dict[str, "np.ndarray"]:
-    from distill.teacher.online import inputs_of
+    from distill.inputs import inputs_of
 
     given = inputs_of(batch)
     given.setdefault("token_type_ids", batch["input_ids"] * 0)  # of plain text, as models take it for granted

@@ -19,11 +19,11 @@ from compress.prune.gates import Gates
 from compress.prune.learned import LearnedMasks
 from compress.prune.slice import prune
 from compress.prune.trace import find_axes
+from distill.inputs import inputs_of
 from distill.module import Batch, DistillationModule
 from distill.optimizer import build_optimizer, build_schedule
 from distill.sharding.clip import clip_gradients
 from distill.tasks.text_classification import TextClassification
-from distill.teacher.online import inputs_of
 from distill.training import TrainConfig
 from pipelines.closing import ByLearning, ByMovement, Closing, Goal, expected_cost, learned_masks
 from pipelines.config import DistillConfig

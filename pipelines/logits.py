@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from distill.data.batches import EvalBatches
 from distill.data.encode import Encoded
-from distill.teacher.online import inputs_of
+from distill.inputs import inputs_of
 
 ROWS = 64  # a batch
 

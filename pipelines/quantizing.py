@@ -16,10 +16,10 @@ from compress.quantize.rounding import round_model
 from compress.quantize.sensitivity import ease_most_sensitive, sensitivities
 from compress.quantize.store import save_rounding
 from distill.data.module import TextDataModule
+from distill.inputs import inputs_of
 from distill.losses.logits import forward_kl
 from distill.module import DistillationModule
 from distill.tasks.text_classification import TextClassification
-from distill.teacher.online import inputs_of
 from pipelines.config import DistillConfig
 from pipelines.data import read_data
 from pipelines.logits import accuracy, split_logits

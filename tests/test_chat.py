@@ -104,24 +104,24 @@ ANSWERS = ["it is good", "also\n\ngood \U0001f642"]
 def test_a_prompt_is_learned_or_an_answer_is_not(template, end, kind):
     tokenizer = tokenizer_of(template, kind)
     messages = TALK[1:] if template == BRACKETS else TALK
-    blocks, notes = encode_chats(tokenizer, [Turns(messages)], 500)
+    blocks = encode_chats(tokenizer, [Turns(messages)], 500)
     whole = tokenizer.apply_chat_template(messages, return_dict=False)
     assert blocks.input_ids[0].tolist() == whole
     blank = " " if template == BRACKETS and kind != "marked" else ""  # that decoder strips the first one
     assert asked_text(tokenizer, blocks) == [blank + answer + end for answer in ANSWERS]
-    last, _ = encode_chats(tokenizer, [Turns(messages)], 500, ChatConfig(asked="last"))
+    last = encode_chats(tokenizer, [Turns(messages)], 500, ChatConfig(asked="last"))
     assert asked_text(tokenizer, last) == [blank + ANSWERS[1] + end]
     assert last.input_ids[0].tolist() == whole
-    assert not any(notes.values())
+    assert not any(last.counted.values())
 
 
 def test_marked_tokens_differ_from_those_of_transformers():
     tokenizer = tokenizer_of(MARKED)
-    own, _ = encode_chats(tokenizer, [WHOLE], 500)
+    own = encode_chats(tokenizer, [WHOLE], 500)
     theirs = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
     assert own.input_ids[0].tolist() == theirs["input_ids"]
     assert own.asked[0].astype(int).tolist() == theirs["assistant_masks"]
-    unmarked, _ = encode_chats(tokenizer_of(CHATML), [WHOLE], 500)
+    unmarked = encode_chats(tokenizer_of(CHATML), [WHOLE], 500)
     assert np.array_equal(own.asked[0], unmarked.asked[0]), "the same text, told turn by turn"
 
 
@@ -135,7 +135,7 @@ def test_a_template_that_forgets_is_believed():
         "doesn't at message 3: the assistant's tokens can't be told from the others; mark them in the template with "
         "{% generation %}, or ask for the last turn only (chat.asked)"
     )
-    blocks, _ = encode_chats(tokenizer, [Turns(talk)], 500, ChatConfig(asked="last"))
+    blocks = encode_chats(tokenizer, [Turns(talk)], 500, ChatConfig(asked="last"))
     assert asked_text(tokenizer, blocks) == [ANSWERS[1] + "<|im_end|>"]
 
 
@@ -150,9 +150,7 @@ def test_a_greeting_or_a_blank_answer_is_learned():
     tokenizer = tokenizer_of(CHATML)
     hello = {"role": "assistant", "content": "also"}
     blank = {"role": "assistant", "content": " "}
-    blocks, notes = encode_chats(
-        tokenizer, [Turns([TALK[0], hello, *TALK[1:3]]), Turns([TALK[1], blank, *TALK[3:]])], 500
-    )
+    blocks = encode_chats(tokenizer, [Turns([TALK[0], hello, *TALK[1:3]]), Turns([TALK[1], blank, *TALK[3:]])], 500)
     assert asked_text(tokenizer, blocks, 0) == ["it is good<|im_end|>"]
     assert asked_text(tokenizer, blocks, 1) == [ANSWERS[1] + "<|im_end|>"]
 
@@ -172,7 +170,7 @@ def test_a_template_refuses_and_another_form_is_learned():
 @pytest.mark.parametrize("bos", [False, True])
 def test_a_completion_is_not_joined_to_its_prompt_or_has_no_end(bos):
     tokenizer = tokenizer_of(bos=bos)
-    blocks, _ = encode_chats(tokenizer, [Completed("what is it", " it is good")], 500)
+    blocks = encode_chats(tokenizer, [Completed("what is it", " it is good")], 500)
     ids = tokenizer("what is it it is good")["input_ids"]
     assert blocks.input_ids[0].tolist() == [*ids, tokenizer.eos_token_id]
     assert (ids[0] == 0) == bos
@@ -183,8 +181,8 @@ def test_a_completion_is_not_joined_to_its_prompt_or_has_no_end(bos):
 
 def test_a_token_of_both_sides_goes_uncounted():
     tokenizer = tokenizer_of()
-    blocks, notes = encode_chats(tokenizer, [Completed("wha", "t is it"), Completed("what is", " it")], 500)
-    assert notes["answers_that_share_a_token"] == 1
+    blocks = encode_chats(tokenizer, [Completed("wha", "t is it"), Completed("what is", " it")], 500)
+    assert blocks.counted["answers_that_share_a_token"] == 1
     assert asked_text(tokenizer, blocks, 0) == ["what is it<|im_end|>"]
 
 
@@ -210,7 +208,7 @@ def test_a_model_goes_on_from_something_else_than_its_prompt(template):
     ]
     assert [row.tolist() for row in prompts] == wanted
     assert notes == {"skipped_empty": 2, "skipped_too_long": 0}
-    blocks, _ = encode_chats(tokenizer, [WHOLE], 500)
+    blocks = encode_chats(tokenizer, [WHOLE], 500)
     start = len(prompts[0])
     assert blocks.input_ids[0][:start].tolist() == wanted[0]
     assert blocks.asked[0][start:].any()
@@ -226,17 +224,17 @@ def test_a_model_goes_on_from_something_else_than_its_prompt(template):
 def test_a_conversation_is_left_out_or_cut_without_a_count():
     tokenizer = tokenizer_of(CHATML)
     chats = [WHOLE, Turns(TALK[:3]), Turns(TALK[:2]), Turns([]), Turns([{"role": "user", "content": " "}])]
-    full = [len(row) for row in encode_chats(tokenizer, chats[:2], 500)[0].input_ids]
-    blocks, notes = encode_chats(tokenizer, chats, full[0] - 1)
+    full = [len(row) for row in encode_chats(tokenizer, chats[:2], 500).input_ids]
+    blocks = encode_chats(tokenizer, chats, full[0] - 1)
     assert blocks.lengths.tolist() == full[1:]
     counts = {"skipped_empty": 2, "skipped_without_answer": 1, "skipped_too_long": 1, "cut": 0}
-    assert notes == counts | {"answers_that_share_a_token": 0}
-    blocks, notes = encode_chats(tokenizer, chats, full[1], ChatConfig(longer="cut"))
+    assert blocks.counted == counts | {"answers_that_share_a_token": 0}
+    blocks = encode_chats(tokenizer, chats, full[1], ChatConfig(longer="cut"))
     assert blocks.lengths.tolist() == [full[1], full[1]]
-    assert (notes["cut"], notes["skipped_too_long"]) == (1, 0)
+    assert (blocks.counted["cut"], blocks.counted["skipped_too_long"]) == (1, 0)
     assert np.array_equal(blocks.input_ids[0], blocks.input_ids[1])
     tokenizer.model_max_length = full[1]
-    assert encode_chats(tokenizer, chats, 500)[0].lengths.tolist() == full[1:]
+    assert encode_chats(tokenizer, chats, 500).lengths.tolist() == full[1:]
     said = refusal(encode_chats, tokenizer, chats[2:], 500)
     assert said.startswith(
         "data: expected conversations with an answer, found none in 3 (skipped_empty 2, skipped_with"
@@ -261,14 +259,14 @@ def test_a_tokenizer_without_a_template_or_an_end_is_used(tokenizer, chat, said)
     other = Completed("a", "b") if isinstance(chat, Turns) else WHOLE
     if isinstance(chat, Completed):
         tokenizer.chat_template = CHATML
-    assert len(encode_chats(tokenizer, [other], 500)[0]) == 1
+    assert len(encode_chats(tokenizer, [other], 500)) == 1
 
 
 def test_a_template_of_a_file_is_not_the_one_in_use(tmp_path):
     (tmp_path / "mine.jinja").write_text(HEADERS, "utf-8")
     config = ChatConfig(template=str(tmp_path / "mine.jinja"))
     for own in (None, CHATML):
-        blocks, _ = encode_chats(tokenizer_of(own), [WHOLE], 500, config)
+        blocks = encode_chats(tokenizer_of(own), [WHOLE], 500, config)
         assert asked_text(tokenizer_of(), blocks)[0] == "it is good<|eot|>"
     assert "none.jinja': expected a file" in refusal(encode_chats, tokenizer_of(), [WHOLE], 9, ChatConfig("none.jinja"))
     for setting in ({"asked": "first"}, {"longer": "wrap"}):
@@ -281,7 +279,7 @@ def test_a_template_of_a_file_is_not_the_one_in_use(tmp_path):
 def test_an_end_that_also_pads_is_no_label_or_a_prompt_is_one():
     tokenizer = tokenizer_of(CHATML)
     assert padding_id(tokenizer) == tokenizer.eos_token_id
-    blocks, _ = encode_chats(tokenizer, [WHOLE, Turns(TALK[1:3]), Completed("also", " good")], 500)
+    blocks = encode_chats(tokenizer, [WHOLE, Turns(TALK[1:3]), Completed("also", " good")], 500)
     for rows in (blocks, PackedRows.of(blocks, int(blocks.lengths.max()) + 5)):
         batch = rows.collate(range(len(rows)), padding_id(tokenizer))
         assert torch.equal(batch["positions"], batch["labels"] != IGNORED)

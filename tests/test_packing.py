@@ -309,17 +309,17 @@ def decoder_tokenizer(bos: bool = False, **tokens: str) -> PreTrainedTokenizerFa
 
 def test_a_text_loses_its_start_its_end_or_its_middle():
     texts = ["", FILLERS[0], " ".join(FILLERS[:3]), " ".join(FILLERS[:8])]
-    plain, notes = text_documents(decoder_tokenizer(eos_token="<eos>"), texts, 4)
+    plain = text_documents(decoder_tokenizer(eos_token="<eos>"), texts, 4)
     found = [row.tolist() for row in plain.input_ids]
     assert found == [[3, 1], [3, 4, 5, 1], [3, 4, 5, 6], [7, 8, 9, 10]]
-    assert notes == {"cut_texts": 1, "dropped_tokens": 2}, "the empty text's end and the last text's"
-    begun, notes = text_documents(decoder_tokenizer(bos=True, eos_token="<eos>"), texts, 5)
+    assert plain.counted == {"cut_texts": 1, "dropped_tokens": 2}, "the empty text's end and the last text's"
+    begun = text_documents(decoder_tokenizer(bos=True, eos_token="<eos>"), texts, 5)
     assert [row.tolist() for row in begun.input_ids] == [[2, *row] for row in found]
     encoder = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
-    framed, notes = text_documents(encoder, texts, 6)
+    framed = text_documents(encoder, texts, 6)
     ids = encoder(texts[3], add_special_tokens=False)["input_ids"]
     assert [row.tolist() for row in framed.input_ids[1:]] == [[2, *ids[:4], 3], [2, *ids[4:], 3]]
-    assert notes == {"cut_texts": 1, "dropped_tokens": 1}, "a text of one token predicts nothing"
+    assert framed.counted == {"cut_texts": 1, "dropped_tokens": 1}, "a text of one token predicts nothing"
 
 
 def test_a_tokenizer_without_an_end_or_a_row_without_room_is_used():
@@ -335,6 +335,6 @@ def test_a_tokenizer_without_padding_loses_its_ends():
     bare = decoder_tokenizer(eos_token="<eos>")
     kept = decoder_tokenizer(pad_token="<bos>", eos_token="<eos>")
     assert [padding_id(each) for each in (bare, decoder_tokenizer(), kept)] == [1, 0, 2]
-    rows = PackedRows.of(text_documents(bare, [FILLERS[0], " ".join(FILLERS[:6])], 7)[0], 7)
+    rows = PackedRows.of(text_documents(bare, [FILLERS[0], " ".join(FILLERS[:6])], 7), 7)
     labels = rows.collate(range(len(rows)), padding_id(bare))["labels"]
     assert (labels == bare.eos_token_id).sum() == 2

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.columns import first_of
-from distill.data.encode import IGNORED, Batch, padded
+from distill.data.encode import IGNORED, Batch, TokenRows, padded
 from distill.data.language import TEXTS_AT_ONCE
 from distill.data.packing import end_id, first_ids
 from distill.data.source import read_splits
@@ -132,23 +132,23 @@ def turns_of(cell: Any, where: str) -> Turns:
 
 
 @dataclass(frozen=True)
-class AskedBlocks:
+class AskedBlocks(TokenRows):
     """Documents of which only some tokens are asked for, in the place of `LanguageBlocks`; `PackedRows` takes them.
 
     Args:
         input_ids: Ids of each document, int64 [length].
         asked: Which of its tokens are to be predicted, bool [length].
+        counted: What was cut or left out.
     """
 
     input_ids: list[np.ndarray]
     asked: list[np.ndarray]
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
+    token_type_ids: None = None
+    counted: dict[str, int] = field(default_factory=dict)
 
     @property
-    def lengths(self) -> np.ndarray:
-        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
+    def notes(self) -> dict[str, int]:
+        return {name: count for name, count in self.counted.items() if count}
 
     @property
     def positions(self) -> list[np.ndarray]:
@@ -161,27 +161,21 @@ class AskedBlocks:
 
         The label of a position is the token after it where that one is asked for, else IGNORED; `positions` says where.
         """
-        ids = [self.input_ids[i] for i in rows]
-        places = [np.append(self.asked[i][1:], False) for i in rows]
-        labels = [np.where(here, np.roll(row, -1), IGNORED) for row, here in zip(ids, places, strict=True)]
-        return {
-            "input_ids": padded(ids, pad_id),
-            "attention_mask": padded([np.ones(len(row), np.int64) for row in ids], 0),
-            "positions": padded(places, 0).bool(),
-            "labels": padded(labels, IGNORED),
-        }
+        places, ids = self.positions, self.input_ids
+        labels = [np.where(places[i], np.roll(ids[i], -1), IGNORED) for i in rows]
+        return self.tokens(rows, pad_id) | {"labels": padded(labels, IGNORED)}
 
 
 def encode_chats(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], length: int, config: ChatConfig | None = None
-) -> tuple[AskedBlocks, dict[str, int]]:
+) -> AskedBlocks:
     """Tokenizes conversations by the chat template, and prompts with completions as they are, with an end token.
 
     Of a conversation what the template marks as generated is asked for, and where it marks nothing the assistant's
     turns up to and with their end token; of a pair the completion and the end token.
 
     Returns:
-        The documents, of at most `length` tokens or what the tokenizer says a model takes, and their notes: how many
+        The documents, of at most `length` tokens or what the tokenizer says a model takes. They have counted how many
         were `skipped_empty`, `skipped_without_answer` and `skipped_too_long`, how many `cut`, and how many answers have
         a token that holds text of both sides of their boundary (`answers_that_share_a_token`).
 
@@ -219,7 +213,7 @@ def encode_chats(
         raise InputError(
             f"data: expected conversations with an answer, found none in {len(chats)} ({why or 'no rows'})"
         )
-    return AskedBlocks(ids, asked), notes
+    return AskedBlocks(ids, asked, counted=notes)
 
 
 def encode_prompts(

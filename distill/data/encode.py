@@ -34,6 +34,11 @@ class TokenRows:
     def positions(self) -> list[np.ndarray] | None:
         return None
 
+    @property
+    def notes(self) -> dict[str, int]:
+        """What was cut or left out, as far as anything was."""
+        return {}
+
     def tokens(self, rows: Sequence[int] | np.ndarray, pad_id: int) -> Batch:
         """The rows padded to the longest, as a model reads them: int64 [batch, length] each, `positions` bool."""
         batch = {"input_ids": padded([self.input_ids[i] for i in rows], pad_id)}
@@ -64,6 +69,10 @@ class Encoded(TokenRows):
     token_type_ids: list[np.ndarray] | None
     labels: np.ndarray
     truncated: int
+
+    @property
+    def notes(self) -> dict[str, int]:
+        return {"cut": self.truncated} if self.truncated else {}
 
     def joined(self, other: "Encoded") -> "Encoded":
         """The rows of both, in order; rows without a label in the form of those that have one."""

@@ -1,7 +1,7 @@
 """Plain text for language models: documents in, blocks of token ids out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -180,10 +180,15 @@ def token_stream(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], end: 
 
 @dataclass(frozen=True)
 class LanguageBlocks(TokenRows):
-    """Blocks of token ids, int64 [length] each."""
+    """Blocks of token ids, int64 [length] each; `counted` is what was cut or left out of the text they are of."""
 
     input_ids: list[np.ndarray]
     token_type_ids: None = None
+    counted: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> dict[str, int]:
+        return {name: count for name, count in self.counted.items() if count}
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Pads the rows to the longest of them: input_ids, attention_mask, labels, int64 [batch, length] each.

@@ -94,6 +94,10 @@ class PackedRows:
         return len(self.rows)
 
     @property
+    def notes(self) -> dict[str, int]:
+        return getattr(self.documents, "notes", {})
+
+    @property
     def lengths(self) -> np.ndarray:
         sizes = self.documents.lengths
         return np.fromiter((sizes[row].sum() for row in self.rows), np.int64, len(self))
@@ -129,9 +133,7 @@ class PackedRows:
         return batch
 
 
-def text_documents(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], length: int
-) -> tuple[LanguageBlocks, dict[str, int]]:
+def text_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], length: int) -> LanguageBlocks:
     """Tokenizes each text for itself, of at most `length` tokens; longer ones are cut into several documents.
 
     For a tokenizer with cls and sep every document stands between the two. For any other a document begins with what
@@ -139,7 +141,7 @@ def text_documents(
     of its documents. A single left-over token is dropped.
 
     Returns:
-        The documents and their notes: `cut_texts`, and `dropped_tokens`, single ones.
+        The documents; they have counted `cut_texts`, and `dropped_tokens`, single ones.
 
     Raises:
         InputError: `length` leaves less than two tokens of text a document, the tokenizer has no end token, or no text
@@ -168,7 +170,7 @@ def text_documents(
             made += [np.array([*first, *piece, *last], np.int64) for piece in whole]
     if not made:
         raise InputError(f"data: expected texts of two tokens or more, found none in {len(texts)}: nothing to predict")
-    return LanguageBlocks(made), notes
+    return LanguageBlocks(made, counted=notes)
 
 
 def first_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -221,6 +221,10 @@ class Windows(TokenRows):
     def positions(self) -> list[np.ndarray]:
         return self.allowed
 
+    @property
+    def notes(self) -> dict[str, int]:
+        return {"in several windows": self.truncated} if self.truncated else {}
+
     def joined(self, other: "Windows") -> "Windows":
         """The windows of both, in order."""
         if not len(other):

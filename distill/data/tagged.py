@@ -176,6 +176,10 @@ class TaggedRows(TokenRows):
     def positions(self) -> list[np.ndarray]:
         return self.firsts
 
+    @property
+    def notes(self) -> dict[str, int]:
+        return {"cut": self.truncated} if self.truncated else {}
+
     def joined(self, other: "TaggedRows") -> "TaggedRows":
         """The rows of both, in order; of those without tags only their words' places are known."""
         if not len(other):

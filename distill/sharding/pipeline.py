@@ -16,9 +16,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from transformers import PreTrainedModel
 
 from distill.errors import InputError
+from distill.inputs import INPUTS
 from distill.sharding.pipeline_stage import Relay, relay_of
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 Loss = Callable[[Tensor, Any], Tensor]
 
 
@@ -228,6 +228,11 @@ def run_schedule(
     Returns:
         Losses of the micro-batches, on the last stage.
     """
+    if "documents" in batch:
+        raise InputError(
+            "packing: a model in pipeline stages hands on no masks, and documents of a row would see each other; "
+            "train it unpacked, or lay it out in another way"
+        )
     relay, device = forward.relay, forward.stage.device
     inputs: dict[str, Any] = {name: batch[name].to(device) for name in INPUTS if name in batch}
     rows = len(inputs["input_ids"])

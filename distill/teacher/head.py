@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.answers import Answers, rows_of
+from distill.inputs import INPUTS
 from distill.losses.logits import label_loss
-from distill.teacher.online import INPUTS
 
 STEPS, RATE = 200, 3e-2
 

@@ -12,16 +12,11 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from distill.answers import logits_of
 from distill.attention import Vectors, attention_maps, watching
 from distill.errors import InputError
+from distill.inputs import INPUTS, model_inputs
 from distill.teacher.load import frozen
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-ASKED = (*INPUTS, "positions")  # of a batch, all that decides an answer
+ASKED = (*INPUTS, "positions", "position_ids", "documents")  # of a batch, all that decides an answer
 ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
-
-
-def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of a batch, what a model reads."""
-    return {name: batch[name] for name in INPUTS if name in batch}
 
 
 class OnlineTeacher:
@@ -83,7 +78,7 @@ class OnlineTeacher:
         asked = "relations" in self.answers
         watched: AbstractContextManager[list[Vectors]] = watching(self.model) if asked else nullcontext([])
         with watched as caught:
-            found = self.model(**inputs_of(batch), output_hidden_states=deep)
+            found = self.model(**model_inputs(self.model, batch), output_hidden_states=deep)
         said = logits_of(found)
         out: dict[str, Any] = {"logits": said} if said is not None else {}
         if "hidden" in self.answers:

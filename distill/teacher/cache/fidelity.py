@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.errors import InputError
+from distill.inputs import inputs_of
 from distill.teacher.cache.plan import Samples
 from distill.teacher.cache.signals import Where
-from distill.teacher.online import inputs_of
 
 BINS = 15
 Loss = Callable[[Tensor, Mapping[str, Tensor]], Tensor]

@@ -10,25 +10,33 @@ KEY_BYTES = 16
 
 
 def sample_key(
-    input_ids: np.ndarray, token_type_ids: np.ndarray | None = None, positions: np.ndarray | None = None
+    input_ids: np.ndarray,
+    token_type_ids: np.ndarray | None = None,
+    positions: np.ndarray | None = None,
+    documents: np.ndarray | None = None,
 ) -> bytes:
-    """128-bit BLAKE2b of the unpadded ids and, where there are any, token types and chosen positions.
+    """128-bit BLAKE2b of the unpadded ids and, where there are any, token types, chosen positions and documents.
 
     Args:
         input_ids: [length] integers, hashed as little-endian int32.
         token_type_ids: [length] integers, hashed after the ids in the same way.
         positions: [length] booleans, the places whose distributions are kept; hashed as the byte `p` and one byte each.
+        documents: [length] integers, which of a packed row's documents a token is of; hashed as the byte `d` and
+            little-endian int32.
     """
     total = blake2b(input_ids.astype("<i4").tobytes(), digest_size=KEY_BYTES)
     if token_type_ids is not None:
         total.update(token_type_ids.astype("<i4").tobytes())
     if positions is not None:
         total.update(b"p" + positions.astype(np.uint8).tobytes())
+    if documents is not None:
+        total.update(b"d" + documents.astype("<i4").tobytes())
     return total.digest()
 
 
 def sample_keys(batch: Mapping[str, Tensor]) -> list[bytes]:
     """Keys of a padded batch; how it was padded makes no difference. Ids, mask and types are [batch, length]."""
-    fields = [batch[name].cpu().numpy() if name in batch else None for name in ("token_type_ids", "positions")]
+    named = ("token_type_ids", "positions", "documents")
+    fields = [batch[name].cpu().numpy() if name in batch else None for name in named]
     ids, mask = batch["input_ids"].cpu().numpy(), batch["attention_mask"].cpu().numpy().astype(bool)
     return [sample_key(ids[i][m], *(f[i][m] if f is not None else None for f in fields)) for i, m in enumerate(mask)]
