@@ -7,7 +7,8 @@ from torch import nn
 
 from conftest import build_model
 from distill.errors import InputError
-from distill.teacher.online import OnlineTeacher, Streams
+from distill.generation import Streams
+from distill.teacher.online import OnlineTeacher
 
 ENCODERS = ("bert", "roberta", "distilbert", "electra", "electra-projected")
 LAYERS = 4
