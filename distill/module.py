@@ -23,6 +23,7 @@ from distill.inputs import model_inputs
 from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
 from distill.losses.config import LayerSizes, LossConfig
 from distill.losses.logits import label_loss
+from distill.onpolicy import OnPolicy, check_on_policy
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.progressive import ending_after
 from distill.sharding.clip import clip_gradients
@@ -75,10 +76,13 @@ class DistillationModule(lightning.LightningModule):
         teacher_sizes: (layers, width, heads) of the teacher, for the terms on its layers; the heads for `attention`.
         shard_optimizer: Copies of the student keep a part of the optimizer's state each (ZeRO-1).
         stages: Where the student is one stage of a pipeline: what runs all of them.
+        on_policy: In a share of the steps the student learns from what it writes itself, of which `signals` is asked;
+            logs the share of the time that it writes (`train/generation_share`).
 
     Raises:
-        InputError: A term that needs sizes of the teacher, and none are given; in the first step, a term whose
-            signals neither `signals` nor the batch has.
+        InputError: A term that needs sizes of the teacher, and none are given; on-policy training of a student that
+            can't write or of a teacher that can't be asked; in the first step, a term whose signals neither `signals`
+            nor the batch has.
     """
 
     def __init__(
@@ -93,11 +97,15 @@ class DistillationModule(lightning.LightningModule):
         teacher_sizes: tuple[int, ...] | None = None,
         shard_optimizer: bool = False,
         stages: PipelineTrainer | None = None,
+        on_policy: OnPolicy | None = None,
     ):
         super().__init__()
+        if on_policy is not None:
+            check_on_policy(on_policy.config, student, loss, signals, staged=stages is not None)
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.answers = answers or Answers()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
+        self.on_policy = on_policy
         self.make_optimizer: Callable[..., Optimizer] | None = None  # in the place of AdamW, called like it
         self.taught = self._taught(teacher_sizes)
         self.steps, self.balance = 1, Balance(loss.balance)  # steps of the training
@@ -181,12 +189,21 @@ class DistillationModule(lightning.LightningModule):
             if batch_idx % self.trainer.accumulate_grad_batches == 0:
                 self.zero_grad()
             return self._staged_step(self.stages, batch)
-        terms = self.terms(batch)
+        terms = self.terms(self._batch_of_step(batch))
         self._balance(terms)
         total = weighted_sum(self.now, terms)
         if self._is_logged():
             self._log_terms(total, terms)
         return total
+
+    def _batch_of_step(self, batch: Batch) -> Batch:
+        trainer: Any = self._trainer
+        if self.on_policy is None:
+            return batch
+        if trainer is None:
+            return self.on_policy.batch_for(self.student, 0, batch)
+        mean = partial(trainer.strategy.reduce, reduce_op="mean")
+        return self.on_policy.batch_for(self.student, trainer.global_step, batch, mean)
 
     @property
     def now(self) -> LossConfig:
@@ -262,6 +279,8 @@ class DistillationModule(lightning.LightningModule):
         data: Any = getattr(self.trainer, "datamodule", None)
         if hasattr(data, "wait_share"):
             values["train/wait_share"] = data.wait_share()
+        if self.on_policy is not None:
+            values["train/generation_share"] = self.on_policy.writing.share()
         self.log_dict(values, sync_dist=self.trainer.world_size > 1)
 
     def _gradient_shares(self, terms: dict[str, Tensor]) -> dict[str, float]:
