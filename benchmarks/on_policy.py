@@ -35,7 +35,8 @@ from distill.generation import generate
 from distill.losses.config import DIVERGENCES, LossConfig
 from distill.losses.logits import reverse_kl
 from distill.module import DistillationModule
-from distill.onpolicy import OnPolicy, OnPolicyConfig, asked_of
+from distill.onpolicy import OnPolicy, asked_of
+from distill.onpolicy_config import OnPolicyConfig
 from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher, inputs_of
 from distill.training import TrainConfig

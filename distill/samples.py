@@ -5,18 +5,34 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
+from distill.data.batches import Rows
 from distill.data.encode import TokenRows, padded
 from distill.data.masking import MaskedBlocks, masked
-from distill.teacher.cache.key import sample_key
+from distill.data.packing import PackedRows
+from distill.teacher.cache.key import sample_key, sample_keys
 from distill.teacher.cache.plan import Samples
 
+AT_ONCE = 256  # rows that are named together
 
-def samples_of(data: TokenRows | MaskedBlocks, pad_id: int) -> Samples:
+
+def samples_of(data: TokenRows | MaskedBlocks | PackedRows, pad_id: int) -> Samples:
     """What signals are wanted for; of masked text every pass's masks, each a sample of its own."""
+    if isinstance(data, PackedRows):
+        return from_batches(data, pad_id)
     if isinstance(data, MaskedBlocks):
         seen, positions = every_pass(data)
         return from_rows(seen, None, positions, pad_id)
     return from_rows(data.input_ids, data.token_type_ids, data.positions, pad_id)
+
+
+def from_batches(data: Rows, pad_id: int) -> Samples:
+    """Samples of rows that only their own batches tell."""
+
+    def batch(rows: Sequence[int]) -> Mapping[str, Tensor]:
+        return {name: value for name, value in data.collate(rows, pad_id).items() if name != "labels"}
+
+    parts = [range(first, min(first + AT_ONCE, len(data))) for first in range(0, len(data), AT_ONCE)]
+    return Samples([key for part in parts for key in sample_keys(batch(part))], data.lengths, batch)
 
 
 def from_rows(

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
@@ -10,7 +11,7 @@ from distill.errors import InputError
 SHORT = {"data": "data.path", "signals": "keep.signals", "draws": "keep.draws", "k": "keep.k", "layers": "keep.layers"}
 NAMES = ("logits", "topk", "sampled", "hidden", "relations", "embedding", "generated")
 Task = Literal[
-    "auto", "text-classification", "token-classification", "question-answering", "masked-lm", "causal-lm",
+    "auto", "text-classification", "token-classification", "question-answering", "masked-lm", "causal-lm", "chat",
     "sentence-embedding",
 ]  # fmt: skip
 
@@ -62,6 +63,7 @@ class WriteConfig:
         data: The text. Classifiers read a row a sample, language models blocks of data.max_length tokens.
         keep: What is kept of the answer.
         masking: Masks of a masked language model; the training takes the same ones.
+        chat: What of conversations is learnt.
         batch_tokens: Tokens, padding included, that the teacher is asked about at once.
         limit: Only the first so many samples; 0 takes all.
         threads: CPU threads; 0 leaves it to PyTorch.
@@ -81,6 +83,7 @@ class WriteConfig:
     data: DataConfig = field(default_factory=DataConfig)
     keep: KeepConfig = field(default_factory=KeepConfig)
     masking: MaskConfig = field(default_factory=MaskConfig)
+    chat: ChatConfig = field(default_factory=ChatConfig)
     batch_tokens: int = 2048
     limit: int = 0
     threads: int = 0

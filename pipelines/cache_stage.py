@@ -12,7 +12,7 @@ from distill.layout import Layout
 from distill.losses.config import LayerSizes, LossConfig, lessons
 from distill.module import sizes_of
 from distill.sharding.mesh import mesh_of
-from distill.tasks.language import Language, MaskedLM
+from distill.tasks.language import CausalLM, Chatting, Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
 from pipelines.cache_config import KeepConfig, WriteConfig
 from pipelines.cache_task import prepare, record
@@ -43,17 +43,19 @@ def cache_stage(
         unlabelled = data.folder / "unlabelled.parquet"
         texts = DataConfig(
             path=str(data.folder),
-            text="text",
+            text=None if isinstance(task, Chatting) else "text",
             text_pair="text_pair" if isinstance(task, QuestionAnswering) else None,
             unlabelled=str(unlabelled) if data.metrics["unlabelled"] else None,
             max_length=config.data.max_length,
+            packing=cast(Any, task.packing) if isinstance(task, CausalLM) else "auto",
         )
         assert task is not None
         cache, name = folder / CACHE, cast(Any, task.name)
         masking = task.masking if isinstance(task, MaskedLM) else config.masking
         wanted = WriteConfig(
-            str(cache), str(teacher.folder / MODEL), name, texts, keep, masking, device=device_type(), seed=run.seed
-        )
+            str(cache), str(teacher.folder / MODEL), name, texts, keep, masking, config.chat, device=device_type(),
+            seed=run.seed,
+        )  # fmt: skip
         mesh = mesh_of(layout, device_type()) if layout.sharded else None
         job = prepare(wanted, layout, mesh)
         made_from = from_inside(record(wanted), run.output, folder)

@@ -11,6 +11,7 @@ import transformers
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.encode import encode
 from distill.data.mask_config import MaskConfig
@@ -19,9 +20,8 @@ from distill.layout import Layout
 from distill.samples import samples_of
 from distill.sharding.pipeline import PipelineForward
 from distill.tasks.choose import TASKS
-from distill.tasks.language import CausalLM, MaskedLM
+from distill.tasks.language import CausalLM, Chatting, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
-from distill.tasks.task import Task
 from distill.tasks.text_classification import TextClassification
 from distill.tasks.token_classification import TokenClassification
 from distill.teacher.cache import Dense, Generated, Hidden, Identity, Relations, Sampled, Samples, TopK
@@ -39,10 +39,11 @@ from distill.teacher.online import OnlineTeacher
 from pipelines.cache_config import KeepConfig, WriteConfig
 from pipelines.caching import answers_of
 from pipelines.placing import laid_out
+from pipelines.tasks import how_of
 
 EMBEDDING = "sentence-embedding"
 CLASSES = (TextClassification.name, TokenClassification.name, QuestionAnswering.name)
-WORDS = (MaskedLM.name, CausalLM.name)
+WORDS = (MaskedLM.name, CausalLM.name, Chatting.name)
 NAMES = (*CLASSES, *WORDS, EMBEDDING)
 
 
@@ -73,7 +74,7 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     for name in names:
         check_name(name, task)
     check_cut(names, layout)
-    samples = limited(samples_for(task, config.data, config.masking, tokenizer, names), config.limit)
+    samples = limited(samples_for(task, config, tokenizer, names), config.limit)
     signals = tuple(make_signal(name, task, config.keep, own, config.seed) for name in names)
     auto_class = getattr(transformers, auto_of(task))
     if layout is None or mesh is None:
@@ -152,18 +153,16 @@ def device_of(name: str) -> torch.device:
         raise InputError(f"--device {name!r}: {str(error).splitlines()[0]}") from error
 
 
-def samples_for(
-    task: str, data: DataConfig, masking: MaskConfig, tokenizer: PreTrainedTokenizerBase, names: list[str]
-) -> Samples:
-    pad_id = int(tokenizer.pad_token_id or 0)
+def samples_for(task: str, config: WriteConfig, tokenizer: PreTrainedTokenizerBase, names: list[str]) -> Samples:
+    pad_id, data = int(tokenizer.pad_token_id or 0), config.data
     kind = TextClassification if task == EMBEDDING else TASKS[task]
     rows = kind.read_bare(data)
     if "generated" in names:
         if len(names) > 1:
             raise InputError("keep.signals: generated goes alone: its samples are prompts, the others' are blocks")
         return samples_of(encode(tokenizer, rows, data.max_length), pad_id)
-    asked: Task = MaskedLM((), masking) if kind is MaskedLM else kind(())
-    return samples_of(asked.encode(tokenizer, rows, data.max_length), pad_id)
+    how = how_of(task, data, config.masking, config.chat)
+    return samples_of(kind.of((), how).encode_train(tokenizer, rows, data.max_length), pad_id)
 
 
 def limited(samples: Samples, limit: int) -> Samples:
@@ -177,7 +176,7 @@ def check_name(name: str, task: str) -> None:
     having = {
         "topk": WORDS,
         "sampled": WORDS,
-        "generated": ("causal-lm",),
+        "generated": (CausalLM.name,),
         "logits": (*WORDS, *CLASSES),
     }
     tasks = having.get(name, NAMES)
@@ -248,8 +247,9 @@ def recorded(cache: Path, about: Mapping[str, Any], **changes: Any) -> WriteConf
     data["unlabelled"] = near(cache, data["unlabelled"])
     kept["teacher"] = near(cache, kept["teacher"])
     kept |= {name: value for name, value in changes.items() if value}
-    keep, masking = KeepConfig(**kept.pop("keep")), MaskConfig(**kept.pop("masking"))
-    return WriteConfig(cache=str(cache), data=DataConfig(**data), keep=keep, masking=masking, **kept)
+    parts: dict[str, Any] = {"keep": KeepConfig(**kept.pop("keep")), "masking": MaskConfig(**kept.pop("masking"))}
+    parts["chat"] = ChatConfig(**kept.pop("chat", {}))
+    return WriteConfig(cache=str(cache), data=DataConfig(**data), **parts, **kept)
 
 
 def near(cache: Path, path: str | None) -> str | None:

@@ -7,10 +7,12 @@ from compress.export.targets import check_installed, check_scheme, formats_of
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
+from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
 from distill.losses.config import DYNAMIC, LEARNED, LossConfig
+from distill.onpolicy_config import OnPolicyConfig
 from distill.student.spec import StudentConfig, is_relative
 from distill.teacher.config import TeacherConfig
 from distill.training import TrainConfig
@@ -189,9 +191,11 @@ class DistillConfig:
             executorch, litert, torchao, compressed-tensors, separated by commas.
         data: The texts.
         task: What they are about: text-classification (one class a text), multi-label, regression,
-            token-classification, question-answering, masked-lm or causal-lm; auto goes by the teacher's head, else by
-            the data's columns.
+            token-classification, question-answering, masked-lm, causal-lm or chat; auto goes by the teacher's head,
+            else by the data's columns.
         masking: Which words are hidden, of masked-lm.
+        chat: What of conversations is learnt.
+        on_policy: Share of the steps in which a causal student learns from what it writes itself; 0 for none.
         keep: What is cached of a language teacher's words (signals: sampled, topk or logits); of other tasks the loss
             decides. It is cached at the temperature of the loss.
         loss: What the student learns.
@@ -216,9 +220,11 @@ class DistillConfig:
     data: DataConfig = field(default_factory=DataConfig)
     task: Literal[
         "auto", "text-classification", "multi-label", "regression", "token-classification", "question-answering",
-        "masked-lm", "causal-lm",
+        "masked-lm", "causal-lm", "chat",
     ] = "auto"  # fmt: skip
     masking: MaskConfig = field(default_factory=MaskConfig)
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    on_policy: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(share=0))
     keep: KeepConfig = field(default_factory=KeepConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

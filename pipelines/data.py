@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,9 @@ import pyarrow.parquet
 
 from distill.data.config import DataConfig
 from distill.data.language import text_files
-from distill.data.mask_config import MaskConfig
 from distill.data.source import read_splits, split_files
 from distill.data.splits import Splits
 from distill.tasks.choose import TASKS
-from distill.tasks.language import MaskedLM
 from distill.tasks.task import Task
 from distill.tasks.text_classification import TextClassification
 from pipelines.stage import Artefact, Run, content_hash
@@ -24,12 +23,15 @@ PARTS = ("train", "validation", "test", "unlabelled")
 
 
 def data_stage(
-    run: Run, config: DataConfig, task: str = TextClassification.name, masking: MaskConfig | None = None
+    run: Run, config: DataConfig, task: str = TextClassification.name, how: Mapping[str, Any] | None = None
 ) -> Artefact:
-    """Writes a parquet file a split, the labels and the counts, in the form of the task with this name in TASKS."""
-    settings = {k: v for k, v in asdict(config).items() if k not in ("path", "unlabelled", "max_length")}
+    """Writes a parquet file a split, the labels and the counts, in the form of the task with this name in TASKS; `how`
+    is what else the task is made of.
+    """
+    apart = ("path", "unlabelled", "max_length", "packing")
+    settings = {k: v for k, v in asdict(config).items() if k not in apart}
     settings |= {"task": task} if task != TextClassification.name else {}
-    settings |= {"masking": asdict(masking or MaskConfig())} if task == MaskedLM.name else {}
+    settings |= {"how": dict(how)} if how else {}
     inputs = {"data": source_hash(config)}
     if config.unlabelled is not None:
         inputs["unlabelled"] = content_hash(Path(config.unlabelled).expanduser())
@@ -64,7 +66,7 @@ def write_splits(splits: Splits, folder: Path, settings: dict[str, Any]) -> None
     for part in PARTS:
         pa.parquet.write_table(getattr(splits, part).table(), folder / f"{part}.parquet")
     about = {"task": settings.get("task", TextClassification.name), "labels": splits.labels, "notes": splits.notes}
-    about |= {"masking": settings["masking"]} if "masking" in settings else {}
+    about |= {"how": settings["how"]} if "how" in settings else {}
     (folder / "data.json").write_text(json.dumps(about, indent=1))
 
 
@@ -79,5 +81,4 @@ def read_data(artefact: Artefact) -> Splits:
 def read_task(artefact: Artefact) -> Task:
     """The task that the data stage wrote for, with its labels."""
     about = json.loads((artefact.folder / "data.json").read_text())
-    kind, labels = TASKS[about["task"]], tuple(about["labels"])
-    return kind(labels, MaskConfig(**about["masking"])) if issubclass(kind, MaskedLM) else kind(labels)
+    return TASKS[about["task"]].of(about["labels"], about.get("how", {}))

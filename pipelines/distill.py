@@ -125,14 +125,14 @@ def road(
     from pipelines.precision import chosen_precision
     from pipelines.stage import content_hash
     from pipelines.students import check_schedule, train_students
-    from pipelines.tasks import task_for
+    from pipelines.tasks import how_of_run, task_for
     from pipelines.teacher import load_source, teacher_stage
     from pipelines.teaching import config_of_student
 
     made: dict[str, Artefact] = {}
     digest, (task, why) = content_hash(source), task_for(config, source)
     run.console.say(f"  task: {task} ({why})")
-    made["data"] = data_stage(run, config.data, task, config.masking)
+    made["data"] = data_stage(run, config.data, task, how_of_run(config, task))
     precision = chosen_precision(run, config.machine, digest, lambda: load_source(source, TASKS[task]))
     check_schedule(config, precision, layouts)
     if config.general.data:

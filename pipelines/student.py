@@ -1,7 +1,7 @@
 """The distil stage: a student built or loaded, and trained on the teacher's signals."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from distill.data.encode import encode as encode_texts
 from distill.data.module import TextDataModule
 from distill.data.splits import Splits
 from distill.module import DistillationModule, sizes_of
+from distill.onpolicy import OnPolicy
 from distill.student.build import build_student
 from distill.student.spec import is_relative
 from distill.tasks.task import Task
@@ -65,6 +66,7 @@ def student_stage(
         "max_length": config.data.max_length,
         "signals": config.teacher.signals,
     }
+    settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
     inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
     if cache is not None:
         inputs["cache"] = cache
@@ -108,9 +110,12 @@ def student_stage(
             shard_optimizer=layout.zero == 1,
             stages=stages_of(student, layout, mesh),
             signals=asked_as(config, source, layouts.teacher) if in_step else None,
+            on_policy=OnPolicy(config.on_policy, run.seed) if config.on_policy.share else None,
         )
         signals = cached_signals(cache, pruned) if cache is not None else remote
-        training = texts_module(run, config, splits, tokenizer, signals, task.encode)
+        training = texts_module(run, config, splits, tokenizer, signals, task)
+        for part, notes in training.notes.items():
+            run.console.say(f"  {part}: " + ", ".join(f"{count:,} {what}" for what, count in notes.items()))
         metrics = fit(
             module,
             training,
@@ -129,7 +134,8 @@ def student_stage(
         if remote is not None:
             remote.finish()
         save_model(student, tokenizer, folder / MODEL)
-        return metrics | {"params": student.num_parameters()}
+        noted = {"notes": training.notes} if training.notes else {}
+        return metrics | {"params": student.num_parameters()} | noted
 
     name = "distill" if pruned is None else f"distill-{pruned.name}"
     return run.stage(name, settings, inputs, work, together=True)
@@ -171,13 +177,14 @@ def texts_module(
     splits: Splits,
     tokenizer: PreTrainedTokenizerBase,
     signals: Signals | None = None,
-    encode: Callable[..., Any] = encode_texts,
+    task: Task | None = None,
 ) -> TextDataModule:
     """The texts as the student trains on them; those without labels where it learns from the teacher."""
     return TextDataModule(
         splits,
         tokenizer,
-        encode=encode,
+        encode=task.encode if task else encode_texts,
+        encode_train=task.encode_train if task else None,
         batch_size=config.train.batch_size,
         max_length=config.data.max_length,
         seed=run.seed,

@@ -1,7 +1,12 @@
 """What a run is about, and what its task leaves out."""
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from distill.data.chat_config import ChatConfig
+from distill.data.config import DataConfig
+from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
 from pipelines.config import DistillConfig
 
@@ -15,11 +20,60 @@ def task_for(config: DistillConfig, source: Path) -> tuple[str, str]:
     return choose(config.task, AutoConfig.from_pretrained(source), config.teacher.model, config.data)
 
 
+def how_of(
+    task: str, data: DataConfig, masking: MaskConfig, chat: ChatConfig, *, writes: bool = False
+) -> dict[str, Any]:
+    """Settings that the task with this name in TASKS is made of, see `Task.of`; in some the student `writes` itself.
+
+    Raises:
+        InputError: Rows that the task doesn't have, or that hold several prompts where the student writes.
+    """
+    if task == "masked-lm":
+        return {"masking": asdict(masking)}
+    if task not in ("causal-lm", "chat"):
+        return {}
+    usual = "stream" if task == "causal-lm" else "none" if writes else "documents"
+    packing = usual if data.packing == "auto" else data.packing
+    if packing == "stream" and task == "chat":
+        raise InputError("data.packing: expected documents or none for conversations, found stream: they aren't cut")
+    if packing == "documents" and writes:
+        raise InputError(
+            "data.packing: expected stream or none with on_policy, found documents: a packed row has several prompts"
+        )
+    if task == "causal-lm":
+        return {"packing": packing}
+    template = {"template": read_file(chat.template)} if chat.template else {}
+    return {"packing": packing, "chat": asdict(chat)} | template
+
+
+def how_of_run(config: DistillConfig, task: str) -> dict[str, Any]:
+    """`how_of` of a run's settings."""
+    return how_of(task, config.data, config.masking, config.chat, writes=config.on_policy.share > 0)
+
+
+def read_file(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"chat.template {path!r}: expected a file with a template: {error}") from error
+
+
 def check_task_fits(config: DistillConfig, task: str) -> None:
     """
     Raises:
         InputError: Something is asked for that is there for one class a text alone.
     """
+    if config.on_policy.share and task not in ("causal-lm", "chat"):
+        raise InputError(
+            f"on_policy.share {config.on_policy.share:g}: expected causal-lm or chat, found {task}: there is nothing "
+            "that the student could write"
+        )
+    if config.on_policy.share and config.teacher.signals != "online":
+        raise InputError(
+            f"on_policy.share {config.on_policy.share:g}: expected teacher.signals online, found cached: a cache can't "
+            "answer about sequences that the student has yet to write"
+        )
+    how_of_run(config, task)
     if task == "text-classification":
         return
     for name, asked in (

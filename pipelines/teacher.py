@@ -60,6 +60,7 @@ def teacher_stage(
             splits,
             tokenizer,
             encode=task.encode,
+            encode_train=task.encode_train,
             batch_size=config.teacher_train.batch_size,
             max_length=config.data.max_length,
             seed=run.seed,

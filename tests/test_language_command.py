@@ -87,6 +87,49 @@ def test_a_decoder_is_not_chosen_taught_exported_or_scored(tokenizer, books, tmp
     assert abs(scores["student", "pytorch"]["perplexity"] - scores["student", "onnxruntime"]["perplexity"]) < 1e-2
 
 
+CHATML = "{% for m in messages %}[CLS] {{ m['role'] }} {{ m['content'] }} [SEP]{% endfor %}"
+CHATML += "{% if add_generation_prompt %}[CLS] assistant {% endif %}"
+
+
+@pytest.fixture
+def chats(tmp_path):
+    """Questions of one word whose answers are the word that follows from it."""
+    rng, folder = random.Random(0), tmp_path / "chats"
+    folder.mkdir()
+    for split, count in (("train", 60), ("validation", 12), ("test", 12)):
+        words = rng.choices([*WORD_PAIRS][:6], k=count)
+        turns = [[{"role": "user", "content": w}, {"role": "assistant", "content": WORD_PAIRS[w]}] for w in words]
+        (folder / f"{split}.jsonl").write_text("\n".join(json.dumps({"messages": each}) for each in turns))
+    (tmp_path / "chatml.jinja").write_text(CHATML)
+    return folder
+
+
+def test_a_students_own_words_are_not_judged_or_its_answers_not_learnt(tokenizer, chats, tmp_path):
+    tokenizer.eos_token = "[SEP]"
+    teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
+    own = ("--on_policy.share", "0.5", "--on_policy.new_tokens", "4", "--teacher.signals", "online")
+    more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1", "--machine.log_every", "5")
+    said = finish("distill", small_run(teacher, chats, output, *TRAINED, *own, *more))
+    assert "task: chat (column messages, and the teacher's head for words)" in said
+    scores = scores_of(output)
+    assert scores["student", "pytorch"]["token accuracy"] > 0.5  # the end of every answer alone is half of them
+    logged = (output / "distill").glob("*/logs/attempt-*/metrics.csv")
+    assert "train/generation_share" in next(logged).read_text()
+
+
+def test_packed_conversations_are_not_cached_or_learnt(tokenizer, chats, tmp_path):
+    tokenizer.eos_token = "[SEP]"
+    teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
+    more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--until", "distill")
+    finish("distill", small_run(teacher, chats, output, *TRAINED, *more))
+    about = json.loads(next((output / "data").glob("*/data.json")).read_text())
+    assert about["how"]["packing"] == "documents"
+    cache = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())
+    assert cache["metrics"]["samples"] < 30  # 60 conversations of some six tokens in rows of 32
+    kept = json.loads(next((output / "distill").glob("*/manifest.json")).read_text())
+    assert kept["metrics"]["val/score"] > 0.5
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -95,6 +138,7 @@ def test_a_decoder_is_not_chosen_taught_exported_or_scored(tokenizer, books, tmp
         (("--task", "causal-lm"), "expected a head for causal-lm (ForCausalLM, LMHeadModel), found BertForMaskedLM"),
         (("--keep.signals", "hidden"), "expected signals sampled, topk or logits"),
         (("--masking.rate", "1.5"), "expected a share between 0 and 1"),
+        (("--on_policy.share", "0.5"), "expected causal-lm or chat, found masked-lm"),
     ],
 )
 def test_a_language_run_that_cannot_be_begins(words, message, masked_teacher, books, tmp_path, monkeypatch, capsys):

@@ -21,7 +21,8 @@ from distill.generation import generate
 from distill.losses.config import LossConfig
 from distill.losses.logits import reverse_kl
 from distill.module import DistillationModule
-from distill.onpolicy import OnPolicy, OnPolicyConfig, prompts_of
+from distill.onpolicy import OnPolicy, prompts_of
+from distill.onpolicy_config import OnPolicyConfig
 from distill.samples import samples_of
 from distill.teacher.cache import CacheReader, Identity, TopK, write_cache
 from distill.teacher.online import OnlineTeacher

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from distill.data.chat_config import ChatConfig
 from distill.data.columns import first_of
 from distill.data.encode import IGNORED, Batch, TokenRows, padded
 from distill.data.language import TEXTS_AT_ONCE
@@ -20,29 +21,6 @@ from distill.errors import InputError
 MESSAGES, PROMPT, COMPLETION = ("messages", "conversation"), ("prompt",), ("completion", "response")
 INSTRUCTION, INPUT, OUTPUT = ("instruction",), ("input",), ("output",)
 FORMS = "messages; prompt and completion; or instruction, output and, if any, input"
-
-
-@dataclass(frozen=True)
-class ChatConfig:
-    """What of a conversation is learned.
-
-    Args:
-        template: File with a chat template, in the place of the tokenizer's own.
-        asked: `all` of the assistant's turns, or the `last`.
-        longer: Conversations of more tokens than there is room for: `skip` leaves them out, `cut` keeps their start.
-    """
-
-    template: str | None = None
-    asked: str = "all"
-    longer: str = "skip"
-
-    def __post_init__(self) -> None:
-        for name, known in (("asked", ("all", "last")), ("longer", ("skip", "cut"))):
-            value = getattr(self, name)
-            if value not in known:
-                raise InputError(
-                    f"chat.{name}: expected {' or '.join(known)}, found {value!r}: it can't be told what is meant"
-                )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Where the text comes from and how it is read."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from distill.errors import InputError
 
@@ -20,6 +21,9 @@ class DataConfig:
         validation_fraction: Share of train held out, stratified by label, when there is no validation split.
         test_fraction: Share of the rows held out for the final report when there is no test split.
         max_length: Longest text in tokens; longer ones are cut and counted.
+        packing: Rows that a causal language model is trained on: `stream` joins documents and cuts blocks; `documents`
+            packs whole ones, none of which sees another; `none` makes each a row. `auto` is stream for plain text and
+            documents for conversations, which become rows where the student writes itself.
     """
 
     path: str = ""
@@ -31,6 +35,7 @@ class DataConfig:
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
     max_length: int = 256
+    packing: Literal["auto", "stream", "documents", "none"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("validation_fraction", "test_fraction"):

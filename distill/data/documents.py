@@ -35,7 +35,7 @@ def check_plain(config: DataConfig) -> None:
         found = getattr(config, name)
         if found is not None:
             raise InputError(
-                f"data.{name}: expected none for a language model, found {found!r}: it learns from plain text, all of "
+                f"data.{name}: expected none for a language model, found {found!r}: it learns from text alone, all of "
                 "it in the training split"
             )
 

@@ -97,6 +97,7 @@ class TextDataModule(RowsDataModule):
         splits: What `load_splits` returned.
         tokenizer: The teacher's tokenizer; the student shares it.
         encode: A task's way from a split to rows; texts with a class each where left out.
+        encode_train: Its way to rows to train on, where it is another.
         max_length: Longest text in tokens.
         unlabelled: Also train on the unlabelled texts (their labels are ignored by losses).
         batch_size, seed, signals, threads: As of `RowsDataModule`.
@@ -111,6 +112,7 @@ class TextDataModule(RowsDataModule):
         tokenizer: PreTrainedTokenizerBase,
         *,
         encode: Callable[..., Any] = encode_texts,
+        encode_train: Callable[..., Any] | None = None,
         batch_size: int = 32,
         max_length: int = 256,
         seed: int = 0,
@@ -118,7 +120,7 @@ class TextDataModule(RowsDataModule):
         signals: Signals | None = None,
         threads: int = 1,
     ):
-        train = encode(tokenizer, splits.train, max_length)
+        train = (encode_train or encode)(tokenizer, splits.train, max_length)
         if unlabelled and len(splits.unlabelled):
             train = train.joined(encode(tokenizer, splits.unlabelled, max_length))
         super().__init__(
@@ -131,6 +133,8 @@ class TextDataModule(RowsDataModule):
             threads=threads,
         )
         self.splits = splits
+        parts = {"train": train, "validation": self.validation}
+        self.notes = {name: found for name, part in parts.items() if (found := getattr(part, "notes", {}))}
         self.test = encode(tokenizer, splits.test, max_length)
 
     def test_dataloader(self) -> EvalBatches:

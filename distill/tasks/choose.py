@@ -5,6 +5,7 @@ from typing import Any
 import pyarrow as pa
 from transformers import PretrainedConfig
 
+from distill.data.chat import INSTRUCTION, MESSAGES, PROMPT
 from distill.data.columns import LABEL, first_of
 from distill.data.config import DataConfig
 from distill.data.language import text_files
@@ -12,7 +13,7 @@ from distill.data.questions import ANSWERS, CONTEXT, QUESTION
 from distill.data.source import read_splits
 from distill.data.tagged import TAGS, WORDS
 from distill.errors import InputError
-from distill.tasks.language import CausalLM, Language, MaskedLM
+from distill.tasks.language import CausalLM, Chatting, Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.task import BODIES, Task
 from distill.tasks.text_classification import Numbers, Several, TextClassification
@@ -26,6 +27,7 @@ TASKS: dict[str, type[Task]] = {
     "question-answering": QuestionAnswering,
     "masked-lm": MaskedLM,
     "causal-lm": CausalLM,
+    "chat": Chatting,
 }
 PROBLEMS: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
 LANGUAGE: tuple[type[Language], ...] = (MaskedLM, CausalLM)
@@ -68,7 +70,7 @@ def by_head(teacher: PretrainedConfig, name: str) -> str:
 
 
 def language_of(teacher: PretrainedConfig) -> str:
-    """The language task that the checkpoint has a head for; empty for none."""
+    """The language task, of plain text, that the checkpoint has a head for; empty for none."""
     names = teacher.architectures or []
     return next((kind.name for kind in LANGUAGE if any(name.endswith(kind.heads) for name in names)), "")
 
@@ -82,6 +84,9 @@ def by_data(teacher: PretrainedConfig, config: DataConfig) -> tuple[str, str]:
 
 
 def by_columns(train: pa.Table, config: DataConfig, words_head: str) -> tuple[str, str]:
+    turns = next((name for names in (MESSAGES, PROMPT, INSTRUCTION) if (name := first_of(train, names))), None)
+    if turns and words_head == CausalLM.name:
+        return Chatting.name, f"column {turns}, and the teacher's head for words"
     words, tags = first_of(train, WORDS), first_of(train, TAGS)
     if words and tags and is_list(train[words]) and is_list(train[tags]) and config.text in (None, words):
         return TokenClassification.name, f"columns {words} and {tags} hold lists"

@@ -1,7 +1,8 @@
 """The next word, or the words behind masks."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch.nn.functional as F
@@ -9,12 +10,16 @@ from torch import Tensor
 from torchmetrics import Metric
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from distill.data.chat import AskedBlocks, encode_chats
+from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
+from distill.data.conversations import Conversations, load_bare_conversations, load_conversations
 from distill.data.documents import load_bare_documents, load_documents
 from distill.data.encode import IGNORED
 from distill.data.language import LanguageBlocks, token_blocks
 from distill.data.mask_config import MaskConfig
 from distill.data.masking import MaskedBlocks
+from distill.data.packing import PackedRows, text_documents
 from distill.data.splits import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.row_accuracy import RowAccuracy
@@ -62,14 +67,58 @@ class Language(Task):
 
 @dataclass(frozen=True)
 class CausalLM(Language):
-    """Each token from those before it."""
+    """Each token from those before it.
+
+    Args:
+        packing: `stream`, `documents` or `none`, see `DataConfig`.
+    """
 
     name: ClassVar[str] = "causal-lm"
     head: ClassVar[str] = "ForCausalLM"
     heads: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
+    packing: str = "stream"
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> LanguageBlocks:
-        return LanguageBlocks(token_blocks(tokenizer, part.texts, max_length))
+    @classmethod
+    def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
+        return cls(tuple(labels), how.get("packing", "stream"))
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
+        if self.packing == "stream":
+            return LanguageBlocks(token_blocks(tokenizer, part.texts, max_length))
+        return text_documents(tokenizer, part.texts, max_length)
+
+    def encode_train(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
+        rows = self.encode(tokenizer, part, max_length)
+        return PackedRows.of(rows, max_length) if self.packing == "documents" else rows
+
+
+@dataclass(frozen=True)
+class Chatting(CausalLM):
+    """The assistant's turns of conversations, or completions of prompts.
+
+    Args:
+        chat: What of them is learnt.
+    """
+
+    name: ClassVar[str] = "chat"
+    form: ClassVar[Any] = Conversations
+    packing: str = "documents"
+    chat: ChatConfig = field(default_factory=ChatConfig)
+
+    @classmethod
+    def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
+        return cls(tuple(labels), how.get("packing", "documents"), ChatConfig(**how.get("chat", {})))
+
+    @classmethod
+    def read(cls, config: DataConfig, seed: int) -> Splits:
+        return load_conversations(config, seed)
+
+    @classmethod
+    def read_bare(cls, config: DataConfig) -> Any:
+        return load_bare_conversations(config)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Conversations, max_length: int) -> AskedBlocks:
+        return encode_chats(tokenizer, part.texts, max_length, self.chat)
 
 
 @dataclass(frozen=True)
@@ -84,6 +133,10 @@ class MaskedLM(Language):
     head: ClassVar[str] = "ForMaskedLM"
     heads: ClassVar[tuple[str, ...]] = ("ForMaskedLM", "ForPreTraining")
     masking: MaskConfig = field(default_factory=MaskConfig)
+
+    @classmethod
+    def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
+        return cls(tuple(labels), MaskConfig(**how.get("masking", {})))
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> MaskedBlocks:
         blocks = LanguageBlocks(token_blocks(tokenizer, part.texts, max_length))

@@ -1,9 +1,9 @@
 """What every task has: its models, its rows, its metric and its score."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -72,6 +72,15 @@ class Task(ABC):
     @abstractmethod
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
         """A split as token ids: `Rows`."""
+
+    def encode_train(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
+        """A split as rows to train on."""
+        return self.encode(tokenizer, part, max_length)
+
+    @classmethod
+    def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
+        """The task with these labels, and what a run's settings say of it; see `how_of`."""
+        return cls(tuple(labels))
 
     @abstractmethod
     def metric(self) -> Metric:

@@ -1,0 +1,76 @@
+"""Instruction data as a data set: conversations to train on, and others held out."""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from distill.data.chat import Chat, Completed, chats_of, is_empty
+from distill.data.config import DataConfig
+from distill.data.documents import check_plain
+from distill.data.source import read_splits
+from distill.data.splits import Splits, drawn, hold
+from distill.errors import InputError
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Conversations, or prompts with completions, all of one form."""
+
+    texts: list[Chat]
+    pairs: None = None
+    labels: tuple[()] = ()
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def table(self) -> pa.Table:
+        """As `of` reads it back."""
+        if any(isinstance(chat, Completed) for chat in self.texts):
+            return pa.table({name: [vars(chat)[name] for chat in self.texts] for name in ("prompt", "completion")})
+        told = [json.dumps(vars(chat)["messages"], ensure_ascii=False) for chat in self.texts]
+        return pa.table({"messages": pa.array(told, pa.string())})
+
+    @classmethod
+    def of(cls, table: pa.Table) -> "Conversations":
+        return cls(chats_of(table, "data"))
+
+
+def load_conversations(config: DataConfig, seed: int = 0) -> Splits:
+    """Reads every split, leaves empty conversations out, and holds some out of train where there is no validation or
+    test split.
+
+    Raises:
+        InputError: What `chats_of` raises, or nothing but empty conversations.
+    """
+    check_plain(config)
+    read = {name: chats_of(table, f"data {config.path!r}, {name}") for name, table in tables(config).items()}
+    rows = {name: [chat for chat in chats if not is_empty(chat)] for name, chats in read.items()}
+    for name, kept in rows.items():
+        if not kept:
+            raise InputError(
+                f"data {config.path!r}, {name}: expected conversations, found {len(read[name])} empty ones"
+            )
+    notes: dict[str, int | str] = {"dropped_empty": sum(map(len, read.values())) - sum(map(len, rows.values()))}
+    hold(rows, notes, config, partial(held_out, seed))
+    parts = {name: Conversations(rows[name]) for name in ("train", "validation", "test")}
+    return Splits((), **parts, unlabelled=Conversations([]), notes=notes)
+
+
+def load_bare_conversations(config: DataConfig) -> Conversations:
+    """Every training conversation that isn't empty."""
+    chats = chats_of(tables(config)["train"], f"data {config.path!r}, train")
+    return Conversations([chat for chat in chats if not is_empty(chat)])
+
+
+def tables(config: DataConfig) -> dict[str, pa.Table]:
+    if not config.path:
+        raise InputError("data: no path given; name a folder, a file or a hub data set with --data")
+    return read_splits(config.path, config.subset)
+
+
+def held_out(seed: int, chats: list[Chat], fraction: float) -> tuple[list[Chat], list[Chat], str]:
+    held = drawn(len(chats), fraction, seed, "conversations")
+    kept = [chat for i, chat in enumerate(chats) if i not in held]
+    return kept, [chats[i] for i in sorted(held)], f"{len(held)} conversations held out of train, seed {seed}"
