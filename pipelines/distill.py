@@ -160,6 +160,7 @@ def road(
 def export_and_evaluate(
     run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
 ) -> dict[str, "Artefact"]:
+    from distill.data.conversations import Conversations
     from distill.tasks.language import Language
     from pipelines.data import read_data, read_task
     from pipelines.evaluate import Candidate, evaluate_stage
@@ -182,7 +183,7 @@ def export_and_evaluate(
             stage,
             model,
             model.folder / MODEL,
-            splits.test,
+            splits.test.spoken() if isinstance(splits.test, Conversations) else splits.test,
             parity=min(config.measure.parity, BLOCKS) if isinstance(task, Language) else config.measure.parity,
             max_length=config.data.max_length,
             targets=targets,

@@ -10,7 +10,7 @@ from distill.data.chat import Chat, Completed, chats_of, is_empty
 from distill.data.config import DataConfig
 from distill.data.documents import check_plain
 from distill.data.source import read_splits
-from distill.data.splits import Splits, drawn, hold
+from distill.data.splits import Examples, Splits, drawn, hold
 from distill.errors import InputError
 
 
@@ -31,6 +31,16 @@ class Conversations:
             return pa.table({name: [vars(chat)[name] for chat in self.texts] for name in ("prompt", "completion")})
         told = [json.dumps(vars(chat)["messages"], ensure_ascii=False) for chat in self.texts]
         return pa.table({"messages": pa.array(told, pa.string())})
+
+    def spoken(self) -> Examples:
+        """What is said in each, as plain text."""
+        said = [
+            f"{chat.prompt}{chat.completion}"
+            if isinstance(chat, Completed)
+            else "\n".join(str(turn.get("content", "")) for turn in chat.messages)
+            for chat in self.texts
+        ]
+        return Examples(said, None)
 
     @classmethod
     def of(cls, table: pa.Table) -> "Conversations":
