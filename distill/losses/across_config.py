@@ -1,0 +1,44 @@
+"""How models with different tokenizers are compared."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from distill.errors import InputError
+
+Kind = Literal["spans", "sorted"]
+
+
+@dataclass(frozen=True)
+class AcrossConfig:
+    """
+    Args:
+        kind: `spans` compares the outcomes that both vocabularies have and sorts the rest; `sorted` sorts whole
+            distributions, which needs no shared vocabulary but labels beside it: it tells how sure the teacher is, and
+            not of what.
+        beta: Of `spans`: the teacher's share of the Jensen-Shannon mixture on the shared outcomes; 0 is the forward KL.
+        shared_weight: Of `spans`: weight of the shared outcomes; the sorted rest has 1 - shared_weight.
+        temperature: Softens both distributions; the loss is scaled by its square.
+    """
+
+    kind: Kind = "spans"
+    beta: float = 0.0
+    shared_weight: float = 0.8
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise InputError(f"across.kind: expected {' or '.join(get_args(Kind))}, found {self.kind!r}")
+        if not 0 <= self.beta < 1:
+            raise InputError(
+                f"across.beta: expected a share from 0 (forward KL) to below 1, found {self.beta}: at 1 nothing of the "
+                "student would be compared with the teacher"
+            )
+        if not 0 <= self.shared_weight <= 1:
+            raise InputError(
+                f"across.shared_weight: expected a share from 0 to 1, found {self.shared_weight}: "
+                "one of the two parts would be driven away from the teacher"
+            )
+        if not self.temperature > 0:
+            raise InputError(
+                f"across.temperature: expected more than 0, found {self.temperature}: logits are divided by it"
+            )

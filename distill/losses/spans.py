@@ -1,0 +1,145 @@
+"""Distributions over what follows a text, as models with different tokenizers give them, made comparable and compared.
+
+Where both models have read the same text, a span is the shortest piece of text after it that both write in whole
+tokens. Everything here is a function of log-probabilities, for some spans at a time.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from distill.losses.logits import kl, mixed
+
+
+class Outcomes(NamedTuple):
+    """What may follow a text: the span itself, or else a token of the vocabulary; log-probabilities.
+
+    Args:
+        tokens: Tokens that don't begin the span, and the span's first one with another text after it [spans, vocab].
+        span: The whole span, in the tokens of the text [spans].
+        alone: The token that is the span by itself, -1 where it takes several [spans].
+    """
+
+    tokens: Tensor
+    span: Tensor
+    alone: Tensor
+
+
+class Vocabularies(NamedTuple):
+    """Which columns of student and teacher are one outcome, and which have no partner.
+
+    Args:
+        shared: Pairs of columns [shared, 2].
+        student_rest, teacher_rest: Columns in no pair.
+        to_student, to_teacher: Each column's partner, -1 where it has none [vocabulary of the teacher, the student].
+    """
+
+    shared: Tensor
+    student_rest: Tensor
+    teacher_rest: Tensor
+    to_student: Tensor
+    to_teacher: Tensor
+
+    @classmethod
+    def of(cls, shared: Int[Tensor, "shared 2"], student_size: int, teacher_size: int) -> "Vocabularies":
+        to_teacher, to_student = (shared.new_full((size,), -1) for size in (student_size, teacher_size))
+        to_teacher[shared[:, 0]], to_student[shared[:, 1]] = shared[:, 1], shared[:, 0]
+        student_rest, teacher_rest = ((table < 0).nonzero()[:, 0] for table in (to_teacher, to_student))
+        return cls(shared, student_rest, teacher_rest, to_student, to_teacher)
+
+
+def merged(
+    log_p: Float[Tensor, "tokens vocabulary"], ids: Int[Tensor, "tokens"], sizes: Int[Tensor, "spans"]
+) -> Outcomes:
+    """Makes one distribution of each span's several.
+
+    The span has the product of its tokens' probabilities, p₁(t₁) c with c = p₂(t₂) … pₙ(tₙ); its first token without
+    this continuation keeps p₁(t₁) (1 - c), and any other token its p₁, so that the whole is 1.
+
+    Args:
+        log_p: The distribution that each token was drawn from; the spans' tokens one after the other.
+        ids: The tokens.
+        sizes: Tokens of each span, at least 1.
+
+    Source: the product is that of GOLD (Patiño et al. 2025, "Unlocking On-Policy Distillation for Any Model Family",
+    https://huggingface.co/spaces/HuggingFaceH4/on-policy-distillation, and TRL's GOLDTrainer). It multiplies all of p₁
+    by c, though c says nothing of tokens that didn't begin the span, and what it gets doesn't sum to 1. That the span
+    is an outcome of its own, which both models have whatever their tokens, is as in Minixhofer et al. 2025, approximate
+    likelihood matching (arXiv 2503.20083).
+    """
+    first = sizes.cumsum(0) - sizes
+    owner = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+    said = log_p.gather(1, ids[:, None])[:, 0]
+    later = said.index_fill(0, first, 0)
+    continued = torch.zeros_like(said[first]).index_add(0, owner, later)
+    # A sure model's c rounds to 1, and log(1 - c) to -inf, which would make any KL against it infinite.
+    other = torch.log(-torch.expm1(continued.clamp(max=-torch.finfo(said.dtype).eps)))
+    left = (said[first] + other).masked_fill(sizes == 1, -torch.inf)
+    tokens = log_p[first].scatter(1, ids[first][:, None], left[:, None])
+    return Outcomes(tokens, said[first] + continued, ids[first].masked_fill(sizes > 1, -1))
+
+
+def with_partner(outcomes: Outcomes, partner: Int[Tensor, "spans"]) -> Outcomes:
+    """Counts a token that spells the span, but is not how the text is cut, as the span.
+
+    Args:
+        partner: Of each span the column that spells what is one token to the other model; -1 for none.
+    """
+    column = partner.clamp(min=0)[:, None]
+    mass = outcomes.tokens.gather(1, column)
+    known = (partner >= 0)[:, None]
+    span = torch.logaddexp(outcomes.span, mass.masked_fill(~known, -torch.inf)[:, 0])
+    return Outcomes(outcomes.tokens.scatter(1, column, mass.masked_fill(known, -torch.inf)), span, outcomes.alone)
+
+
+def paired(student: Outcomes, teacher: Outcomes, vocabularies: Vocabularies) -> tuple[Outcomes, Outcomes]:
+    """Both with every token that spells the span counted as the span."""
+    spelled_by = [
+        torch.where(each.alone >= 0, table[each.alone.clamp(min=0)], -1)
+        for each, table in ((teacher, vocabularies.to_student), (student, vocabularies.to_teacher))
+    ]
+    return with_partner(student, spelled_by[0]), with_partner(teacher, spelled_by[1])
+
+
+def shared_divergence(
+    student: Outcomes, teacher: Outcomes, vocabularies: Vocabularies, beta: float
+) -> Float[Tensor, "spans"]:
+    """The divergence of each span over the shared tokens, the span itself, and all other tokens as one outcome.
+
+    KL(p ‖ q) with beta 0, else β KL(p ‖ m) + (1 - β) KL(q ‖ m) with m = β p + (1 - β) q. Outcomes that the student
+    can't have, as other tokens where all of its own are shared, are left out of p, which is scaled to 1.
+
+    Source: GOLD (see `merged`); there the probabilities of the shared tokens are compared without the others', so
+    that they don't sum to 1 and a student equal to its teacher would be moved.
+    """
+    p = coarse(teacher, vocabularies.shared[:, 1], vocabularies.teacher_rest)
+    q = coarse(student, vocabularies.shared[:, 0], vocabularies.student_rest)
+    p = p.masked_fill(q == -torch.inf, -torch.inf).log_softmax(-1)
+    if beta == 0:
+        return kl(p, q)
+    m = mixed(p, q, beta)
+    return beta * kl(p, m) + (1 - beta) * kl(q, m)
+
+
+def coarse(outcomes: Outcomes, shared: Tensor, rest: Tensor) -> Tensor:
+    """Log-probabilities of the shared tokens, the span, and the rest together [spans, shared + 2]."""
+    others = outcomes.tokens[:, rest]
+    gone = (others == -torch.inf).all(-1)  # also where there are none; the gradient of logsumexp would be NaN
+    total = others.masked_fill(gone[:, None], 0).logsumexp(-1).masked_fill(gone, -torch.inf)
+    return torch.cat([outcomes.tokens[:, shared], outcomes.span[:, None], total[:, None]], -1)
+
+
+def rest_distance(student: Outcomes, teacher: Outcomes, vocabularies: Vocabularies) -> Float[Tensor, "spans"]:
+    """`sorted_l1` of the probabilities of the tokens without a partner."""
+    own, taught = student.tokens[:, vocabularies.student_rest], teacher.tokens[:, vocabularies.teacher_rest]
+    return sorted_l1(own.exp(), taught.exp())
+
+
+def sorted_l1(q: Float[Tensor, "rows _"], p: Float[Tensor, "rows _"]) -> Float[Tensor, "rows"]:
+    """Σ |p₍ᵢ₎ - q₍ᵢ₎| of the probabilities in falling order, the shorter row padded with zeros."""
+    width = max(p.shape[1], q.shape[1])
+    p, q = (F.pad(each.sort(-1, descending=True).values, (0, width - each.shape[1])) for each in (p, q))
+    return (p - q).abs().sum(-1)
