@@ -26,6 +26,7 @@ from distill.losses.logits import label_loss
 from distill.onpolicy import OnPolicy, check_on_policy
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.progressive import ending_after
+from distill.sentence_folder import vector_width
 from distill.sharding.clip import clip_gradients
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer
 from distill.taught import TaughtLayers
@@ -38,7 +39,8 @@ LAYERED = ("hidden", "attention", "relations")  # terms on layers
 
 
 def sizes_of(config: Any) -> LayerSizes:
-    return LayerSizes(config.num_hidden_layers, config.hidden_size, config.num_attention_heads)
+    width, vector = config.hidden_size, vector_width(config)
+    return LayerSizes(config.num_hidden_layers, width, config.num_attention_heads, vector if vector != width else 0)
 
 
 def softness(signals: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +75,8 @@ class DistillationModule(lightning.LightningModule):
         metric: Updated with (logits [rows, classes], labels [rows]) on the validation split.
         answers: What a row is: a sample, or a position where the student has logits for every token, unless a task
             has others.
-        teacher_sizes: (layers, width, heads) of the teacher, for the terms on its layers; the heads for `attention`.
+        teacher_sizes: (layers, width, heads, width of a text's vector) of the teacher, for the terms on its layers and
+            vectors; the heads for `attention`.
         shard_optimizer: Copies of the student keep a part of the optimizer's state each (ZeRO-1).
         stages: Where the student is one stage of a pipeline: what runs all of them.
         on_policy: In a share of the steps the student learns from what it writes itself, of which `signals` is asked;
@@ -114,14 +117,13 @@ class DistillationModule(lightning.LightningModule):
 
     def _taught(self, teacher_sizes: tuple[int, ...] | None) -> TaughtLayers:
         asked = [name for name in LAYERED if getattr(self.loss, name)]
-        if asked and self.stages is not None:
-            raise InputError(
-                f"loss.{asked[0]}: a student in pipeline stages has no process with all its layers; use kl"
-            )
+        if (asked or self.loss.of_vectors) and self.stages is not None:
+            name = asked[0] if asked else "embedding"
+            raise InputError(f"loss.{name}: a student in pipeline stages has no process with all its layers; use kl")
         if asked and teacher_sizes is None:
             raise InputError(f"loss.{asked[0]}: the sizes of the teacher are needed, and none were given")
         own = sizes_of(self.student.config)
-        return TaughtLayers(self.loss, own, LayerSizes(*teacher_sizes) if asked and teacher_sizes else own)
+        return TaughtLayers(self.loss, own, LayerSizes(*teacher_sizes) if teacher_sizes else own)
 
     def forward(self, batch: Batch, **kwargs: Any) -> Any:
         """The student's answer; of a vocabulary there are logits at the asked positions only, [rows, words]."""
@@ -140,13 +142,17 @@ class DistillationModule(lightning.LightningModule):
         device = batch["attention_mask"].device
         given = {name: value.to(device) for name, value in signals.items() if isinstance(value, Tensor)}
         mean = partial(self._mean_distance, batch)
+        pairs = self.taught.pairs(batch["attention_mask"], hidden, vectors, signals, mean)
+        if logits is not None and self.loss.of_vectors:
+            pairs |= self.taught.vector_pairs(logits, given)
+        logits = logits if self.loss.of_labels else None
         terms = loss_terms(
             self.now,
             None if logits is None else self.answers.logits(batch, logits),
             None if logits is None else self.answers.labels(batch),
             batch["attention_mask"],
             {} if logits is None else self._signal_rows(batch, given) | softness(signals),
-            self.taught.pairs(batch["attention_mask"], hidden, vectors, signals, mean),
+            pairs,
         )
         return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
 
@@ -291,7 +297,7 @@ class DistillationModule(lightning.LightningModule):
         return gradient_shares(self.now, terms, self.parameters())
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        if self.metric is None and not self.loss.reads_logits:
+        if self.metric is None and not self.loss.of_labels:
             terms = self.terms(batch)
             self.val_loss.update(weighted_sum(self.now, terms), batch["attention_mask"].sum())
             self.log("val/loss", self.val_loss, on_epoch=True)
@@ -301,8 +307,9 @@ class DistillationModule(lightning.LightningModule):
         assert said is not None
         logits, labels = self.answers.logits(batch, said), self.answers.labels(batch)
         rows = int((labels != IGNORED).sum())
-        self.val_loss.update(label_loss(logits, labels), rows)
-        self.log("val/loss", self.val_loss, on_epoch=True, batch_size=rows)
+        if labels.dim() == 1:  # else they tell what belongs together, and no loss is of one row alone
+            self.val_loss.update(label_loss(logits, labels), rows)
+            self.log("val/loss", self.val_loss, on_epoch=True, batch_size=rows)
         if self.metric is not None:
             self.metric.update(logits, labels)
             self.log("val/score", self.metric, on_epoch=True, batch_size=rows)

@@ -41,6 +41,9 @@ class TaughtLayers(nn.Module):
         self.projections = nn.ModuleList(
             nn.Linear(student.width, teacher.width, bias=False) if narrow else nn.Identity() for _ in range(count)
         )
+        widths = student.vector or student.width, teacher.vector or teacher.width
+        other = loss.embedding > 0 and widths[0] != widths[1]
+        self.vectors = nn.Linear(*widths, bias=False) if other else nn.Identity()
         self.mixes = nn.ParameterList()
         if loss.hidden and loss.layer_map == LEARNED:
             steps = torch.arange(1, teacher.layers + 1) / teacher.layers
@@ -89,6 +92,29 @@ class TaughtLayers(nn.Module):
             if self.turn:
                 s, t = self.turn - 1, self.uniform[self.turn][1] - 1
             found["relations"] = list(zip(vectors[s], taught[t], strict=True))
+        return found
+
+    def vector_pairs(self, own: Tensor, signals: Mapping[str, Any]) -> dict[str, Pairs]:
+        """(student's, teacher's) vectors of texts by term, see `loss_terms`: a teacher's own are its logits.
+
+        Raises:
+            InputError: The signals have none, or of a width that none was told of.
+        """
+        taught = signals.get("logits", signals.get("embedding"))
+        if taught is None:
+            raise InputError(
+                "loss: the teacher's signals hold no vectors of texts; use a teacher that gives them, or a cache with "
+                f"embedding; found {', '.join(sorted(signals)) or 'nothing'}"
+            )
+        found: dict[str, Pairs] = {"similarity": [(own, taught)]} if self.loss.similarity else {}
+        if self.loss.embedding:
+            projected = self.vectors(own)
+            if projected.shape[-1] != taught.shape[-1]:
+                raise InputError(
+                    f"loss.embedding: expected vectors of width {projected.shape[-1]}, found the teacher's of "
+                    f"{taught.shape[-1]}: give teacher_sizes, for which the student's are projected, or use similarity"
+                )
+            found["embedding"] = [(projected, taught)]
         return found
 
     def has_turn(self, layer: int) -> bool:

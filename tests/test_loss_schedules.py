@@ -49,7 +49,7 @@ def test_a_ramp_is_elsewhere_than_its_ends_say():
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"ramps": {"speed": (1.0, 0.0)}}, "loss.ramps: expected kl, ce, hidden, attention, relations or temperature"),
+        ({"ramps": {"speed": (1.0, 0.0)}}, "relations, embedding, similarity or temperature with"),
         ({"ramps": {"ce": (1.0, -1.0)}}, "with two values >= 0, found ce"),
         ({"ramps": {"kl": (1.0, 0.0)}}, "the weights at the end sum to nothing"),
         ({"ramps": {"temperature": (2.0, 0.0)}}, "loss.temperature: expected more than 0"),

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.losses.features import ATTENTIONS, DISTANCES, relation_kl
+from distill.losses.features import ATTENTIONS, DISTANCES, EMBEDDINGS, SIMILARITIES, relation_kl
 from distill.losses.logits import DIVERGENCES, forward_kl, label_loss, soft_cross_entropy
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 
 MEAN_OVER = {"kl": "rows", "ce": "labels", "hidden": "tokens", "attention": "tokens", "relations": "tokens"}
+MEAN_OVER |= {"embedding": "rows", "similarity": "rows"}
 Pair = tuple[Tensor, Tensor]
 NOTHING: Mapping[str, Sequence[Pair]] = {}
 
@@ -31,8 +32,9 @@ def loss_terms(
 
     `teacher` is read by the kl term alone, see `distribution_loss`. `pairs` are (student's, teacher's) by term: of
     `hidden` the states [batch, length, width], the student's already projected; of `attention` the scores
-    [batch, heads, length, length]; of `relations` vectors [batch, length, width of each], such as both's queries.
-    Without logits there are the terms on layers alone.
+    [batch, heads, length, length]; of `relations` vectors [batch, length, width of each], such as both's queries; of
+    `embedding` one of vectors [batch, width], the student's already projected, and of `similarity` [batch, width of
+    each]. Without logits and vectors there are the terms on layers alone.
     """
     terms: dict[str, Tensor] = {}
     if config.kl and student_logits is not None and labels is not None:
@@ -48,6 +50,12 @@ def loss_terms(
     if config.relations:
         found = [relation_kl(s, t, mask, heads=config.relation_heads) for s, t in pairs["relations"]]
         terms["relations"] = torch.stack(found).mean()
+    for name, kinds, kind in (
+        ("embedding", EMBEDDINGS, config.embedding_kind),
+        ("similarity", SIMILARITIES, config.similarity_kind),
+    ):
+        if getattr(config, name) and name in pairs:
+            terms[name] = kinds[kind](*pairs[name][0])
     return terms
 
 

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from distill.errors import InputError
 
-TERMS = ("kl", "ce", "hidden", "attention", "relations")
+TERMS = ("kl", "ce", "hidden", "attention", "relations", "embedding", "similarity")
 DIVERGENCES = (
     "forward_kl", "reverse_kl", "jensen_shannon", "skewed_kl", "skewed_reverse_kl", "total_variation",
     "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
@@ -27,6 +27,10 @@ class LossConfig:
         hidden: Weight of the distance between hidden states.
         attention: Weight of the distance between attention scores; teacher and student need as many heads.
         relations: Weight of the KL between relations of queries, keys and values (MiniLMv2).
+        embedding: Weight of the distance from the teacher's vector of a text; a narrower student's is projected to its
+            width, by a map that doesn't stay.
+        similarity: Weight of the distance between the cosines of every two texts of a batch (of each process's share
+            of it) and the teacher's.
         temperature: Softens both distributions of `kl`; the term is scaled by its square.
         divergence: What `kl` is: forward_kl, reverse_kl, jensen_shannon, skewed_kl, skewed_reverse_kl,
             total_variation, soft_cross_entropy, decoupled_kl (DKD, needs labels), logit_mse or logit_cosine.
@@ -35,6 +39,8 @@ class LossConfig:
         decoupled: Weights of decoupled_kl's two parts: the label against the rest, and within the rest.
         hidden_kind: `mse`, `cosine`, or `normalized_mse` (of vectors of length 1, patient KD).
         attention_kind: `mse` of scores (TinyBERT) or `kl` of their softmax (MiniLM).
+        embedding_kind: `cosine` or `mse`.
+        similarity_kind: `mse` of the cosines, or `kl` of their softmax at temperature 0.05.
         relation_heads: Heads that relations are cut into; it divides the widths of both models.
         relation_layer: Layer of the teacher that the student's last one learns the relations of, the first is 1; 0 is
             the last.
@@ -53,6 +59,8 @@ class LossConfig:
     hidden: float = 0.0
     attention: float = 0.0
     relations: float = 0.0
+    embedding: float = 0.0
+    similarity: float = 0.0
     temperature: float = 2.0
     divergence: Literal[
         "forward_kl", "reverse_kl", "jensen_shannon", "skewed_kl", "skewed_reverse_kl", "total_variation",
@@ -63,6 +71,8 @@ class LossConfig:
     decoupled: tuple[float, float] = (1.0, 8.0)
     hidden_kind: Literal["mse", "cosine", "normalized_mse"] = "mse"
     attention_kind: Literal["mse", "kl"] = "mse"
+    embedding_kind: Literal["cosine", "mse"] = "cosine"
+    similarity_kind: Literal["mse", "kl"] = "mse"
     relation_heads: int = 12
     relation_layer: int = 0
     layer_map: str = "uniform"
@@ -85,6 +95,11 @@ class LossConfig:
         weights = {name: getattr(self, name) for name in TERMS}
         if any(weight < 0 for weight in weights.values()) or not sum(weights.values()) > 0:
             raise InputError(f"loss: expected weights >= 0 with a sum > 0, found {weights}: nothing would be learnt")
+        if self.of_vectors and self.of_labels:
+            raise InputError(
+                f"loss.embedding, loss.similarity: expected kl and ce 0 beside them, found {self.kl} and {self.ce}: "
+                "what a model says of a text is a vector or a distribution over classes, and not both"
+            )
         if not min(self.ramps.get("temperature", (self.temperature,))) > 0:
             found = self.ramps.get("temperature", self.temperature)
             raise InputError(f"loss.temperature: expected more than 0, found {found}: logits are divided by it")
@@ -123,17 +138,29 @@ class LossConfig:
     def teacher_answers(self) -> tuple[str, ...]:
         """What the terms read of the teacher."""
         deep = self.attention > 0 or self.relations > 0
-        return ("logits",) * (self.kl > 0) + ("hidden",) * (self.hidden > 0) + ("relations",) * deep
+        vectors = ("embedding",) * self.of_vectors
+        return ("logits",) * (self.kl > 0) + ("hidden",) * (self.hidden > 0) + ("relations",) * deep + vectors
 
     @property
     def reads_logits(self) -> bool:
         """Whether any term reads what the student says in the end."""
+        return self.of_labels or self.of_vectors
+
+    @property
+    def of_labels(self) -> bool:
+        """Whether any term reads it as a distribution."""
         return self.kl > 0 or self.ce > 0
+
+    @property
+    def of_vectors(self) -> bool:
+        """Whether any term reads it as a text's vector."""
+        return self.embedding > 0 or self.similarity > 0
 
     @property
     def of_outputs(self) -> "LossConfig":
         """Without the terms on layers."""
-        kept = {name: ends for name, ends in self.ramps.items() if name in ("kl", "ce", "temperature")}
+        layered = ("hidden", "attention", "relations")
+        kept = {name: ends for name, ends in self.ramps.items() if name not in layered}
         return replace(self, hidden=0.0, attention=0.0, relations=0.0, ramps=kept)
 
     def at(self, progress: float) -> "LossConfig":
@@ -148,6 +175,8 @@ KINDS = {
     "divergence": DIVERGENCES,
     "hidden_kind": ("mse", "cosine", "normalized_mse"),
     "attention_kind": ("mse", "kl"),
+    "embedding_kind": ("cosine", "mse"),
+    "similarity_kind": ("mse", "kl"),
 }
 
 
@@ -171,11 +200,14 @@ class Lessons:
 
 
 class LayerSizes(NamedTuple):
-    """Of a model: its layers, the width of its hidden states, and the heads of a layer."""
+    """Of a model: its layers, the width of its hidden states, the heads of a layer, and the width of a text's vector;
+    0 is that of the states.
+    """
 
     layers: int
     width: int
     heads: int = 0
+    vector: int = 0
 
 
 def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lessons:

@@ -178,3 +178,5 @@ def masked_mean(values: Float[Tensor, "*shape"], mask: Int[Tensor, "*shape"]) ->
 
 ATTENTIONS = {"mse": attention_mse, "kl": attention_kl}
 DISTANCES = {"mse": hidden_mse, "cosine": hidden_cosine, "normalized_mse": hidden_normalized_mse}
+EMBEDDINGS = {"cosine": embedding_cosine, "mse": embedding_mse}
+SIMILARITIES = {"mse": similarity_mse, "kl": similarity_kl}

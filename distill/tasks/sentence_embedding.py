@@ -1,0 +1,139 @@
+"""One vector a text, such that texts of like meaning have vectors of like direction."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+from torchmetrics import Metric
+from torchmetrics.functional import spearman_corrcoef
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from distill.answers import Answers, Batch
+from distill.data.config import DataConfig
+from distill.data.encode import IGNORED, Encoded
+from distill.data.sentences import encode_sentences, load_sentences
+from distill.data.splits import Splits
+from distill.pooling import PooledModel, pooled_class
+from distill.sentence_folder import read_form
+from distill.tasks.task import Scorer, Task
+
+
+class VectorAnswers(Answers):
+    """A row is a text's vector [rows, width] in the place of logits; its labels [rows, 2] tell its pair."""
+
+    def logits(self, batch: Batch, values: Tensor) -> Tensor:
+        return values
+
+    def labels(self, batch: Batch) -> Tensor:
+        return batch["labels"]
+
+
+@dataclass(frozen=True)
+class SentenceEmbedding(Task):
+    """Trained on plain text by a teacher's vectors, measured on pairs by the rank of their cosines."""
+
+    name: ClassVar[str] = "sentence-embedding"
+    head: ClassVar[str] = "PooledModel"  # of no stock class: every body can be pooled
+    metric_name: ClassVar[str] = "Spearman"
+    answers: ClassVar[Answers] = VectorAnswers()
+
+    @classmethod
+    def read(cls, config: DataConfig, seed: int) -> Splits:
+        return load_sentences(config, seed)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
+        return encode_sentences(tokenizer, part, max_length)
+
+    @property
+    def auto(self) -> Any:
+        return PooledModel
+
+    @classmethod
+    def check(cls, config: PretrainedConfig, path: str) -> None:
+        """
+        Raises:
+            InputError: The checkpoint was trained for another task, has no body that can be pooled, or its folder says
+                what can't be computed here.
+        """
+        super().check(config, path)
+        pooled_class(config)
+        if Path(path).is_dir():
+            read_form(Path(path))
+
+    def head_rows(self, config: PretrainedConfig) -> list[int] | None:
+        """None are missing: a body without modules.json is pooled by the mean."""
+        return []
+
+    def metric(self) -> Metric:
+        return PairRanks()
+
+    def scorer(self, rows: Encoded) -> Scorer:
+        return PairScorer(rows)
+
+
+class PairRanks(Metric):
+    """Spearman's correlation of the cosines of pairs with their numbers.
+
+    Vectors are kept to the end, for the two of a pair may be of two batches or on two processes.
+    """
+
+    higher_is_better = True
+    full_state_update = False
+    vectors: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("vectors", "labels"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        known = labels[:, 0] != IGNORED
+        self.vectors.append(logits[known].float())
+        self.labels.append(labels[known])
+
+    def compute(self) -> Tensor:
+        """Of the pairs that came whole; 0 for less than two."""
+        # After a gathering over processes a state is one tensor.
+        vectors, labels = (torch.cat(each) if isinstance(each, list) else each for each in (self.vectors, self.labels))
+        _, pairs, counts = labels[:, 0].unique(return_inverse=True, return_counts=True)
+        whole = (counts[pairs] == 2).nonzero()[:, 0]
+        order = whole[labels[whole, 0].argsort()]
+        if len(order) < 4:
+            return vectors.new_zeros(())
+        first, second = vectors[order].unflatten(0, (-1, 2)).unbind(1)
+        return spearman_corrcoef(cosine_similarity(first, second), labels[order[::2], 1])
+
+
+class PairScorer:
+    """Spearman's and Pearson's correlations of the cosines of pairs with their numbers."""
+
+    def __init__(self, rows: Encoded):
+        self.numbers = rows.labels[::2, 1].astype(np.float64)
+        self.said: list[np.ndarray] = [np.zeros(0)] * len(rows)
+
+    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        for row, vector in zip(rows, logits.double().numpy(), strict=True):
+            self.said[row] = vector
+
+    def cosines(self) -> np.ndarray:
+        """[pairs]; 0 where a vector is."""
+        first, second = np.stack(self.said[::2]), np.stack(self.said[1::2])
+        lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+        return (first * second).sum(1) / np.maximum(lengths, 1e-12)
+
+    def scores(self) -> dict[str, float]:
+        from scipy.stats import pearsonr, spearmanr
+
+        said = self.cosines()
+        return {
+            "Spearman": float(spearmanr(said, self.numbers).statistic),
+            "Pearson": float(pearsonr(said, self.numbers).statistic),
+        }
+
+    def decisions(self) -> np.ndarray:
+        return self.cosines().round(1)
