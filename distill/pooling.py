@@ -92,8 +92,13 @@ class PooledModel(PreTrainedModel):
             return pooled_class(config).from_pretrained(place, *inputs, config=config, **settings)
         loaded: Any = super().from_pretrained(place, *inputs, config=config, **settings)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        for own, weights in zip(model.projections, read_projections(place), strict=True):
-            own.load_state_dict(weights)
+        try:
+            for own, weights in zip(model.projections, read_projections(place), strict=True):
+                own.load_state_dict(weights)
+        except (ValueError, RuntimeError) as error:
+            raise InputError(
+                f"model {str(place)!r}: has other weights of Dense modules than its config says: {error}"
+            ) from error
         model.requires_grad_().eval()
         return loaded
 

@@ -111,7 +111,7 @@ def read_form(folder: Path) -> SentenceForm | None:
     if not is_sentence_folder(folder):
         return None
     check_settings(folder)
-    modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in read_json(folder / MODULES)]
+    modules = read_modules(folder)
     kinds = [kind for kind, _ in modules]
     unknown = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Dense", "Normalize")]
     dense = kinds.count("Dense")
@@ -131,6 +131,18 @@ def read_form(folder: Path) -> SentenceForm | None:
         kinds[-1] == "Normalize",
         read_body_settings(folder),
     )
+
+
+def read_modules(folder: Path) -> list[tuple[str, str]]:
+    """(kind, folder) of each of the folder's modules, in order; none without a modules.json."""
+    found = read_json(folder / MODULES) if is_sentence_folder(folder) else []
+    try:
+        return [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in found]
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"model {str(folder)!r}: expected a list of modules with type and path in {MODULES}, found other content: "
+            "it can't be told how vectors are made"
+        ) from error
 
 
 def check_settings(folder: Path) -> None:
@@ -170,10 +182,10 @@ def read_pooling(file: Path) -> str:
 def read_projection(file: Path) -> Projection:
     found = read_json(file)
     places = {found.get(f"module_{end}_name", "sentence_embedding") for end in ("input", "output")}
-    if found.get("use_residual") or not places <= {"sentence_embedding", None}:
+    if found.get("use_residual") or not places <= {"sentence_embedding", None} or "out_features" not in found:
         raise InputError(
-            f"model {str(file)!r}: expected a Dense from the pooled vector to the next, found one with a residual or "
-            "on something else: it can't be computed here"
+            f"model {str(file)!r}: expected a Dense of a given width on the pooled vector, found one with a residual, "
+            "on something else or of no width: it can't be computed here"
         )
     name = str(found.get("activation_function", ACTIVATIONS["Tanh"])).rpartition(".")[2]
     return Projection(int(found["out_features"]), bool(found.get("bias", True)), name)
@@ -211,17 +223,15 @@ def read_projections(folder: Path) -> Weights:
         InputError: They aren't there in safetensors, or are damaged.
     """
     found: Weights = []
-    for each in read_json(folder / MODULES) if is_sentence_folder(folder) else ():
-        if str(each["type"]).endswith(".Dense"):
-            file = folder / each["path"] / WEIGHTS
-            try:
-                weights = load_file(file)
-            except (OSError, SafetensorError) as error:
-                raise InputError(
-                    f"model {str(folder)!r}: expected the weights of a Dense in {each['path']}/{WEIGHTS}: {error}; a "
-                    "pickle isn't read, for it can run any code"
-                ) from error
-            found.append({name.removeprefix("linear."): tensor for name, tensor in weights.items()})
+    for path in (path for kind, path in read_modules(folder) if kind == "Dense"):
+        try:
+            weights = load_file(folder / path / WEIGHTS)
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"model {str(folder)!r}: expected the weights of a Dense in {path}/{WEIGHTS}: {error}; a pickle isn't "
+                "read, for it can run any code"
+            ) from error
+        found.append({name.removeprefix("linear."): tensor for name, tensor in weights.items()})
     return found
 
 

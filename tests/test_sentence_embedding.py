@@ -37,7 +37,10 @@ TASK = SentenceEmbedding(())
 BOTH = LossConfig(kl=0, embedding=1, similarity=10)
 
 
-def pooled_bert(form: SentenceForm = SentenceForm("mean", normalize=True)) -> PooledModel:  # noqa: B008
+MEAN = SentenceForm("mean", normalize=True)
+
+
+def pooled_bert(form: SentenceForm = MEAN) -> PooledModel:
     body = build_model("bert", "Model")
     set_form(body.config, form)
     torch.manual_seed(7)

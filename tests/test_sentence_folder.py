@@ -109,7 +109,10 @@ def test_a_weight_or_a_form_is_lost_on_the_way(family, form, tokenizer, tmp_path
     assert set(load_file(folder / "model.safetensors")) == set(stock.state_dict())
     # Without the folder's other files, as where each process wrote its part of the weights, the config knows.
     (folder / "modules.json").unlink()
-    if not form.projections:
+    if form.projections:
+        with pytest.raises(InputError, match="has other weights of Dense modules than its config says"):
+            PooledModel.from_pretrained(folder)
+    else:
         assert PooledModel.from_pretrained(folder).form == form
         assert stored_fingerprint(folder, PooledModel) == weights_fingerprint(model)
 
@@ -164,11 +167,12 @@ def modules(*kinds: str) -> list[dict[str, object]]:
         ("modules.json", {"modules": modules("Transformer", "Pooling", "Normalize", "Dense")}, "another order gives"),
         ("modules.json", {"modules": modules("Transformer")}, "found Transformer in modules.json: another order"),
         ("modules.json", {"modules": []}, "found none in modules.json"),
+        ("modules.json", {"modules": {"0": "Transformer"}}, "expected a list of modules with type and path"),
         ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "found pooling_mode_mean_tokens, pooling_mode_m"),
         ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "found weightedmean"),
         ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, "found mean, cls"),
         ("2_Dense/config.json", {"use_residual": True}, "found one with a residual"),
-        ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "or on something else"),
+        ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "on something else or of no width"),
         ("2_Dense/config.json", {"activation_function": "torch.nn.modules.activation.SELU"}, "found 'SELU'"),
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "gives states of tokens, found 'fill-mask'"),
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "found a SparseEncoder"),
@@ -202,6 +206,9 @@ def test_a_damaged_folder_is_loaded(folder):
     (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(InputError, match="expected the weights of a Dense in 2_Dense/model.safetensors"):
         PooledModel.from_pretrained(folder)
+    changed(folder.with_name("whole") / "2_Dense" / "config.json", out_features=9)
+    with pytest.raises(InputError, match="has other weights of Dense modules than its config says"):
+        PooledModel.from_pretrained(folder.with_name("whole"))
     (folder / "1_Pooling" / "config.json").write_text("{")
     with pytest.raises(InputError, match=r"1_Pooling/config.json': no such file, or no JSON"):
         PooledModel.from_pretrained(folder)
