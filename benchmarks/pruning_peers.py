@@ -36,6 +36,7 @@ from pipelines.distill import check_inputs, road
 from pipelines.layouts import layouts_of
 from pipelines.stage import Run, write_json
 from pipelines.student import cached_signals
+from pipelines.tasks import settled
 from pipelines.teacher import MODEL
 from pipelines.trainer import fit
 from pipelines.words import tokenizer_of
@@ -100,6 +101,7 @@ class Lesson:
     """What all students of one seed are taught with: the splits, the teacher, and its cached logits."""
 
     def __init__(self, config: DistillConfig, console: Console):
+        config, _ = settled(config)
         self.config, self.console = config, console
         self.source = check_inputs(config)
         self.layouts = layouts_of(config, self.source, 1)

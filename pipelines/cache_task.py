@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -18,10 +17,12 @@ from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
 from distill.layout import Layout
 from distill.samples import samples_of
+from distill.sentence_folder import SentenceForm, read_form, set_form, vector_width
 from distill.sharding.pipeline import PipelineForward
 from distill.tasks.choose import TASKS
 from distill.tasks.language import CausalLM, Chatting, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
+from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.text_classification import TextClassification
 from distill.tasks.token_classification import TokenClassification
 from distill.teacher.cache import Dense, Generated, Hidden, Identity, Relations, Sampled, Samples, TopK
@@ -41,7 +42,7 @@ from pipelines.caching import answers_of
 from pipelines.placing import laid_out
 from pipelines.tasks import how_of
 
-EMBEDDING = "sentence-embedding"
+EMBEDDING = SentenceEmbedding.name
 CLASSES = (TextClassification.name, TokenClassification.name, QuestionAnswering.name)
 WORDS = (MaskedLM.name, CausalLM.name, Chatting.name)
 NAMES = (*CLASSES, *WORDS, EMBEDDING)
@@ -69,14 +70,16 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     folder = checkpoint_folder(config.teacher)
     own = AutoConfig.from_pretrained(folder)
     task = task_of(own, config.teacher) if config.task == "auto" else config.task
+    if task == EMBEDDING:
+        set_form(own, read_form(folder) or SentenceForm())
     tokenizer = load_tokenizer(folder)
-    names = (default_of(task) if config.keep.signals == "auto" else config.keep.signals).split(",")
+    names = (TASKS[task].kept if config.keep.signals == "auto" else config.keep.signals).split(",")
     for name in names:
         check_name(name, task)
     check_cut(names, layout)
     samples = limited(samples_for(task, config, tokenizer, names), config.limit)
     signals = tuple(make_signal(name, task, config.keep, own, config.seed) for name in names)
-    auto_class = getattr(transformers, auto_of(task))
+    auto_class = TASKS[task](()).auto
     if layout is None or mesh is None:
         model = load_model(folder, task, config.teacher)
     else:
@@ -117,19 +120,11 @@ def check_cut(names: list[str], layout: Layout | None) -> None:
 
 def load_model(folder: Path, task: str, name: str) -> PreTrainedModel:
     try:
-        return frozen(getattr(transformers, auto_of(task)).from_pretrained(folder, use_safetensors=True))
+        return frozen(TASKS[task](()).auto.from_pretrained(folder, use_safetensors=True))
     except ValueError as error:
         raise InputError(
             f"teacher {name!r}: can't be loaded for {task} ({str(error).splitlines()[0]}); name another --task"
         ) from error
-
-
-def auto_of(task: str) -> str:
-    return "AutoModel" if task == EMBEDDING else f"AutoModel{TASKS[task].head}"
-
-
-def default_of(task: str) -> str:
-    return "embedding" if task == EMBEDDING else TASKS[task].kept
 
 
 def task_of(own: PretrainedConfig, name: str) -> str:
@@ -155,7 +150,7 @@ def device_of(name: str) -> torch.device:
 
 def samples_for(task: str, config: WriteConfig, tokenizer: PreTrainedTokenizerBase, names: list[str]) -> Samples:
     pad_id, data = int(tokenizer.pad_token_id or 0), config.data
-    kind = TextClassification if task == EMBEDDING else TASKS[task]
+    kind = TASKS[task]
     rows = kind.read_bare(data)
     if "generated" in names:
         if len(names) > 1:
@@ -192,7 +187,7 @@ def make_signal(name: str, task: str, keep: KeepConfig, own: PretrainedConfig, s
     temperature = keep.temperature if keep.temperature is not None else 1.0
     made: dict[str, Any] = {
         "logits": lambda: Dense(outputs, each=each, dtype=keep.dtype),
-        "embedding": lambda: Dense(own.hidden_size, of="embedding", dtype=keep.dtype),
+        "embedding": lambda: Dense(vector_width(own), of="embedding", dtype=keep.dtype),
         "topk": lambda: TopK(vocabulary, k=keep.k, step=keep.step, temperature=temperature),
         "sampled": lambda: Sampled(vocabulary, draws=keep.draws, temperature=temperature, seed=seed),
         "hidden": lambda: Hidden(own.hidden_size, layers=layers_of(keep.layers, own.num_hidden_layers)),

@@ -12,6 +12,7 @@ import pyarrow.parquet
 
 from distill.data.config import DataConfig
 from distill.data.language import text_files
+from distill.data.sentences import LINES
 from distill.data.source import read_splits, split_files
 from distill.data.splits import Splits
 from distill.tasks.choose import TASKS
@@ -53,6 +54,8 @@ def source_hash(config: DataConfig) -> str:
     if place.is_dir() and (files := text_files(config.path)):
         for split, each in sorted(files.items()):
             total.update("".join(f"{split}:{content_hash(file)}" for file in each).encode())
+    elif (place / LINES).is_file():
+        total.update("".join(f"{file.name}:{content_hash(file)}" for file in sorted(place.iterdir())).encode())
     elif place.is_dir():
         for split, file in sorted(split_files(place).items()):
             total.update(f"{split}:{file.suffix}:{content_hash(file)}".encode())

@@ -50,9 +50,11 @@ def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
     """The whole run of a command with these words, on as many processes as it asks for."""
     from pipelines.layouts import layouts_of
     from pipelines.stage import Run
+    from pipelines.tasks import settled
     from pipelines.teaching import dismiss_teacher, teach
     from pipelines.whereabouts import told
 
+    config, why = settled(config)
     if config.machine.devices > 1 and not launched() and not config.dry_run:
         layouts_of(config, check_inputs(config), config.machine.devices)  # before a process is started
         launch(command, argv, config.machine.devices, config.machine.restarts)
@@ -67,6 +69,7 @@ def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
             teach(world, config, layouts.teacher)
         else:
             run = Run(Path(config.output), config.seed, Console(), dry=config.dry_run, world=world)
+            run.console.say(f"  task: {config.task} ({why})")
             (show_plan if config.dry_run else finish)(run, config, source, layouts)
             dismiss_teacher(world)
     leave_world()
@@ -85,14 +88,14 @@ def check_inputs(config: DistillConfig) -> Path:
     from pipelines.ensemble import check_teachers
     from pipelines.general import check_general
     from pipelines.given import check_in_float
-    from pipelines.tasks import check_task_fits, task_for
+    from pipelines.tasks import check_task_fits
     from pipelines.teaching import config_of_student
 
     source = checkpoint_folder(config.teacher.model)
     admit(source)
     if config.quantize.scheme:
         check_in_float(source, "teacher")
-    teacher, (task, _) = AutoConfig.from_pretrained(source), task_for(config, source)
+    teacher, task = AutoConfig.from_pretrained(source), config.task
     check_task_fits(config, task)
     tokenizer = load_tokenizer(source)
     TASKS[task].check(teacher, config.teacher.model)
@@ -125,13 +128,12 @@ def road(
     from pipelines.precision import chosen_precision
     from pipelines.stage import content_hash
     from pipelines.students import check_schedule, train_students
-    from pipelines.tasks import how_of_run, task_for
+    from pipelines.tasks import how_of_run
     from pipelines.teacher import load_source, teacher_stage
     from pipelines.teaching import config_of_student
 
     made: dict[str, Artefact] = {}
-    digest, (task, why) = content_hash(source), task_for(config, source)
-    run.console.say(f"  task: {task} ({why})")
+    digest, task = content_hash(source), config.task
     made["data"] = data_stage(run, config.data, task, how_of_run(config, task))
     precision = chosen_precision(run, config.machine, digest, lambda: load_source(source, TASKS[task]))
     check_schedule(config, precision, layouts)
@@ -260,11 +262,10 @@ def settings_of(config: DistillConfig) -> dict[str, Any]:
 def show_plan(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
     """Prints the stages, what would be skipped, and the sizes."""
     from pipelines.plan import planned_sizes
-    from pipelines.tasks import task_for
 
     road(run, config, source, layouts)
     run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)
-    run.console.table("Sizes", ("what", "size"), planned_sizes(config, source, task_for(config, source)[0]))
+    run.console.table("Sizes", ("what", "size"), planned_sizes(config, source, config.task))
     run.console.say("dry run: nothing was written")
 
 

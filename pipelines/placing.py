@@ -16,6 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.huggingface import WEIGHTS, export_huggingface
 from distill.layout import Layout
+from distill.pooling import PooledModel
+from distill.sentence_folder import write_form
 from distill.sharding.apply import reshard
 from distill.sharding.load import load_sharded
 from distill.sharding.mesh import mesh_of
@@ -109,4 +111,6 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         found[0].replace(folder / WEIGHTS)
         model.config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if isinstance(model, PooledModel):
+            write_form(model.form, model.config.hidden_size, [], folder)
         shutil.rmtree(parts)

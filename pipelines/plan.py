@@ -1,6 +1,7 @@
 """What a run would take, told from headers and counts alone."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -34,7 +35,7 @@ def planned_sizes(config: DistillConfig, source: Path, task: str) -> list[tuple[
     else:
         student = AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))
         student.num_labels = len(splits.labels) or student.num_labels
-    big, small = (parameters(each, f"AutoModel{kind.head}") for each in (teacher, student))
+    big, small = (parameters(each, kind(()).auto) for each in (teacher, student))
     rows, what = len(splits.train) + len(splits.unlabelled), "texts"
     if issubclass(kind, Language):
         characters, what = sum(map(len, splits.train.texts)), "documents"
@@ -66,9 +67,10 @@ def cached_bytes(
     return each + ROW_BYTES + len(signals) * SIGNAL_BYTES
 
 
-def parameters(config: PretrainedConfig, auto: str = "") -> int:
-    """Parameters of a model of this config, counted without memory for them; `auto` names the class that builds it,
-    told from the config when left out.
+def parameters(config: PretrainedConfig, auto: Any = None) -> int:
+    """Parameters of a model of this config, counted without memory for them; `auto` is the class that builds it, told
+    from the config when left out.
     """
     with torch.device("meta"):
-        return getattr(transformers, auto or auto_class_of(config.to_dict())).from_config(config).num_parameters()
+        built = auto or getattr(transformers, auto_class_of(config.to_dict()))
+        return built.from_config(config).num_parameters()

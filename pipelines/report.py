@@ -154,6 +154,9 @@ def link_tree(source: Path, target: Path) -> None:
     """Hard links cost no space; where the file system has none, copies."""
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
+        if file.is_dir():
+            link_tree(file, target / file.name)
+            continue
         try:
             os.link(file, target / file.name)
         except OSError:

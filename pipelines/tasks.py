@@ -1,23 +1,33 @@
 """What a run is about, and what its task leaves out."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
+from distill.losses.config import LossConfig
 from pipelines.config import DistillConfig
 
+# Squared differences of cosines are a hundredth of those of vectors.
+VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
 
-def task_for(config: DistillConfig, source: Path) -> tuple[str, str]:
-    """(name in TASKS, why) for the teacher at `source` and the data."""
+
+def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
+    """The configuration with its task, and a loss of that task where none was asked for; and why it is this task."""
     from transformers import AutoConfig
 
+    from compress.prune.checkpoint import admit
     from distill.tasks.choose import choose
+    from distill.teacher.load import checkpoint_folder
 
-    return choose(config.task, AutoConfig.from_pretrained(source), config.teacher.model, config.data)
+    source = checkpoint_folder(config.teacher.model)
+    admit(source)
+    task, why = choose(config.task, AutoConfig.from_pretrained(source), config.teacher.model, config.data)
+    loss = VECTORS if task == "sentence-embedding" and config.loss == LossConfig() else config.loss
+    return replace(config, task=cast(Any, task), loss=loss), why
 
 
 def how_of(
@@ -74,6 +84,13 @@ def check_task_fits(config: DistillConfig, task: str) -> None:
             "answer about sequences that the student has yet to write"
         )
     how_of_run(config, task)
+    if config.loss.of_vectors != (task == "sentence-embedding"):
+        wanted = "loss.embedding or loss.similarity, and no kl or ce," if task == "sentence-embedding" else "kl or ce"
+        raise InputError(f"loss: expected {wanted} for {task}, found {config.loss}: there is nothing to compare")
+    if config.general.data and task in ("sentence-embedding", "masked-lm", "causal-lm", "chat", "question-answering"):
+        raise InputError(f"general.data: expected a task with labels after the plain text, found {task}")
+    if task == "sentence-embedding" and config.teacher.finetune == "always":
+        raise InputError("teacher.finetune always: expected auto or never for sentence-embedding, which has no labels")
     if task == "text-classification":
         return
     for name, asked in (

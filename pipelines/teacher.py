@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-import transformers
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, PreTrainedModel
 
@@ -16,6 +15,8 @@ from distill.errors import InputError
 from distill.layout import Layout
 from distill.losses.config import LossConfig
 from distill.module import DistillationModule
+from distill.sentence_folder import described
+from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.task import Task, output_layer
 from distill.teacher.head import probe_head
 from distill.teacher.load import load_tokenizer
@@ -118,7 +119,9 @@ def usable_head(run: Run, config: DistillConfig, source: Path, task: Task) -> li
         run.console.say(f"  teacher: fine-tuned first ({why}): {source}")
         return None
     moved = "in another order, matched by name" if rows != list(range(len(rows))) else "in the same order"
-    having = f"its head has these {len(rows)} labels, {moved}" if rows else f"it has a head for {task.name}"
+    having = f"its head has these {len(rows)} labels, {moved}" if rows else f"it is one for {task.name}"
+    if isinstance(task, SentenceEmbedding):
+        having = described(source)
     run.console.say(f"  teacher: {having}: it is used as it is")
     return rows
 
@@ -164,4 +167,4 @@ def finetune(
 
 def load_source(source: Path, task: type[Task]) -> PreTrainedModel:
     """The checkpoint as it came, with any head of the task's, to be timed."""
-    return getattr(transformers, f"AutoModel{task.head}").from_pretrained(source, use_safetensors=True)
+    return task(()).auto.from_pretrained(source, use_safetensors=True)

@@ -45,6 +45,7 @@ from pipelines.gradual import ClosingModule, closing_train, gap
 from pipelines.layouts import Layouts, layouts_of
 from pipelines.stage import SCRATCH, Run
 from pipelines.students import check_schedule, shared_out
+from pipelines.tasks import settled
 from pruning_axes import tiny
 from test_distill_command import write_csv
 from test_resume import Killed, killed_at
@@ -332,6 +333,7 @@ def settings(place: Path, output: str, epochs: int = 4, **prune: Any) -> Distill
 
 
 def follow(config: DistillConfig) -> dict[str, Any]:
+    config, _ = settled(config)
     source = check_inputs(config)
     run = Run(Path(config.output), config.seed, Console(quiet=True))
     try:

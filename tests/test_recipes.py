@@ -19,6 +19,7 @@ from pipelines.config import SHORT, DistillConfig
 from pipelines.deepspeed import deepspeed_settings
 from pipelines.distill import check_inputs
 from pipelines.layouts import Layouts, layouts_of
+from pipelines.tasks import settled
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "configs" / "layouts").glob("*.yaml"))
@@ -30,14 +31,14 @@ def config_of(recipe: Path, *words: str) -> DistillConfig:
 
 
 def planned(*words: str) -> Layouts:
-    config = config_of(ROOT / "configs" / "demo.yaml", *words)
+    config, _ = settled(config_of(ROOT / "configs" / "demo.yaml", *words))
     return layouts_of(config, check_inputs(config), config.machine.devices)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_a_recipes_layouts_do_not_fit(recipe, monkeypatch):
     monkeypatch.chdir(ROOT)
-    config = config_of(recipe)
+    config, _ = settled(config_of(recipe))
     found = layouts_of(config, check_inputs(config), config.machine.devices)
     assert found.student.processes + config.teacher.ranks == config.machine.devices
     assert found.teacher.processes in (config.teacher.ranks, config.machine.devices)

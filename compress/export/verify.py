@@ -19,6 +19,7 @@ import numpy as np
 from compress.errors import ArtefactError
 from compress.export.runtimes import open_export
 from compress.export.targets import Target, target_of
+from compress.readers import READERS
 
 SAME = 0.995  # share of the texts that a model which rounds has to class alike: a flip of a last bit may move one
 BATCH = 16
@@ -76,7 +77,14 @@ def verify(
     with tempfile.TemporaryDirectory() as scratch:
         samples, out = Path(scratch) / "samples.json", Path(scratch) / "answers.npz"
         samples.write_text(
-            json.dumps({"texts": list(texts), "pairs": list(pairs) if pairs else None, "max_length": max_length})
+            json.dumps(
+                {
+                    "texts": list(texts),
+                    "pairs": list(pairs) if pairs else None,
+                    "max_length": max_length,
+                    "readers": READERS,
+                }
+            )
         )
         command = [sys.executable, "-m", "compress.export.verify", target, str(folder), str(samples), str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -119,6 +127,7 @@ def answers(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, 
     """Logits of the samples from the artefact and the tokenizer beside it, nothing else, and what that took."""
     from tokenizers import Tokenizer
 
+    READERS.update(samples["readers"])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(samples["max_length"])
     tokenizer.enable_padding(pad_id=pad_id(folder))

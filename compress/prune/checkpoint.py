@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from compress.errors import CompressError
 from compress.prune import modeling_pruned
 from compress.prune.sizes import is_pruned
+from compress.readers import reader_of
 
 CODE = Path(modeling_pruned.__file__)
 
@@ -47,11 +48,15 @@ def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
 
     Args:
         folder: What `save_pruned` wrote.
-        auto_class: Name of the auto class that fits the model's head; told from the checkpoint when left out.
+        auto_class: Name of the auto class that fits the model's head; told from the checkpoint when left out, which may
+            have a reader of its own (see `compress.readers`).
 
     Raises:
         CompressError: The folder's code is another, it's for another head, or weights are missing or of another shape.
     """
+    reads = None if auto_class else reader_of(folder)
+    if reads is not None:
+        return reads(folder).eval()
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     auto_class = auto_class or auto_class_of(config)
     loader = getattr(transformers, auto_class, None)

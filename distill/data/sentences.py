@@ -14,7 +14,7 @@ from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
 from distill.data.language import read_document
 from distill.data.source import READERS, SPLITS, read_splits, read_table
-from distill.data.splits import Examples, Named, Splits, a_number, clean, hold, overlap, strings
+from distill.data.splits import Examples, Named, Splits, a_number, by_strata, clean, hold, overlap, strings
 from distill.errors import InputError
 
 NUMBER = ("score", "similarity", "similarity_score", "relatedness", *LABEL)
@@ -42,7 +42,7 @@ def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
     measured = {split: table for split, table in tables.items() if split != "train" or absent}
     pairs = {split: pairs_of(table, config, split, absent) for split, table in measured.items()}
     notes: dict[str, int | str] = {}
-    hold(pairs, notes, config, seed, lambda part: [""] * len(part.texts))
+    hold(pairs, notes, config, by_strata(seed, lambda part: [""] * len(part.texts)))
     validation, test = (examples(pairs[split]) for split in ("validation", "test"))
     held = {text for split in absent for text in both(examples(pairs[split]))}
     found = sentences(tables["train"], config, f"data {config.path!r}, train")
@@ -54,6 +54,12 @@ def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
     notes |= {name: dropped[name] for name in ("dropped_empty", "dropped_duplicates", "dropped_held_out")}
     notes["test_texts_also_in_train"] = overlap(Examples(both(test), None), Examples(train, None))
     return Splits((), Examples(train, None), validation, test, Examples(unlabelled, None), notes)
+
+
+def load_bare_sentences(config: DataConfig) -> Examples:
+    """Every training sentence, held out later or not, and the unlabelled ones, each once."""
+    texts = sentences(read_parts(config)["train"], config, f"data {config.path!r}, train")
+    return Examples(new([*texts, *unlabelled_sentences(config)], set(), set(), Counter()), None)
 
 
 def read_parts(config: DataConfig) -> dict[str, pa.Table]:

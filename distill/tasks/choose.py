@@ -1,20 +1,23 @@
 """Which task a run is about: as the user says, as the teacher was trained, or as the data look."""
 
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from transformers import PretrainedConfig
 
 from distill.data.chat import INSTRUCTION, MESSAGES, PROMPT
-from distill.data.columns import LABEL, first_of
+from distill.data.columns import LABEL, PAIR, first_of
 from distill.data.config import DataConfig
 from distill.data.language import text_files
 from distill.data.questions import ANSWERS, CONTEXT, QUESTION
+from distill.data.sentences import LINES, NUMBER
 from distill.data.source import read_splits
 from distill.data.tagged import TAGS, WORDS
 from distill.errors import InputError
 from distill.tasks.language import CausalLM, Chatting, Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
+from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.task import BODIES, Task
 from distill.tasks.text_classification import Numbers, Several, TextClassification
 from distill.tasks.token_classification import TokenClassification
@@ -28,6 +31,7 @@ TASKS: dict[str, type[Task]] = {
     "masked-lm": MaskedLM,
     "causal-lm": CausalLM,
     "chat": Chatting,
+    "sentence-embedding": SentenceEmbedding,
 }
 PROBLEMS: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
 LANGUAGE: tuple[type[Language], ...] = (MaskedLM, CausalLM)
@@ -80,6 +84,8 @@ def by_data(teacher: PretrainedConfig, config: DataConfig) -> tuple[str, str]:
     own = language_of(teacher)
     if own and text_files(config.path):
         return own, "txt files, and the teacher's head for words"
+    if (Path(config.path).expanduser() / LINES).is_file():
+        return SentenceEmbedding.name, f"{LINES}, and pairs to measure on"
     return by_columns(read_splits(config.path, config.subset)["train"], config, own)
 
 
@@ -95,6 +101,8 @@ def by_columns(train: pa.Table, config: DataConfig, words_head: str) -> tuple[st
         return QuestionAnswering.name, f"columns {question}, {context} and {answers}"
     label = config.label if config.label in train.column_names else first_of(train, LABEL)
     if label is None:
+        if first_of(train, PAIR) and (config.label or first_of(train, NUMBER)):
+            return SentenceEmbedding.name, "pairs of texts with a number"
         plain = words_head and (config.text or "text") in train.column_names and config.label is None
         return (words_head, "text without labels") if plain else (TextClassification.name, "the data")
     column = train[label]

@@ -1,5 +1,6 @@
 """One vector a text, such that texts of like meaning have vectors of like direction."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,8 +16,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from distill.answers import Answers, Batch
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded
-from distill.data.sentences import encode_sentences, load_sentences
-from distill.data.splits import Splits
+from distill.data.sentences import encode_sentences, load_bare_sentences, load_sentences
+from distill.data.splits import Examples, Splits
 from distill.pooling import PooledModel, pooled_class
 from distill.sentence_folder import read_form
 from distill.tasks.task import Scorer, Task
@@ -40,10 +41,15 @@ class SentenceEmbedding(Task):
     head: ClassVar[str] = "PooledModel"  # of no stock class: every body can be pooled
     metric_name: ClassVar[str] = "Spearman"
     answers: ClassVar[Answers] = VectorAnswers()
+    kept: ClassVar[str] = "embedding"
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
         return load_sentences(config, seed)
+
+    @classmethod
+    def read_bare(cls, config: DataConfig) -> Examples:
+        return load_bare_sentences(config)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
         return encode_sentences(tokenizer, part, max_length)
@@ -67,6 +73,12 @@ class SentenceEmbedding(Task):
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
         """None are missing: a body without modules.json is pooled by the mean."""
         return []
+
+    def load(self, path: str, seed: int) -> Any:
+        return self.load_headed(path, [])
+
+    def load_headed(self, path: str, rows: Sequence[int]) -> Any:
+        return PooledModel.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
 
     def metric(self) -> Metric:
         return PairRanks()

@@ -145,6 +145,8 @@ def stored_fingerprint(folder: Path, auto_class: Any) -> str:
 
 def fingerprint(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> str:
     total = hashlib.sha256(json.dumps(model.config.id2label, sort_keys=True).encode())
+    if getattr(model.config, "sentence", None):  # the same weights, pooled in another way
+        total.update(json.dumps(model.config.sentence, sort_keys=True).encode())
     for name, tensor in tensors:
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
         total.update(tensor_bytes(tensor))

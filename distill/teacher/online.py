@@ -13,6 +13,7 @@ from distill.attention import Vectors, attention_maps, watching
 from distill.errors import InputError
 from distill.generation import generate
 from distill.inputs import INPUTS, model_inputs
+from distill.pooling import PooledModel
 from distill.teacher.load import frozen
 
 ASKED = (*INPUTS, "positions", "position_ids", "documents")  # of a batch, all that decides an answer
@@ -59,8 +60,9 @@ class OnlineTeacher:
 
         Returns:
             logits [batch, classes] or [batch, length, vocabulary]; hidden (layers + 1) x [batch, length, width];
-            relations layers x (query, key, value), each [batch, length, width]; embedding [batch, width], the mean of
-            the last layer over the tokens; generated (ids, log-probabilities), a [tokens] tensor a sample each.
+            relations layers x (query, key, value), each [batch, length, width]; embedding [batch, width], what a
+            sentence encoder answers, and of any other model the mean of the last layer over the tokens; generated
+            (ids, log-probabilities), a [tokens] tensor a sample each.
         """
         device = self.device or batch["input_ids"].device
         batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
@@ -83,7 +85,9 @@ class OnlineTeacher:
         out: dict[str, Any] = {"logits": said} if said is not None else {}
         if "hidden" in self.answers:
             out["hidden"] = found.hidden_states
-        if "embedding" in self.answers:
+        if "embedding" in self.answers and isinstance(self.model, PooledModel):
+            out["embedding"] = said
+        elif "embedding" in self.answers:
             mask = batch["attention_mask"][..., None].to(found.hidden_states[-1].dtype)
             out["embedding"] = (found.hidden_states[-1] * mask).sum(1) / mask.sum(1)
         if "relations" in self.answers:

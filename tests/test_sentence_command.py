@@ -1,0 +1,76 @@
+"""A sentence encoder through the whole road: told by the pairs, taught by vectors, exported with its pooling."""
+
+import csv
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from commands import finish, refused, small_run
+from conftest import FILLERS, build_model, saved
+from distill.pooling import PooledModel
+from distill.sentence_folder import SentenceForm, is_sentence_folder
+from pipelines import distill
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Pairs whose number is the share of words that they have in common."""
+    rng, folder = random.Random(0), tmp_path / "pairs"
+    folder.mkdir()
+    for split, count in (("train", 80), ("validation", 20), ("test", 30)):
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["sentence1", "sentence2", "score"])
+            for _ in range(count):
+                words = rng.sample(FILLERS[:60], 10)
+                same = rng.randint(0, 5)
+                rows.writerow([" ".join(words[:5]), " ".join(words[5 - same : 10 - same]), same / 5 * 4.9 + 0.05])
+    return folder
+
+
+@pytest.fixture
+def encoder(tmp_path, tokenizer):
+    model = PooledModel.from_pretrained(saved(build_model("bert", "Model"), tokenizer, tmp_path / "body"))
+    model.form = SentenceForm(normalize=True)
+    folder = tmp_path / "encoder"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_sentence_encoder_is_not_chosen_taught_exported_or_scored(tokenizer, encoder, pairs, tmp_path):
+    output = tmp_path / "run"
+    said = finish("distill", small_run(encoder, pairs, output, "--epochs", "40", "--learning-rate", "3e-3"))
+    assert "task: sentence-embedding (pairs of texts with a number)" in said
+    report = json.loads((output / "report.json").read_text())
+    found = {(each["name"], each["runtime"]): each["scores"] for each in report["models"]}
+    assert found.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
+    for where in ("pytorch", "onnxruntime"):
+        assert found["student", where]["Spearman"] > 0.1
+        assert found["teacher", where]["Spearman"] > 0.1  # its weights are random, and its words yet told apart
+    assert is_sentence_folder(output / "student")
+    student, teacher = (PooledModel.from_pretrained(folder) for folder in (output / "student", encoder))
+    assert student.form == teacher.form
+    words = tokenizer(FILLERS[:20], return_tensors="pt")
+    with torch.no_grad():
+        near = torch.cosine_similarity(student(**words).logits, teacher(**words).logits)
+    assert near.mean() > 0.8
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    vectors = sentence_transformers.SentenceTransformer(str(output / "student"), device="cpu").encode(FILLERS[:4])
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--loss.ce", "1"), "expected loss.embedding or loss.similarity"),
+        (("--teacher.finetune", "always"), "which has no labels"),
+        (("--speedup", "4"), "students of other tasks"),
+    ],
+)
+def test_a_sentence_run_that_cannot_be_begins(words, message, encoder, pairs, tmp_path, monkeypatch, capsys):
+    words = small_run(encoder, pairs, tmp_path / "run", *words)
+    assert message in refused(distill, words, monkeypatch, capsys)
