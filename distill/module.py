@@ -13,13 +13,14 @@ from torch.optim import Optimizer
 from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 
+from distill.across import Across
 from distill.answers import Answers, logits_of, rows_of
 from distill.attention import Vectors, watching
 from distill.balance import Balance
 from distill.data.encode import IGNORED
 from distill.data.share import counts, spoken_of
 from distill.errors import InputError
-from distill.inputs import model_inputs
+from distill.inputs import inputs_of, model_inputs
 from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
 from distill.losses.config import LayerSizes, LossConfig
 from distill.losses.logits import label_loss
@@ -79,6 +80,7 @@ class DistillationModule(lightning.LightningModule):
             vectors; the heads for `attention`.
         shard_optimizer: Copies of the student keep a part of the optimizer's state each (ZeRO-1).
         stages: Where the student is one stage of a pipeline: what runs all of them.
+        across: In the place of `signals` where the teacher has another tokenizer: what `kl` is then.
         on_policy: In a share of the steps the student learns from what it writes itself, of which `signals` is asked;
             logs the share of the time that it writes (`train/generation_share`).
 
@@ -101,6 +103,7 @@ class DistillationModule(lightning.LightningModule):
         shard_optimizer: bool = False,
         stages: PipelineTrainer | None = None,
         on_policy: OnPolicy | None = None,
+        across: Across | None = None,
     ):
         super().__init__()
         if on_policy is not None:
@@ -108,7 +111,7 @@ class DistillationModule(lightning.LightningModule):
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.answers = answers or Answers()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
-        self.on_policy = on_policy
+        self.on_policy, self.across = on_policy, across
         self.make_optimizer: Callable[..., Optimizer] | None = None  # in the place of AdamW, called like it
         self.taught = self._taught(teacher_sizes)
         self.steps, self.balance = 1, Balance(loss.balance)  # steps of the training
@@ -137,6 +140,8 @@ class DistillationModule(lightning.LightningModule):
 
     def terms(self, batch: Batch) -> dict[str, Tensor]:
         """Values of the terms on a batch, unweighted; of a share of a batch, scaled by it."""
+        if self.across is not None:
+            return self._terms_across(batch, self.across)
         logits, hidden, vectors = self._answers(batch)
         signals = self.signals_of(batch)
         device = batch["attention_mask"].device
@@ -155,6 +160,13 @@ class DistillationModule(lightning.LightningModule):
             pairs,
         )
         return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
+
+    def _terms_across(self, batch: Batch, across: Across) -> dict[str, Tensor]:
+        logits = self.student(**inputs_of(batch)).logits
+        terms = {"kl": across(logits, batch)} if self.loss.kl else {}
+        if self.loss.ce:
+            terms["ce"] = label_loss(rows_of(batch, logits, 2), rows_of(batch, batch["labels"], 1))
+        return terms
 
     def _mean_distance(self, batch: Batch, distances: Tensor) -> Tensor:
         if self._trainer is None or self._trainer.world_size == 1:

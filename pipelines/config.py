@@ -11,6 +11,7 @@ from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
+from distill.losses.across_config import AcrossConfig
 from distill.losses.config import DYNAMIC, LEARNED, LossConfig
 from distill.onpolicy_config import OnPolicyConfig
 from distill.student.spec import StudentConfig, is_relative
@@ -195,6 +196,7 @@ class DistillConfig:
             else by the data's columns.
         masking: Which words are hidden, of masked-lm.
         chat: What of conversations is learnt.
+        across: How a causal student with another tokenizer, a checkpoint of its own, is compared with the teacher.
         on_policy: Share of the steps in which a causal student learns from what it writes itself; 0 for none.
         keep: What is cached of a language teacher's words (signals: sampled, topk or logits); of other tasks the loss
             decides. It is cached at the temperature of the loss.
@@ -225,6 +227,7 @@ class DistillConfig:
     masking: MaskConfig = field(default_factory=MaskConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     on_policy: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(share=0))
+    across: AcrossConfig = field(default_factory=AcrossConfig)
     keep: KeepConfig = field(default_factory=KeepConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

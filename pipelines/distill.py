@@ -84,11 +84,11 @@ def check_inputs(config: DistillConfig) -> Path:
     from distill.module import sizes_of
     from distill.student.spec import is_relative
     from distill.tasks.choose import TASKS
-    from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
+    from distill.teacher.load import checkpoint_folder, load_tokenizer
     from pipelines.ensemble import check_teachers
     from pipelines.general import check_general
     from pipelines.given import check_in_float
-    from pipelines.tasks import check_task_fits
+    from pipelines.tasks import check_task_fits, check_tokenizers
     from pipelines.teaching import config_of_student
 
     source = checkpoint_folder(config.teacher.model)
@@ -103,7 +103,7 @@ def check_inputs(config: DistillConfig) -> Path:
     if not is_relative(config.student.spec):
         folder = checkpoint_folder(config.student.spec, "student")
         admit(folder)
-        check_same_tokenizer(tokenizer, load_tokenizer(folder, "student"), config.student.spec)
+        check_tokenizers(config, tokenizer, load_tokenizer(folder, "student"))
         TASKS[task].check(AutoConfig.from_pretrained(folder), config.student.spec)
         if config.quantize.scheme:
             check_in_float(folder, "student")

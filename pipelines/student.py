@@ -13,11 +13,13 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from compress.prune.checkpoint import load_pruned
 from compress.prune.slice import Shape, prune
 from compress.prune.trace import find_axes
+from distill.across import Across
 from distill.data.batches import Signals
 from distill.data.encode import Batch
 from distill.data.encode import encode as encode_texts
 from distill.data.module import TextDataModule
 from distill.data.splits import Splits
+from distill.data.twice_encoded import TwiceEncoded, encode_twice
 from distill.module import DistillationModule, sizes_of
 from distill.onpolicy import OnPolicy
 from distill.student.build import build_student
@@ -33,6 +35,7 @@ from pipelines.general import with_head
 from pipelines.layouts import Layouts
 from pipelines.placing import placed, save_model, stages_of
 from pipelines.stage import Artefact, Run, content_hash
+from pipelines.tasks import is_across
 from pipelines.teacher import MODEL, training_settings
 from pipelines.teaching import asked_as, call_teacher
 from pipelines.trainer import fit
@@ -66,6 +69,7 @@ def student_stage(
         "max_length": config.data.max_length,
         "signals": config.teacher.signals,
     }
+    settings |= {"across": vars(config.across)} if config.task == "causal-lm" else {}
     settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
     inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
     if cache is not None:
@@ -80,6 +84,10 @@ def student_stage(
     def work(folder: Path) -> dict[str, Any]:
         source, splits, task = teacher.folder / MODEL, read_data(data), read_task(data)
         tokenizer = tokenizer_of(pruned.start if pruned is not None else source)
+        taught = tokenizer
+        if pruned is None and not is_relative(config.student.spec):
+            tokenizer = tokenizer_of(checkpoint_folder(config.student.spec, "student"), "student")
+        other = is_across(config, taught, tokenizer)
 
         def build() -> PreTrainedModel:
             model = load_teacher(source)
@@ -90,7 +98,7 @@ def student_stage(
                     run, general.folder / MODEL, task, labelled_texts(run, config, splits, tokenizer, task)
                 )
             else:
-                student = make_student(config.student.spec, model, tokenizer, task, run.seed)
+                student = make_student(config.student.spec, model, taught, task, run.seed, other=other)
             run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
             return student
 
@@ -99,6 +107,7 @@ def student_stage(
         )
         remote = call_teacher(run.world, source) if config.teacher.ranks and config.loss.needs_teacher else None
         in_step = config.loss.needs_teacher and cache is None and remote is None
+        asked = asked_as(config, source, layouts.teacher) if in_step else None
         lightning.seed_everything(run.seed, verbose=False)
         module = DistillationModule(
             student,
@@ -109,11 +118,12 @@ def student_stage(
             teacher_sizes=sizes_of(AutoConfig.from_pretrained(source)),
             shard_optimizer=layout.zero == 1,
             stages=stages_of(student, layout, mesh),
-            signals=asked_as(config, source, layouts.teacher) if in_step else None,
+            signals=asked if in_step and not other else None,
+            across=Across.of(asked, config.across, tokenizer, taught) if asked is not None and other else None,
             on_policy=OnPolicy(config.on_policy, run.seed) if config.on_policy.share else None,
         )
         signals = cached_signals(cache, pruned) if cache is not None else remote
-        training = texts_module(run, config, splits, tokenizer, signals, task)
+        training = texts_module(run, config, splits, tokenizer, signals, task, taught if other else None)
         for part, notes in training.notes.items():
             run.console.say(f"  {part}: " + ", ".join(f"{count:,} {what}" for what, count in notes.items()))
         metrics = fit(
@@ -178,13 +188,22 @@ def texts_module(
     tokenizer: PreTrainedTokenizerBase,
     signals: Signals | None = None,
     task: Task | None = None,
+    taught: PreTrainedTokenizerBase | None = None,
 ) -> TextDataModule:
-    """The texts as the student trains on them; those without labels where it learns from the teacher."""
+    """The texts as the student trains on them; those without labels where it learns from the teacher, which may read
+    them in tokens of its own (`taught`).
+    """
+
+    def twice(tokenizer: PreTrainedTokenizerBase, part: Any, length: int) -> TwiceEncoded:
+        assert taught is not None
+        return encode_twice(tokenizer, taught, part.texts, length, config.data.max_length)
+
+    encode_train = twice if taught is not None else task.encode_train if task else None
     return TextDataModule(
         splits,
         tokenizer,
         encode=task.encode if task else encode_texts,
-        encode_train=task.encode_train if task else None,
+        encode_train=encode_train,
         batch_size=config.train.batch_size,
         max_length=config.data.max_length,
         seed=run.seed,
@@ -221,13 +240,20 @@ def read_shape(shape: Artefact) -> Shape:
 
 
 def make_student(
-    spec: str, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, seed: int
+    spec: str,
+    teacher: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    seed: int,
+    *,
+    other: bool = False,
 ) -> PreTrainedModel:
-    """The student a spec asks for: a part of the teacher, or a checkpoint that reads the same tokens."""
+    """The student a spec asks for: a part of the teacher, or a checkpoint that reads the same tokens, or `other`."""
     if is_relative(spec):
         return build_student(teacher, spec, seed)
     folder = checkpoint_folder(spec, "student")
-    check_same_tokenizer(tokenizer, tokenizer_of(folder, "student"), spec)
+    if not other:
+        check_same_tokenizer(tokenizer, tokenizer_of(folder, "student"), spec)
     own = AutoConfig.from_pretrained(folder)
     task.check(own, spec)
     rows = task.head_rows(own)

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
@@ -10,6 +10,9 @@ from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from pipelines.config import DistillConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Squared differences of cosines are a hundredth of those of vectors.
 VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
@@ -26,7 +29,8 @@ def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
     source = checkpoint_folder(config.teacher.model)
     admit(source)
     task, why = choose(config.task, AutoConfig.from_pretrained(source), config.teacher.model, config.data)
-    loss = VECTORS if task == "sentence-embedding" and config.loss == LossConfig() else config.loss
+    plain = config.loss == LossConfig() and not config.budget.asked and not config.quantize.scheme
+    loss = VECTORS if task == "sentence-embedding" and plain else config.loss
     return replace(config, task=cast(Any, task), loss=loss), why
 
 
@@ -59,6 +63,43 @@ def how_of(
 def how_of_run(config: DistillConfig, task: str) -> dict[str, Any]:
     """`how_of` of a run's settings."""
     return how_of(task, config.data, config.masking, config.chat, writes=config.on_policy.share > 0)
+
+
+def is_across(config: DistillConfig, teacher: "PreTrainedTokenizerBase", student: "PreTrainedTokenizerBase") -> bool:
+    """Whether the student reads other tokens than its teacher."""
+    from distill.teacher.load import tokenizer_fingerprint
+
+    return config.task == "causal-lm" and tokenizer_fingerprint(teacher) != tokenizer_fingerprint(student)
+
+
+def check_tokenizers(
+    config: DistillConfig, teacher: "PreTrainedTokenizerBase", student: "PreTrainedTokenizerBase"
+) -> None:
+    """
+    Raises:
+        InputError: Tokenizers that differ, and a task or setting that can't do with that.
+    """
+    from distill.teacher.load import check_same_tokenizer
+
+    if not is_across(config, teacher, student):
+        check_same_tokenizer(teacher, student, config.student.spec)
+        return
+    loss, plain = config.loss, LossConfig()
+    layered = loss.hidden or loss.attention or loss.relations or loss.divergence != plain.divergence
+    wrong = {
+        "teacher.signals": ("online", config.teacher.signals, config.teacher.signals != "online"),
+        "loss": ("kl and ce", "others", bool(layered)),
+        "machine.devices": (1, config.machine.devices, config.machine.devices > 1),
+        "teacher.ranks": (0, config.teacher.ranks, config.teacher.ranks > 0),
+        "on_policy.share": (0, config.on_policy.share, config.on_policy.share > 0),
+        "data.packing": ("auto", config.data.packing, config.data.packing not in ("auto", "stream")),
+    }
+    for name, (expected, found, bad) in wrong.items():
+        if bad:
+            raise InputError(
+                f"{name}: expected {expected} for a student with a tokenizer of its own, found {found}: positions of "
+                f"one are not those of the other (student {config.student.spec!r})"
+            )
 
 
 def read_file(path: str) -> str:

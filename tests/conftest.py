@@ -29,7 +29,10 @@ transformers.utils.logging.disable_progress_bar()  # saving a fixture must not w
 
 # Shapes and types in the losses' signatures are checked at every call of every test. `config` is left out on purpose:
 # LossConfig has its own errors, and they are what its tests are about.
-CHECKED = [f"distill.losses.{name}" for name in ("logits", "features", "sparse", "compose", "matching", "teachers")]
+CHECKED = [
+    f"distill.losses.{name}"
+    for name in ("logits", "features", "sparse", "compose", "matching", "teachers", "across", "spans")
+]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
 SIZES = {"layers": 4, "hidden": 32, "heads": 4, "ffn": 64}

@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-jaxtyping.install_import_hook([f"distill.losses.{name}" for name in ("across", "spans")], "beartype.beartype")
-
-from distill.data.encode import IGNORED  # noqa: E402
-from distill.errors import InputError  # noqa: E402
-from distill.losses.across import across_loss, sorted_distance  # noqa: E402
-from distill.losses.across_config import AcrossConfig  # noqa: E402
-from distill.losses.logits import forward_kl, jensen_shannon  # noqa: E402
-from test_losses import draw, same_value_and_gradient, softmax  # noqa: E402
+from distill.data.encode import IGNORED
+from distill.errors import InputError
+from distill.losses.across import across_loss, sorted_distance
+from distill.losses.across_config import AcrossConfig
+from distill.losses.logits import forward_kl, jensen_shannon
+from test_losses import draw, same_value_and_gradient, softmax
 
 SHAPES = [(1, 2, 3), (3, 5, 2), (17, 77, 61), (5, 101, 1001)]  # rows, the student's vocabulary, the teacher's
 CASES = [(3, 11, 13), (1, 5, 4), (2, 23, 7)]  # batch, the student's vocabulary, the teacher's

@@ -2,10 +2,11 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForMaskedLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from commands import finish, refused, small_run
 from conftest import VOCABULARY, WORDS, build_model, saved
@@ -13,6 +14,7 @@ from distill.data.config import DataConfig
 from distill.data.documents import held_out, load_documents
 from distill.errors import InputError
 from pipelines import distill
+from two_tokenizers import SENTENCES, byte_level, wordpiece
 
 WORD_PAIRS = dict(zip(WORDS[::2], WORDS[1::2], strict=False))
 
@@ -40,10 +42,10 @@ def masked_teacher(tmp_path, tokenizer):
     return saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "masked")
 
 
-def decoder(seed: int = 0) -> LlamaForCausalLM:
+def decoder(seed: int = 0, vocabulary: int = len(VOCABULARY)) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, **sizes)).eval()
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, max_position_embeddings=64, **sizes)).eval()
 
 
 def report_of(output) -> dict:
@@ -128,6 +130,38 @@ def test_packed_conversations_are_not_cached_or_learnt(tokenizer, chats, tmp_pat
     assert cache["metrics"]["samples"] < 30  # 60 conversations of some six tokens in rows of 32
     kept = json.loads(next((output / "distill").glob("*/manifest.json")).read_text())
     assert kept["metrics"]["val/score"] > 0.5
+
+
+def other_words(tmp_path) -> tuple[Path, Path, Path]:
+    """A teacher, a student with another vocabulary, and texts for both."""
+    taught, own = byte_level(), wordpiece()
+    teacher = saved(decoder(vocabulary=len(taught)), taught, tmp_path / "teacher")
+    student = saved(decoder(1, len(own)), own, tmp_path / "student")
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(json.dumps({"text": " ".join(SENTENCES[:5])}) for _ in range(30)))
+    return teacher, student, texts
+
+
+def test_a_student_with_other_words_is_refused_or_learns_nothing(tmp_path):
+    teacher, student, texts = other_words(tmp_path)
+    output = tmp_path / "run"
+    words = ("--student", str(student), "--teacher.signals", "online", "--loss.ce", "0.2", "--temperature", "1")
+    finish("distill", small_run(teacher, texts, output, *TRAINED, *words))
+    scores = scores_of(output)
+    assert scores["student", "pytorch"]["token accuracy"] > 0.3
+    models = {(each["name"], each["runtime"]): each for each in report_of(output)["models"]}
+    assert models["student", "pytorch"]["agreement_with_teacher"] is None
+    assert AutoTokenizer.from_pretrained(output / "student").get_vocab() == wordpiece().get_vocab()
+
+
+def test_a_student_with_other_words_reads_a_cache_or_layers(tmp_path, monkeypatch, capsys):
+    teacher, student, texts = other_words(tmp_path)
+    for more, message in (
+        ((), "teacher.signals: expected online"),
+        (("--teacher.signals", "online", "--loss.hidden", "1"), "loss: expected kl and ce"),
+    ):
+        words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)
+        assert message in refused(distill, words, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(

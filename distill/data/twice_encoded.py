@@ -40,6 +40,10 @@ class TwiceEncoded:
         return len(self.input_ids)
 
     @property
+    def notes(self) -> dict[str, int]:
+        return {name: count for name in ("unaligned", "single", "unknown") if (count := getattr(self, name))}
+
+    @property
     def lengths(self) -> np.ndarray:
         return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
 
