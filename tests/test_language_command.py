@@ -79,6 +79,7 @@ def test_a_masked_language_student_is_not_chosen_taught_exported_or_scored(maske
     assert student.config.num_hidden_layers == 2
 
 
+@pytest.mark.slow
 def test_a_decoder_is_not_chosen_taught_exported_or_scored(tokenizer, books, tmp_path):
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
     said = finish("distill", small_run(teacher, books, output, *TRAINED, "--loss.ce", "0.5", "--temperature", "1"))
@@ -119,6 +120,7 @@ def test_a_students_own_words_are_not_judged_or_its_answers_not_learnt(tokenizer
     assert "train/generation_share" in next(logged).read_text()
 
 
+@pytest.mark.slow
 def test_packed_conversations_are_not_cached_or_learnt(tokenizer, chats, tmp_path):
     tokenizer.eos_token = "[SEP]"
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
@@ -142,6 +144,7 @@ def other_words(tmp_path) -> tuple[Path, Path, Path]:
     return teacher, student, texts
 
 
+@pytest.mark.slow
 def test_a_student_with_other_words_is_refused_or_learns_nothing(tmp_path):
     teacher, student, texts = other_words(tmp_path)
     output = tmp_path / "run"
