@@ -30,13 +30,13 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks.cached_students import exact
 from benchmarks.small_lm import mean_nats
 from distill.data.module import RowsDataModule
-from distill.data.sequences import Sequences
 from distill.generation import generate
 from distill.losses.config import DIVERGENCES, LossConfig
 from distill.losses.logits import reverse_kl
 from distill.module import DistillationModule
 from distill.onpolicy import OnPolicy, asked_of
 from distill.onpolicy_config import OnPolicyConfig
+from distill.sequences import Sequences
 from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher, inputs_of
 from distill.training import TrainConfig

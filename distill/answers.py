@@ -1,5 +1,6 @@
 """Rows of logits with a label each, out of what a model says of a batch."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -30,6 +31,17 @@ def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
         return values
     mask = spoken_of(batch)
     return values.flatten(0, 1) if mask.all() else values[mask]
+
+
+def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
+    """Signals cut into the rows that they belong to, each [1, ...] or [positions of the row, ...]."""
+    labels = batch["labels"]
+    sizes = spoken_of(batch).sum(1).tolist() if labels.dim() > 1 else [1] * len(labels)
+    return {
+        name: list(rows_of(batch, value, 2).split(sizes))
+        for name, value in signals.items()
+        if isinstance(value, Tensor)
+    }
 
 
 class Answers:

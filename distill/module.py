@@ -14,11 +14,11 @@ from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 
 from distill.across import Across
-from distill.answers import Answers, logits_of, rows_of
+from distill.answers import Answers, by_row, logits_of, rows_of
 from distill.attention import Vectors, watching
 from distill.balance import Balance
 from distill.data.encode import IGNORED
-from distill.data.share import counts, spoken_of
+from distill.data.share import counts
 from distill.errors import InputError
 from distill.inputs import inputs_of, model_inputs
 from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
@@ -47,17 +47,6 @@ def sizes_of(config: Any) -> LayerSizes:
 def softness(signals: Mapping[str, Any]) -> dict[str, Any]:
     """The temperature that cached distributions were written at, where they say it."""
     return {"temperature": signals["temperature"]} if "temperature" in signals else {}
-
-
-def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
-    """Signals cut into the rows that they belong to, each [1, ...] or [positions of the row, ...]."""
-    labels = batch["labels"]
-    sizes = spoken_of(batch).sum(1).tolist() if labels.dim() > 1 else [1] * len(labels)
-    return {
-        name: list(rows_of(batch, value, 2).split(sizes))
-        for name, value in signals.items()
-        if isinstance(value, Tensor)
-    }
 
 
 class DistillationModule(lightning.LightningModule):

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from conftest import build_model, scatter
 from distill.data.encode import IGNORED
 from distill.data.language import LanguageBlocks
-from distill.data.sequences import Sequences, teacher_sequences
 from distill.errors import InputError
 from distill.generation import Continuations, Streams, generate
 from distill.layout import Layout
 from distill.losses.config import LossConfig
 from distill.module import DistillationModule
 from distill.samples import from_rows, samples_of
+from distill.sequences import Sequences, teacher_sequences
 from distill.sharding.apply import apply_layout
 from distill.sharding.mesh import mesh_of
 from distill.teacher.cache import CacheReader, Generated, Identity, TopK, write_cache

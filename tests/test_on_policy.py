@@ -14,7 +14,6 @@ from conftest import build_model
 from distill.data.encode import IGNORED
 from distill.data.language import LanguageBlocks
 from distill.data.module import RowsDataModule
-from distill.data.sequences import Sequences
 from distill.data.share import share_of
 from distill.errors import InputError
 from distill.generation import generate
@@ -24,6 +23,7 @@ from distill.module import DistillationModule
 from distill.onpolicy import OnPolicy, prompts_of
 from distill.onpolicy_config import OnPolicyConfig
 from distill.samples import samples_of
+from distill.sequences import Sequences
 from distill.teacher.cache import CacheReader, Identity, TopK, write_cache
 from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig

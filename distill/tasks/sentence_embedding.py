@@ -75,6 +75,7 @@ class SentenceEmbedding(Task):
         return []
 
     def load(self, path: str, seed: int) -> Any:
+        self.config(path)
         return self.load_headed(path, [])
 
     def load_headed(self, path: str, rows: Sequence[int]) -> Any:
