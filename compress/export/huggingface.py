@@ -1,6 +1,7 @@
 """A stock Hugging Face checkpoint: safetensors, config, tokenizer."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,15 @@ def input_names(config: PretrainedConfig) -> list[str]:
     return ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
 
 
+def logits_of(output: Any) -> torch.Tensor:
+    """What a model with any head says: [batch, classes], [batch, length, classes], of spans [batch, length, 2], the
+    start and then the end.
+    """
+    if hasattr(output, "start_logits"):
+        return torch.stack([output.start_logits, output.end_logits], -1)
+    return output.logits
+
+
 class TorchModel:
     """A checkpoint in PyTorch's eager mode, called like the other runtimes: arrays in, logits out."""
 
@@ -42,7 +52,7 @@ class TorchModel:
 
     @torch.inference_mode()
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Logits [batch, classes], or [batch, length, classes], of a padded batch of ids, mask and types, each [batch,
-        length] int64.
+        """Logits [batch, classes], [batch, length, classes], or of spans [batch, length, 2], of a padded batch of ids,
+        mask and types, each [batch, length] int64.
         """
-        return self.model(**{name: torch.from_numpy(inputs[name]) for name in self.names}).logits.numpy()
+        return logits_of(self.model(**{name: torch.from_numpy(inputs[name]) for name in self.names})).numpy()

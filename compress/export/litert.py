@@ -98,6 +98,8 @@ def named_logits(source: "Source") -> "nn.Module":
     from torch import nn
     from torch.func import functional_call
 
+    from compress.export.huggingface import logits_of
+
     model: Any = copy.deepcopy(source.model)
     model.set_attn_implementation("eager")  # as one operator, its scale would be multiplied into weights as well
     names = {name.replace(".", "_"): name for name, _ in model.named_parameters()}
@@ -110,7 +112,7 @@ def named_logits(source: "Source") -> "nn.Module":
         def forward(self, **given: "Tensor") -> "dict[str, Tensor]":
             inputs = {name: given.pop(name) for name in source.inputs}
             changed = {names[name]: value for name, value in given.items()}
-            return {"logits": functional_call(self.model, changed, kwargs=inputs).logits}
+            return {"logits": logits_of(functional_call(self.model, changed, kwargs=inputs))}
 
     return NamedLogits().eval()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from compress.export.quiet import quiet
 
 if TYPE_CHECKING:
     import onnxruntime
+    from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 FILE = "model.onnx"
 OPSET = 18
+LARGEST = 2_000_000_000  # bytes of weights in the file itself, which may have 2 GiB with its graph
 
 
 def export_onnx(
@@ -23,7 +25,7 @@ def export_onnx(
     """Writes `folder/model.onnx` in fp32, and the tokenizer and config beside it.
 
     Args:
-        model: A model whose output has `logits`.
+        model: A model whose output has `logits`, or those of starts and ends.
         tokenizer: Its tokenizer.
         folder: Where to write; created when missing.
         inputs: Names of the model's inputs, each [batch, length] int64, such as input_ids and attention_mask.
@@ -36,29 +38,59 @@ def export_onnx(
     folder.mkdir(parents=True, exist_ok=True)
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in inputs)
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    shapes = {"tensors": tuple(axes for _ in inputs)}
+    write_graph(logits_only(model, inputs), example, shapes, inputs, ["logits"], folder / FILE)
+    tokenizer.save_pretrained(folder)
+    model.config.save_pretrained(folder)
+
+
+def write_graph(
+    module: "nn.Module",
+    example: tuple[Any, ...],
+    shapes: Any,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    file: Path,
+) -> None:
+    """Writes a module as an ONNX file; weights that are too large for one file lie beside it.
+
+    Args:
+        module: From the tensors of `example`, in their order, to its outputs.
+        example: Tensors like those it will read.
+        shapes: Which of their dimensions are dynamic, as `torch.export` takes them.
+        inputs, outputs: Names.
+        file: Where to write.
+
+    Raises:
+        ArtefactError: PyTorch can't express the module in ONNX.
+    """
+    import torch
+
+    apart = sum(each.nbytes for each in module.parameters()) > LARGEST
     try:
         with quiet():
             torch.onnx.export(
-                logits_only(model, inputs),
+                module.eval(),
                 example,
-                str(folder / FILE),
+                str(file),
                 input_names=list(inputs),
-                output_names=["logits"],
-                dynamic_shapes={"tensors": tuple(axes for _ in inputs)},
+                output_names=list(outputs),
+                dynamic_shapes=shapes,
                 dynamo=True,
                 opset_version=OPSET,
-                external_data=False,
+                external_data=apart,
                 verbose=False,
             )
     except torch.onnx.errors.OnnxExporterError as error:
-        raise ArtefactError(f"onnx: {type(model).__name__} can't be exported: {error}") from error
-    tokenizer.save_pretrained(folder)
-    model.config.save_pretrained(folder)
+        model = type(getattr(module, "model", module)).__name__
+        raise ArtefactError(f"onnx: {model} can't be exported: {error}") from error
 
 
 def logits_only(model: "PreTrainedModel", inputs: Sequence[str]):
     """The model as a module from the named inputs, in that order, to logits alone."""
     from torch import nn
+
+    from compress.export.huggingface import logits_of
 
     class LogitsOnly(nn.Module):
         def __init__(self) -> None:
@@ -66,7 +98,7 @@ def logits_only(model: "PreTrainedModel", inputs: Sequence[str]):
             self.model = model.eval()
 
         def forward(self, *tensors):
-            return self.model(**dict(zip(inputs, tensors, strict=True))).logits
+            return logits_of(self.model(**dict(zip(inputs, tensors, strict=True))))
 
     return LogitsOnly()
 
@@ -92,5 +124,7 @@ class OnnxModel:
         self.names = [value.name for value in self.session.get_inputs()]
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Logits [batch, classes] or [batch, length, classes] of a padded batch of ids, mask and types, each int64."""
+        """Logits [batch, classes], [batch, length, classes], or of spans [batch, length, 2], of a padded batch of ids,
+        mask and types, each int64.
+        """
         return self.session.run(["logits"], {name: inputs[name] for name in self.names})[0]
