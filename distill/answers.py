@@ -74,8 +74,11 @@ class SpanAnswers(Answers):
     """
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
-        mask = spoken_of(batch)[:, None]
-        return values.transpose(1, 2).masked_fill(~mask, -torch.inf).flatten(0, 1)
+        mask = spoken_of(batch).to(values.device)
+        if values.dim() == 2:  # a row a position, as caches have them
+            rows, values = values, values.new_zeros((*mask.shape, 2))
+            values[mask] = rows
+        return values.transpose(1, 2).masked_fill(~mask[:, None], -torch.inf).flatten(0, 1)
 
     def labels(self, batch: Batch) -> Tensor:
         return torch.stack([batch["labels"], batch["ends"]], 1).flatten()

@@ -204,13 +204,16 @@ def forms_of(config: DistillConfig) -> tuple[list["Target"], list["Target"]]:
     from pipelines.export import ALWAYS, rounded_targets
 
     formats = [Target(name) for name in formats_of(config.export)]
+    if config.task in ("causal-lm", "chat") and Target("onnx") in formats:
+        formats.append(Target("onnx-decoder"))
     own = [] if config.budget.runtime == "pytorch" or not config.budget.asked else [Target(config.budget.runtime)]
     floats = list(dict.fromkeys((*ALWAYS, *(each for each in (*formats, *own) if each.kind.floats))))
+    of_teacher = [each for each in floats if each.format != "onnx-decoder"]
     if config.quantize.scheme:
         bits = scheme_of(config.quantize.scheme).stored
-        return floats, [*floats, *rounded_targets([each.format for each in (*formats, *own)], bits)]
+        return of_teacher, [*floats, *rounded_targets([each.format for each in (*formats, *own)], bits)]
     dynamic = config.budget.asked and (config.budget.runtime, config.budget.precision) == ("onnxruntime", "int8")
-    return floats, [*floats, *([Target("onnxruntime", 8)] if dynamic else [])]
+    return of_teacher, [*floats, *([Target("onnxruntime", 8)] if dynamic else [])]
 
 
 def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from compress.errors import ArtefactError
+from compress.export.decoder import prove_decoder
 from compress.export.huggingface import TorchModel
 from compress.export.onnx import OnnxModel
 from compress.export.source import Source
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 REFUSED = "refused"
 LOST = 0.001  # of accuracy, at most, from the trained model that rounds to its file
 BATCH = 16
+BEGUN, WRITTEN = 8, 100  # tokens of a prompt, and of what follows it, by which a decoder is proven
 Texts = tuple[list[Any], list[str] | None]  # a text is a string, or its words
 
 
@@ -75,6 +77,8 @@ class Proof:
         return target.rounded and self.source.rounding is not None
 
     def float_proof(self, target: Target) -> dict[str, Any]:
+        if target.format == "onnx-decoder":
+            return self.written_proof(target)
         place, expected = self.folder / str(target), self.logits
         if target.rounded:  # ONNX Runtime's own int8 rounds as it likes: reloaded it has to give its own logits
             expected = reference_logits(
@@ -82,6 +86,17 @@ class Proof:
             )
         parity, _ = verify(str(target), place, *self.drawn, self.max_length, expected)
         return asdict(parity)
+
+    def written_proof(self, target: Target) -> dict[str, Any]:
+        """The tokens that follow the beginnings of the drawn texts, and the logits of all their tokens."""
+        tokenizer, most = self.source.tokenizer, min(self.max_length, self.source.longest)
+        blocks = [np.asarray(ids[:most], np.int64) for ids in tokenizer(self.drawn[0])["input_ids"] if ids]
+        prompts = [block[:BEGUN].tolist() for block in blocks[:BATCH]]
+        room = self.source.longest - BEGUN
+        parity = prove_decoder(
+            self.source.model, self.folder / str(target), prompts, blocks, new_tokens=min(WRITTEN, room)
+        )
+        return {"target": str(target), "texts": len(blocks)} | asdict(parity)
 
     def rounded_proof(self, target: Target) -> dict[str, Any]:
         """The layers, then the classes of all texts and the score, against the model that rounds."""
@@ -131,13 +146,14 @@ class Proof:
 
 
 def proof_text(proof: dict[str, Any]) -> str:
-    told = f"{proof['target']}: reloaded in a fresh process, "
+    told = f"{proof['target']}: reloaded" + (", " if "tokens" in proof else " in a fresh process, ")
     if "layers" in proof:
         told += f"layers differ by {proof['layers']:.1e}, {proof['same_class']:.2%} of {proof['texts']} texts alike"
         if "score" in proof:
             told += f", accuracy {proof['score']:.2%} ({proof['trained_score']:.2%} as trained)"
     else:
         told += f"largest difference {proof['max_difference']:.1e} on {proof['texts']} texts"
+        told += f", the same {proof['tokens']} tokens written" if "tokens" in proof else ""
     return f"{told}, {proof['bytes'] / 1e6:.1f} MB"
 
 

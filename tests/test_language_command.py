@@ -116,6 +116,8 @@ def test_a_students_own_words_are_not_judged_or_its_answers_not_learnt(tokenizer
     assert "task: chat (column messages, and the teacher's head for words)" in said
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.5  # the end of every answer alone is half of them
+    assert "onnx-decoder: reloaded, largest difference" in said
+    assert (output / "student" / "onnx-decoder" / "model.onnx").is_file()
     logged = (output / "distill").glob("*/logs/attempt-*/metrics.csv")
     assert "train/generation_share" in next(logged).read_text()
 

@@ -10,6 +10,7 @@ import torch
 from transformers import BertTokenizerFast
 
 from conftest import VOCABULARY
+from distill.answers import SpanAnswers
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED
 from distill.data.questions import Answer, Questions, answers_of, encode_questions, load_questions, placed_in
@@ -156,3 +157,11 @@ def test_an_answer_is_not_found_again_over_windows(tokenizer):
     metric = task.metric()
     metric.update(torch.tensor([[0.0, 1], [1, 0], [3, 0]]), torch.tensor([1, 1, IGNORED]))
     assert metric.compute() == 0.5
+
+
+def test_cached_starts_and_ends_are_laid_on_other_tokens(tokenizer):
+    answers = SpanAnswers()
+    rows = encode_questions(tokenizer, Questions([WORDS[0], WORDS[1]], [CONTEXT, " ".join(WORDS[:7])]), 64)
+    batch = rows.collate([0, 1], 0)
+    values = torch.randn(*batch["input_ids"].shape, 2)
+    torch.testing.assert_close(answers.logits(batch, values[batch["positions"]]), answers.logits(batch, values))

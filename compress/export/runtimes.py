@@ -15,7 +15,12 @@ def open_export(target: Target | str, folder: Path, threads: int) -> Any:
     Raises:
         CompressError: The runtime isn't installed.
     """
-    runtime, _ = (target_of(target) if isinstance(target, str) else target).where
+    target = target_of(target) if isinstance(target, str) else target
+    runtime, _ = target.where
+    if target.format == "onnx-decoder":
+        from compress.export.generate import OnnxDecoder
+
+        return OnnxDecoder(folder, threads)
     if runtime == "onnxruntime":
         from compress.export.onnx import OnnxModel
 

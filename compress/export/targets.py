@@ -41,6 +41,7 @@ FORMATS: Mapping[str, Format] = {
         Format("huggingface", "pytorch", integers=False, tolerance=1e-4),
         Format("onnx", "onnxruntime"),
         Format("onnxruntime", "onnxruntime"),
+        Format("onnx-decoder", "onnxruntime", integers=False),  # it keeps keys and values, to write with
         Format(
             "openvino",
             "openvino",
@@ -132,8 +133,8 @@ class Target:
 
     @property
     def measured(self) -> bool:
-        """Whether it is for the runtime that is here; the others are for runtimes elsewhere."""
-        return self.format not in ("onnx", "compressed-tensors")
+        """Whether it is for the runtime that is here, and says what no other says there."""
+        return self.format not in ("onnx", "onnx-decoder", "compressed-tensors")
 
 
 def target_of(name: str) -> Target:

@@ -83,6 +83,12 @@ def write_onnx(source: Source, target: Target, folder: Path) -> None:
         round_graph(folder / "onnx" / FILE, place / FILE, source.layers)
 
 
+def write_decoder(source: Source, target: Target, folder: Path) -> None:
+    from compress.export.decoder import export_decoder
+
+    export_decoder(source.model, source.tokenizer, folder / str(target))
+
+
 def write_onnxruntime(source: Source, target: Target, folder: Path) -> None:
     place = folder / str(target) / FILE
     if not target.rounded:
@@ -129,6 +135,7 @@ def write_compressed(source: Source, target: Target, folder: Path) -> None:
 WRITERS: dict[str, Write] = {
     "huggingface": write_huggingface,
     "onnx": write_onnx,
+    "onnx-decoder": write_decoder,
     "onnxruntime": write_onnxruntime,
     "openvino": write_openvino,
     "executorch": write_executorch,

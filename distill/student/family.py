@@ -91,6 +91,8 @@ HEADS: tuple[tuple[str, Roles], ...] = (
     (r"(transform|lm_head)\.(LayerNorm|layer_norm)\.|^vocab_layer_norm\.", ("hidden",)),
     (r"(decoder|^vocab_projector|^lm_head)\.weight", (None, "hidden")),
     (r"((predictions|lm_head|decoder|vocab_projector)\.)bias", (None,)),
+    (r"^qa_outputs\.weight", (None, "hidden")),
+    (r"^qa_outputs\.bias", (None,)),
     (r"^projections\.0\.weight", (None, "hidden")),
     (r"^projections\.", (None, None)),
 )

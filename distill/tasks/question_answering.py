@@ -47,6 +47,11 @@ class QuestionAnswering(Task):
     def scorer(self, rows: Windows) -> Scorer:
         return AnswerScorer(rows)
 
+    def config(self, path: str) -> PretrainedConfig:
+        config = super().config(path)
+        config.num_labels = 2  # a logit for the start, one for the end
+        return config
+
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
         return [] if any(name.endswith(self.head) for name in config.architectures or []) else None
 
