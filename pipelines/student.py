@@ -38,7 +38,7 @@ from pipelines.stage import Artefact, Run, content_hash
 from pipelines.tasks import is_across
 from pipelines.teacher import MODEL, training_settings
 from pipelines.teaching import asked_as, call_teacher
-from pipelines.trainer import fit
+from pipelines.trainer import fit, validate
 from pipelines.words import WORDS, Translated, tokenizer_of
 
 SHAPE = "shape.json"
@@ -126,6 +126,11 @@ def student_stage(
         training = texts_module(run, config, splits, tokenizer, signals, task, taught if other else None)
         for part, notes in training.notes.items():
             run.console.say(f"  {part}: " + ", ".join(f"{count:,} {what}" for what, count in notes.items()))
+        if pruned is not None and pruned.is_whole(student):
+            run.console.say("  student: nothing had to be cut, so it keeps the teacher's weights as they are")
+            save_model(student, tokenizer, folder / MODEL)
+            found = validate(module, training, machine=config.machine, precision=precision)
+            return found | {"params": student.num_parameters(), "epochs": 0}
         metrics = fit(
             module,
             training,
@@ -174,6 +179,10 @@ class Pruned:
     def inputs(self) -> dict[str, Artefact]:
         given = {"begun": self.begun, "words": self.words, "shape": self.shape}
         return {name: stage for name, stage in given.items() if stage is not None}
+
+    def is_whole(self, student: PreTrainedModel) -> bool:
+        """Whether nothing was cut of the teacher but words, as where few bits alone are fast enough."""
+        return self.shape is not None and student.num_parameters() == load_pruned(self.start).num_parameters()
 
     def model(self) -> PreTrainedModel:
         """The student before it is trained."""

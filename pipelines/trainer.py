@@ -98,6 +98,25 @@ def fit(
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
 
 
+def validate(
+    module: DistillationModule, data: RowsDataModule, *, machine: MachineConfig, precision: str
+) -> dict[str, Any]:
+    """The validation metrics of a student that isn't trained, on one process."""
+    hush()
+    trainer = lightning.Trainer(
+        accelerator=machine.accelerator,
+        devices=1,
+        precision=MODES[precision].trainer,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    trainer.validate(module, datamodule=data, verbose=False)
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+
+
 def computes_as(precision: str, module: DistillationModule) -> None:
     """Gives the module the layers, weights and optimizer of a mode of `compress.precision`."""
     if MODES[precision].stock:

@@ -489,3 +489,15 @@ def test_settings_that_work_are_not_refused(place):
     for schedule in ("oneshot", "iterative"):
         check_schedule(settings(place, "run", schedule=schedule), "16-mixed", Layouts(TWO, TWO, TWO))
     check_schedule(settings(place, "run", epochs=2, schedule="gradual"), "bf16-mixed", Layouts(ONE, ONE, ONE))
+
+
+def test_a_model_that_is_fast_enough_is_trained_until_it_is_worse(place: Path):
+    config = replace(settings(place, "uncut"), budget=Budget(latency_ms=1e4, runtime="pytorch", precision="fp32"))
+    made = follow(config)
+    before = load_pruned(made["start"].folder / "model")
+    after = load_pruned(next(stage for name, stage in made.items() if name.startswith("distill")).folder / "model")
+    assert after.state_dict().keys() == before.state_dict().keys()
+    assert all(torch.equal(weight, before.state_dict()[name]) for name, weight in after.state_dict().items())
+    metrics = next(stage for name, stage in made.items() if name.startswith("distill")).metrics
+    assert metrics["epochs"] == 0
+    assert metrics["val/score"] == pytest.approx(made["teacher"].metrics["val/score"], abs=0.12)
