@@ -1,0 +1,133 @@
+"""Tasks of the language model evaluation harness (`lm-eval`, an extra), for any causal checkpoint.
+
+python -m pipelines.harness --model runs/lm/student --tasks hellaswag,arc_easy --output runs/harness
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from distill.errors import InputError
+from pipelines import cli
+from pipelines.console import Console
+
+RESULT = "harness.json"
+EXAMPLES = """\
+  python -m pipelines.harness --model runs/lm/student --tasks hellaswag,arc_easy --output runs/harness
+  python -m pipelines.harness --model runs/lm/student --teacher TEACHER --tasks mine --include my_tasks/ \\
+      --output runs/harness"""
+
+
+@dataclass(frozen=True)
+class HarnessConfig:
+    """Settings of `python -m pipelines.harness`.
+
+    Args:
+        model: A causal language model's checkpoint: a local folder or a hub id.
+        teacher: Another one to compare with.
+        tasks: Names of the harness's tasks, separated by commas.
+        include: Folder with YAML files of further tasks.
+        output: Folder for harness.json.
+        limit: Most examples of each task; 0 takes all.
+        fewshot: Examples in each prompt; -1 leaves it to the tasks.
+        batch_size: Rows a call.
+    """
+
+    model: str = ""
+    teacher: str = ""
+    tasks: str = ""
+    include: str = ""
+    output: str = ""
+    limit: int = 0
+    fewshot: int = -1
+    batch_size: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("model", "tasks", "output"):
+            if not getattr(self, name):
+                raise InputError(f"--{name}: missing; see --help for examples")
+        if find_spec("lm_eval") is None:
+            raise InputError("lm-eval: not installed: no task could be run; pip install 'stillroom[lm-eval]'")
+        if self.include and not Path(self.include).is_dir():
+            raise InputError(
+                f"--include {self.include!r}: expected a folder with YAML files of tasks, found none there"
+            )
+
+
+def main(argv: Sequence[str]) -> None:
+    config = cli.parse(
+        HarnessConfig,
+        argv,
+        prog="pipelines.harness",
+        about="Evaluate a causal language model on tasks of lm-eval, beside its teacher.",
+        examples=EXAMPLES,
+        short={},
+    )
+    console = Console()
+    named = [("teacher", config.teacher)] if config.teacher else []
+    found = {name: measured(config, model) for name, model in [*named, ("model", config.model)]}
+    place = Path(config.output)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / RESULT).write_text(json.dumps(found, indent=1))
+    rows = [
+        (task, metric, *(f"{found[name][task][metric]:.4f}" for name in found))
+        for task, metrics in found["model"].items()
+        for metric in metrics
+    ]
+    console.table("Harness", ("task", "metric", *found), rows)
+    console.say(f"numbers: {place / RESULT}")
+
+
+def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
+    """Task -> metric -> value.
+
+    Raises:
+        InputError: A model without a head for the next token, or a task that the harness doesn't know.
+    """
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+    from transformers import AutoConfig
+
+    from compress.prune.checkpoint import load_pruned
+    from distill.tasks.language import CausalLM
+    from distill.teacher.load import checkpoint_folder, load_tokenizer
+
+    folder = checkpoint_folder(model, "model")
+    CausalLM.check(AutoConfig.from_pretrained(folder), model)
+    manager = TaskManager(include_path=config.include or None)
+    names = config.tasks.split(",")
+    unknown = [name for name in names if name not in manager.all_tasks]
+    if unknown:
+        raise InputError(
+            f"--tasks: expected names that lm-eval knows, found {', '.join(unknown)}; `lm-eval ls tasks` lists them, "
+            "and --include adds a folder of yours"
+        )
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"model {model!r}: expected a tokenizer with an eos token, found none: lm-eval begins with it")
+    runs = HFLM(pretrained=load_pruned(folder), tokenizer=tokenizer, backend="causal", batch_size=config.batch_size)
+    result: Any = simple_evaluate(
+        runs,
+        tasks=names,
+        task_manager=manager,
+        num_fewshot=None if config.fewshot < 0 else config.fewshot,
+        limit=config.limit or None,
+        bootstrap_iters=0,
+        log_samples=False,
+    )
+    return {
+        task: {
+            metric.removesuffix(",none"): float(value)
+            for metric, value in metrics.items()
+            if isinstance(value, int | float) and "stderr" not in metric and metric != "sample_len"
+        }
+        for task, metrics in result["results"].items()
+    }
+
+
+if __name__ == "__main__":
+    cli.run(main)
