@@ -128,7 +128,8 @@ def load_model(folder: Path, task: str, name: str) -> PreTrainedModel:
 
 
 def task_of(own: PretrainedConfig, name: str) -> str:
-    heads = {head: task for task in (*CLASSES, *WORDS) for head in TASKS[task].heads} | {"Model": EMBEDDING}
+    plain = (*CLASSES, MaskedLM.name, CausalLM.name)
+    heads = {head: task for task in plain for head in TASKS[task].heads} | {"Model": EMBEDDING}
     for architecture in own.architectures or []:
         for head, task in heads.items():
             if architecture.endswith(head):
