@@ -31,6 +31,7 @@ from benchmarks.cached_students import exact
 from benchmarks.small_lm import mean_nats
 from distill.data.module import RowsDataModule
 from distill.generation import generate
+from distill.inputs import inputs_of
 from distill.losses.config import DIVERGENCES, LossConfig
 from distill.losses.logits import reverse_kl
 from distill.module import DistillationModule
@@ -38,7 +39,7 @@ from distill.onpolicy import OnPolicy, asked_of
 from distill.onpolicy_config import OnPolicyConfig
 from distill.sequences import Sequences
 from distill.student.build import build_student
-from distill.teacher.online import OnlineTeacher, inputs_of
+from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
 from pipelines.config import MachineConfig
 from pipelines.console import Console

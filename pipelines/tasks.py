@@ -125,15 +125,19 @@ def check_task_fits(config: DistillConfig, task: str) -> None:
             "answer about sequences that the student has yet to write"
         )
     how_of_run(config, task)
-    if config.loss.of_vectors != (task == "sentence-embedding"):
-        wanted = "loss.embedding or loss.similarity, and no kl or ce," if task == "sentence-embedding" else "kl or ce"
-        raise InputError(f"loss: expected {wanted} for {task}, found {config.loss}: there is nothing to compare")
     if config.general.data and task in ("sentence-embedding", "masked-lm", "causal-lm", "chat", "question-answering"):
         raise InputError(f"general.data: expected a task with labels after the plain text, found {task}")
     if task == "sentence-embedding" and config.teacher.finetune == "always":
         raise InputError("teacher.finetune always: expected auto or never for sentence-embedding, which has no labels")
-    if task == "text-classification":
-        return
+    if task != "text-classification":
+        check_distilled(config, task)
+    vectors = task == "sentence-embedding"
+    if config.loss.of_vectors != vectors:
+        wanted = "loss.embedding or loss.similarity, and no kl or ce," if vectors else "kl or ce"
+        raise InputError(f"loss: expected {wanted} for {task}, found {config.loss}: there is nothing to compare")
+
+
+def check_distilled(config: DistillConfig, task: str) -> None:
     for name, asked in (
         ("budget", config.budget.asked),
         ("quantize.scheme", bool(config.quantize.scheme)),

@@ -22,6 +22,7 @@ from distill.data.module import TextDataModule
 from distill.data.share import share_of
 from distill.data.splits import Examples, Splits
 from distill.errors import InputError
+from distill.inputs import inputs_of
 from distill.losses.config import LayerSizes, LossConfig, layer_pairs
 from distill.losses.features import DISTANCES, hidden_mse
 from distill.losses.matching import layer_distances, rising_map
@@ -29,7 +30,7 @@ from distill.module import DistillationModule
 from distill.samples import samples_of
 from distill.student.build import build_student
 from distill.teacher.cache import CacheReader, Dense, Hidden, Identity, write_cache
-from distill.teacher.online import OnlineTeacher, inputs_of
+from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
 from pipelines import distill
 from pipelines.cache_stage import kept_for

@@ -32,6 +32,7 @@ def questions(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_answers_are_not_taught_exported_or_scored(body_folder, questions, tmp_path):
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "12", "--epochs", "8", "--teacher_train.dropout", "0", "--train.dropout", "0")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import finish, small_run
-from pipelines import cache, cache_config, distill, evaluate, export, prune, quantize, report
+from pipelines import cache, cache_config, distill, evaluate, export, harness, prune, quantize, report
 from pipelines.cli import parse
 from pipelines.config import SHORT, DistillConfig
 
@@ -33,6 +33,7 @@ CONFIGS = {
     "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
     "pipelines.export": (export.ExportConfig, {}),
     "pipelines.report": (report.ReportConfig, {"data": "data.path"}),
+    "pipelines.harness": (harness.HarnessConfig, {}),
 }
 
 

@@ -33,7 +33,7 @@ class PruneConfig:
     samples: int = 512
     trials: int = 150
     vocabulary: bool = True
-    unseen: float = 0.002
+    unseen: float = 0.001
     embedding_rank: int = 0
 
     def __post_init__(self) -> None:

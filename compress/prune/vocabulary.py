@@ -18,7 +18,7 @@ from compress.prune.tokenizer import GONE, Ids, prune_tokenizer, remap_ids
 
 TEXTS = 1000  # tokenized at once
 COVERAGE = 0.9999
-UNSEEN = 0.002
+UNSEEN = 0.001
 
 
 def count_words(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Int64[np.ndarray, "words"]:

