@@ -29,6 +29,7 @@ from pipelines.config import DistillConfig
 from pipelines.data import read_data
 from pipelines.logits import accuracy, split_logits
 from pipelines.pruning import SCORES, read_costs, read_sizes, scheme_for
+from pipelines.recovery import RULE
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
 from pipelines.student import SHAPE, Pruned, cached_signals, texts_module
 from pipelines.teacher import MODEL
@@ -83,7 +84,7 @@ def shape_stage(run: Run, config: DistillConfig, given: Inputs, target: Target) 
         "target": asdict(target),
         "budget": asdict(config.budget) | {"speedup": "", "latency_ms": 0, "max_bytes": "", "min_score": 0},
         "trials": config.prune.trials,
-        "train": {name: getattr(config.train, name) for name in TRAINED},
+        "train": {name: getattr(config.train, name) for name in TRAINED} | {"rate": RULE},
         "loss": vars(config.loss.of_outputs),
         "max_length": config.data.max_length,
         "scheme": scheme_for(config),
@@ -164,9 +165,9 @@ class Search:
         trials = []
         for each in found:
             torch.manual_seed(self.run.seed)
-            trials.append(
-                Trial(prune(self.model, self.axes, each.shape), self.data, signals, self.config.loss, self.config.train)
-            )
+            student = prune(self.model, self.axes, each.shape)
+            train = start.training(self.config.train, student)
+            trials.append(Trial(student, self.data, signals, self.config.loss, train))
         judge = Judge(self.data, self.teacher_logits, self.config.loss.temperature)
         winner, divergences = eliminate(trials, judge, self.config.prune.trials, self.run.console)
         self.run.console.say(

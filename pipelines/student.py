@@ -27,6 +27,7 @@ from distill.student.spec import is_relative
 from distill.tasks.task import Task
 from distill.teacher.cache import CacheReader
 from distill.teacher.load import check_same_tokenizer, checkpoint_folder
+from distill.training import TrainConfig
 from pipelines.cache_stage import CACHE
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
@@ -34,6 +35,7 @@ from pipelines.data import read_data, read_task
 from pipelines.general import with_head
 from pipelines.layouts import Layouts
 from pipelines.placing import placed, save_model, stages_of
+from pipelines.recovery import RULE, recovering
 from pipelines.stage import Artefact, Run, content_hash
 from pipelines.tasks import is_across
 from pipelines.teacher import MODEL, training_settings
@@ -76,6 +78,7 @@ def student_stage(
         inputs["cache"] = cache
     if pruned is not None:
         inputs |= pruned.inputs()
+        settings |= {"rate": RULE}
     elif general is not None:
         inputs["general"] = general
     elif not is_relative(config.student.spec):
@@ -108,11 +111,12 @@ def student_stage(
         remote = call_teacher(run.world, source) if config.teacher.ranks and config.loss.needs_teacher else None
         in_step = config.loss.needs_teacher and cache is None and remote is None
         asked = asked_as(config, source, layouts.teacher) if in_step else None
+        train = config.train if pruned is None else pruned.training(config.train, student)
         lightning.seed_everything(run.seed, verbose=False)
         module = DistillationModule(
             student,
             loss=config.loss,
-            train=config.train,
+            train=train,
             metric=task.metric(),
             answers=task.answers,
             teacher_sizes=sizes_of(AutoConfig.from_pretrained(source)),
@@ -136,7 +140,7 @@ def student_stage(
             training,
             folder,
             label="student: distilling",
-            train=config.train,
+            train=train,
             machine=config.machine,
             layout=layout,
             mesh=mesh,
@@ -182,7 +186,15 @@ class Pruned:
 
     def is_whole(self, student: PreTrainedModel) -> bool:
         """Whether nothing was cut of the teacher but words, as where few bits alone are fast enough."""
-        return self.shape is not None and student.num_parameters() == load_pruned(self.start).num_parameters()
+        return student.num_parameters() == self.whole().num_parameters()
+
+    def whole(self) -> PreTrainedModel:
+        """The teacher without the words that went."""
+        return load_pruned((self.words or self.begun).folder / MODEL)
+
+    def training(self, train: TrainConfig, student: PreTrainedModel) -> TrainConfig:
+        """How it is trained: as fast as what was cut of it asks for."""
+        return recovering(train, student, self.whole())
 
     def model(self) -> PreTrainedModel:
         """The student before it is trained."""
