@@ -53,7 +53,7 @@ def main() -> None:
         found["teacher"].append(entry(taught, "teacher"))
         found["student"].append(entry(taught, "student"))
         if given.task == EMBEDDING:
-            alone = untrained(place / "untrained", start, given.data)
+            alone = untrained(place / "untrained", start, given.data, given.task)
         else:
             lend([place / f"seed-{seed}"], place / f"seed-{seed}-alone")
             alone = report(place / f"seed-{seed}-alone", [*words, *LABELS, "--student", str(start)])
@@ -92,9 +92,9 @@ def report(output: Path, words: list[str]) -> dict[str, Any]:
     return json.loads((output / "report.json").read_text())
 
 
-def untrained(output: Path, start: Path, data: str) -> dict[str, Any]:
+def untrained(output: Path, start: Path, data: str, task: str) -> dict[str, Any]:
     if not (output / "report.json").exists():
-        words = ["--model", str(start), "--data", data, "--output", str(output)]
+        words = ["--model", str(start), "--data", data, "--output", str(output), "--task", task]
         subprocess.run([sys.executable, "-m", "pipelines.report", *words], check=True)
     return json.loads((output / "report.json").read_text())
 

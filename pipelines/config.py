@@ -19,6 +19,10 @@ from distill.teacher.config import TeacherConfig
 from distill.training import TrainConfig
 from pipelines.cache_config import KeepConfig
 
+TaskName = Literal[
+    "auto", "text-classification", "multi-label", "regression", "token-classification", "question-answering",
+    "sentence-embedding", "masked-lm", "causal-lm", "chat",
+]  # fmt: skip
 SHORT = {
     "teacher": "teacher.model",
     "student": "student.spec",
@@ -192,8 +196,8 @@ class DistillConfig:
             executorch, litert, torchao, compressed-tensors, separated by commas.
         data: The texts.
         task: What they are about: text-classification (one class a text), multi-label, regression,
-            token-classification, question-answering, masked-lm, causal-lm or chat; auto goes by the teacher's head,
-            else by the data's columns.
+            token-classification, question-answering, sentence-embedding, masked-lm, causal-lm or chat; auto goes by the
+            teacher's head, else by the data's columns.
         masking: Which words are hidden, of masked-lm.
         chat: What of conversations is learnt.
         across: How a causal student with another tokenizer, a checkpoint of its own, is compared with the teacher.
@@ -220,10 +224,7 @@ class DistillConfig:
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
     export: str = "onnx,onnxruntime"
     data: DataConfig = field(default_factory=DataConfig)
-    task: Literal[
-        "auto", "text-classification", "multi-label", "regression", "token-classification", "question-answering",
-        "masked-lm", "causal-lm", "chat",
-    ] = "auto"  # fmt: skip
+    task: TaskName = "auto"
     masking: MaskConfig = field(default_factory=MaskConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     on_policy: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(share=0))

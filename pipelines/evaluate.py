@@ -11,7 +11,7 @@ from compress.export.targets import Target, target_of
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines import cli
-from pipelines.config import MeasureConfig
+from pipelines.config import MeasureConfig, TaskName
 from pipelines.console import Console
 from pipelines.export import HUGGINGFACE, artefact_bytes, check_refused, export_stage
 from pipelines.machine import describe
@@ -38,6 +38,7 @@ class EvaluateConfig:
         data: The data set; its test split is scored.
         measure: How speed is measured.
         seed: Seed of the texts that are timed, and of the test split where the data set has none.
+        task: What the model is for; auto goes by its head, else by the data's columns.
     """
 
     model: str = ""
@@ -46,6 +47,7 @@ class EvaluateConfig:
     data: DataConfig = field(default_factory=DataConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     seed: int = 0
+    task: TaskName = "auto"
 
     def __post_init__(self) -> None:
         for name, value in (("model", self.model), ("output", self.output), ("data", self.data.path)):
@@ -260,7 +262,7 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
     for folder in folders.values():
         admit(folder)
     run = Run(Path(config.output), config.seed, console)
-    name, why = choose("auto", AutoConfig.from_pretrained(folders[named[0][0]]), named[0][1], config.data)
+    name, why = choose(config.task, AutoConfig.from_pretrained(folders[named[0][0]]), named[0][1], config.data)
     console.say(f"  task: {name} ({why})")
     data = data_stage(run, config.data, name)
     splits, task = read_data(data), read_task(data)

@@ -28,7 +28,9 @@ def by_label_stage(run: Run, name: str, folder: Path, task: Any) -> Artefact:
         export_huggingface(task.load_headed(str(folder), rows), load_tokenizer(folder), place / MODEL)
         return {}
 
-    return run.stage(f"{name}-by-label", {"labels": list(task.labels)}, {"model": content_hash(folder)}, work)
+    return run.stage(
+        f"{name}-by-label", {"task": task.name, "labels": list(task.labels)}, {"model": content_hash(folder)}, work
+    )
 
 
 def check_in_float(folder: Path, name: str) -> None:

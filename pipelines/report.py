@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill.data.config import DataConfig
 from pipelines import cli
-from pipelines.config import MeasureConfig
+from pipelines.config import MeasureConfig, TaskName
 from pipelines.console import Console
 from pipelines.evaluate import EvaluateConfig
 from pipelines.export import HUGGINGFACE
@@ -39,6 +39,7 @@ class ReportConfig:
         data: The data set; its test split is scored.
         measure: How speed is measured.
         seed: Seed of the texts that are timed.
+        task: What the model is for; auto goes by its head, else by the data's columns.
     """
 
     run: str | None = None
@@ -48,6 +49,7 @@ class ReportConfig:
     data: DataConfig = field(default_factory=DataConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     seed: int = 0
+    task: TaskName = "auto"
 
 
 def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: Artefact) -> Artefact:
@@ -214,7 +216,9 @@ def measured(config: ReportConfig, console: Console) -> None:
     from pipelines.data import read_task
     from pipelines.evaluate import standalone
 
-    settings = EvaluateConfig(config.model, config.output, config.teacher, config.data, config.measure, config.seed)
+    settings = EvaluateConfig(
+        config.model, config.output, config.teacher, config.data, config.measure, config.seed, config.task
+    )
     run, candidates, data, evaluation = standalone(settings, console)
     report = report_stage(run, asdict(settings), read_task(data), evaluation)
     places = publish(run, report, {STUDENT: candidates[-1].export})

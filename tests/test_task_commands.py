@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -13,8 +14,9 @@ from commands import finish, refused, small_run
 from conftest import CLUES, FILLERS, LABELS, build_model, make_rows, saved
 from distill.data.config import DataConfig
 from distill.errors import InputError
-from distill.tasks.choose import choose
+from distill.tasks.choose import TASKS, choose
 from pipelines import distill
+from pipelines.config import TaskName
 
 TAGS = ["O", *(f"B-{label}" for label in LABELS)]
 
@@ -151,3 +153,7 @@ def test_a_taggers_own_head_is_thrown_away(tokenizer, tagged, tmp_path):
     again = AutoModelForTokenClassification.from_pretrained(made)
     assert list(again.config.id2label.values()) == TAGS
     assert (again.classifier.weight == model.classifier.weight.flip(0)).all()
+
+
+def test_a_task_cannot_be_asked_for_by_name():
+    assert set(get_args(TaskName)) == {"auto", *TASKS}
