@@ -20,17 +20,18 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModel
 
 from benchmarks.recipes import lend
 from compress.export.huggingface import export_huggingface
 from distill.student.build import build_student
 from distill.tasks.choose import TASKS
+from distill.tasks.language import Language
+from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.teacher.load import checkpoint_folder, load_tokenizer
 from pipelines.console import Console
 from pipelines.machine import commit, describe
 
-EMBEDDING = "sentence-embedding"
 LABELS = ("--loss.kl", "0", "--loss.ce", "1")
 RUNTIME = ("onnxruntime", "fp32")
 
@@ -52,12 +53,12 @@ def main() -> None:
         taught = report(place / f"seed-{seed}", [*words, "--student", str(start)])
         found["teacher"].append(entry(taught, "teacher"))
         found["student"].append(entry(taught, "student"))
-        if given.task == EMBEDDING:
+        if given.task == SentenceEmbedding.name:
             alone = untrained(place / "untrained", start, given.data, given.task)
         else:
             lend([place / f"seed-{seed}"], place / f"seed-{seed}-alone")
             alone = report(place / f"seed-{seed}-alone", [*words, *LABELS, "--student", str(start)])
-        found["without a teacher"].append(entry(alone, "student" if given.task != EMBEDDING else "model"))
+        found["without a teacher"].append(entry(alone, "student" if given.task != SentenceEmbedding.name else "model"))
         console.say(f"seed {seed}: " + ", ".join(f"{name} {runs[-1]['score']:.4f}" for name, runs in found.items()))
     metrics = list(found["student"][0]["scores"])
     rows = [
@@ -74,13 +75,11 @@ def cut(task: str, teacher: str, spec: str, folder: Path) -> Path:
     if not (folder / "config.json").exists():
         source = checkpoint_folder(teacher)
         kind = TASKS[task](())
-        if kind.labels or task in ("token-classification", "text-classification", "question-answering"):
-            from transformers import AutoModel
-
-            whole = AutoModel.from_pretrained(source)
-        else:
+        if isinstance(kind, Language | SentenceEmbedding):
             kind.check(AutoConfig.from_pretrained(source), teacher)
             whole = kind.load_headed(str(source), [])
+        else:
+            whole = AutoModel.from_pretrained(source)
         export_huggingface(build_student(whole, spec), load_tokenizer(source), folder)
     return folder
 

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from distill.data.batches import Rows
-from distill.data.encode import TokenRows, padded
+from distill.data.encode import TokenRows, padded, padded_tokens
 from distill.data.masking import MaskedBlocks, masked
 from distill.data.packing import PackedRows
 from distill.teacher.cache.key import sample_key, sample_keys
@@ -44,10 +44,7 @@ def from_rows(
     """Samples of unpadded rows: ids and types [length] integers, positions [length] booleans."""
 
     def batch(rows: Sequence[int]) -> Mapping[str, Tensor]:
-        made = {
-            "input_ids": padded([input_ids[i] for i in rows], pad_id),
-            "attention_mask": padded([np.ones(len(input_ids[i]), np.int64) for i in rows], 0),
-        }
+        made = padded_tokens([input_ids[i] for i in rows], pad_id)
         if token_type_ids is not None:
             made["token_type_ids"] = padded([token_type_ids[i] for i in rows], 0)
         if positions is not None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill.data.encode import IGNORED, Batch, padded
+from distill.data.encode import IGNORED, Batch, padded, padded_tokens
 from distill.errors import InputError
 from distill.teacher.cache.plan import BATCH_TOKENS, Samples, cut_batches
 
@@ -73,12 +73,8 @@ class Sequences:
         """
         ids, asked = [self.row(i) for i in rows], [self.asked(i) for i in rows]
         labels = [np.where(where, np.roll(row, -1), IGNORED) for row, where in zip(ids, asked, strict=True)]
-        return {
-            "input_ids": padded(ids, pad_id),
-            "attention_mask": padded([np.ones(len(row), np.int64) for row in ids], 0),
-            "positions": padded(asked, 0).bool(),
-            "labels": padded(labels, IGNORED),
-        }
+        own = {"positions": padded(asked, 0).bool(), "labels": padded(labels, IGNORED)}
+        return padded_tokens(ids, pad_id) | own
 
 
 def teacher_sequences(

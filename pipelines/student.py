@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -186,15 +187,16 @@ class Pruned:
 
     def is_whole(self, student: PreTrainedModel) -> bool:
         """Whether nothing was cut of the teacher but words, as where few bits alone are fast enough."""
-        return student.num_parameters() == self.whole().num_parameters()
+        return student.num_parameters() == self.whole.num_parameters()
 
+    @cached_property
     def whole(self) -> PreTrainedModel:
         """The teacher without the words that went."""
         return load_pruned((self.words or self.begun).folder / MODEL)
 
     def training(self, train: TrainConfig, student: PreTrainedModel) -> TrainConfig:
         """How it is trained: as fast as what was cut of it asks for."""
-        return recovering(train, student, self.whole())
+        return recovering(train, student, self.whole)
 
     def model(self) -> PreTrainedModel:
         """The student before it is trained."""

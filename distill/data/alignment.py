@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from distill.data.language import end_token
 from distill.errors import InputError
 
 BLANK = "\u2581"  # of SentencePiece
@@ -102,12 +103,6 @@ def shared_vocabulary(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrai
     return np.array(sorted((a[text], b[text]) for text in a.keys() & b.keys()), np.int64).reshape(-1, 2)
 
 
-def end_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that ends a text: eos, or sep where there is none."""
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    return None if end is None else int(end)
-
-
 def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[tuple[str, bytes], int]:
     """Each spelling's id.
 
@@ -117,7 +112,7 @@ def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[tuple[str, bytes], int
     WordPiece's `the` are one, `ing` and `##ing` are one. Of several ids with one spelling the plainest, then the
     lowest has it; the others keep their names.
     """
-    special, end = set(tokenizer.all_special_ids), end_id(tokenizer)
+    special, end = set(tokenizer.all_special_ids), end_token(tokenizer)
     added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
     spell = speller(tokenizer)
     found: dict[tuple[str, bytes], int] = {}

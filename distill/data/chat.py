@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,7 @@ class AskedBlocks(TokenRows):
     def notes(self) -> dict[str, int]:
         return {name: count for name, count in self.counted.items() if count}
 
-    @property
+    @cached_property
     def positions(self) -> list[np.ndarray]:
         """Where a document's next token is asked for, bool [length]."""
         return [np.append(row[1:], False) for row in self.asked]

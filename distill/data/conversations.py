@@ -10,7 +10,7 @@ from distill.data.chat import Chat, Completed, chats_of, is_empty
 from distill.data.config import DataConfig
 from distill.data.documents import check_plain
 from distill.data.source import read_splits
-from distill.data.splits import Examples, Splits, drawn, hold
+from distill.data.splits import Examples, Splits, hold, parted
 from distill.errors import InputError
 
 
@@ -81,6 +81,5 @@ def tables(config: DataConfig) -> dict[str, pa.Table]:
 
 
 def held_out(seed: int, chats: list[Chat], fraction: float) -> tuple[list[Chat], list[Chat], str]:
-    held = drawn(len(chats), fraction, seed, "conversations")
-    kept = [chat for i, chat in enumerate(chats) if i not in held]
-    return kept, [chats[i] for i in sorted(held)], f"{len(held)} conversations held out of train, seed {seed}"
+    kept, held = parted(chats, fraction, seed, "conversations")
+    return kept, held, f"{len(held)} conversations held out of train, seed {seed}"

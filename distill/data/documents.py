@@ -4,7 +4,7 @@ from functools import partial
 
 from distill.data.config import DataConfig
 from distill.data.language import read_texts, split_names
-from distill.data.splits import Examples, Splits, drawn, hold
+from distill.data.splits import Examples, Splits, hold, parted
 from distill.errors import InputError
 
 
@@ -47,9 +47,8 @@ def held_out(seed: int, texts: list[str], fraction: float) -> tuple[list[str], l
         InputError: A single document without a line's end to cut it at.
     """
     if len(texts) > 1:
-        held = drawn(len(texts), fraction, seed, "documents")
-        kept = [text for i, text in enumerate(texts) if i not in held]
-        return kept, [texts[i] for i in sorted(held)], f"{len(held)} documents held out of train, seed {seed}"
+        kept, held = parted(texts, fraction, seed, "documents")
+        return kept, held, f"{len(held)} documents held out of train, seed {seed}"
     cut = texts[0].rfind("\n", 0, round(len(texts[0]) * (1 - fraction))) + 1
     if not texts[0][:cut].strip() or not texts[0][cut:].strip():
         raise InputError(

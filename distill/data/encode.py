@@ -41,12 +41,12 @@ class TokenRows:
 
     def tokens(self, rows: Sequence[int] | np.ndarray, pad_id: int) -> Batch:
         """The rows padded to the longest, as a model reads them: int64 [batch, length] each, `positions` bool."""
-        batch = {"input_ids": padded([self.input_ids[i] for i in rows], pad_id)}
-        batch["attention_mask"] = padded([np.ones(len(self.input_ids[i]), np.int64) for i in rows], 0)
+        batch = padded_tokens([self.input_ids[i] for i in rows], pad_id)
         if self.token_type_ids is not None:
             batch["token_type_ids"] = padded([self.token_type_ids[i] for i in rows], 0)
-        if self.positions is not None:
-            batch["positions"] = padded([self.positions[i] for i in rows], 0).bool()
+        positions = self.positions
+        if positions is not None:
+            batch["positions"] = padded([positions[i] for i in rows], 0).bool()
         return batch
 
     def tokens_joined(self, other: "TokenRows") -> tuple[list[np.ndarray], list[np.ndarray] | None]:
@@ -86,6 +86,14 @@ class Encoded(TokenRows):
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Pads the rows to the longest: int64 [batch, length] each; labels [batch] or [batch, names]."""
         return self.tokens(rows, pad_id) | {"labels": torch.from_numpy(self.labels[np.asarray(rows)])}
+
+
+def padded_tokens(rows: Sequence[np.ndarray], pad_id: int) -> Batch:
+    """input_ids and attention_mask, int64 [rows, length] each."""
+    return {
+        "input_ids": padded(rows, pad_id),
+        "attention_mask": padded([np.ones_like(row, np.int64) for row in rows], 0),
+    }
 
 
 def padded(rows: Sequence[np.ndarray], value: int) -> Tensor:

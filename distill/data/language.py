@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.columns import find_columns, first_of, missing
@@ -142,7 +143,7 @@ def token_blocks(
     Raises:
         InputError: `length` leaves less than two tokens of text a block, or the tokenizer has no end token.
     """
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    end = end_token(tokenizer)
     if end is None:
         raise InputError(
             "tokenizer: expected an eos or a sep token, found neither: the end of one text and the start of the next "
@@ -156,13 +157,19 @@ def token_blocks(
             "a block would hold no token with another beside it"
         )
     step = length - frame
-    stream = token_stream(tokenizer, texts, int(end), limit * step)
+    stream = token_stream(tokenizer, texts, end, limit * step)
     blocks = [stream[start : start + step] for start in range(0, max(len(stream) - 1, 0), step)]
     blocks = blocks[:limit] if limit else blocks
     if not framed:
         return blocks
     first, last = np.array([tokenizer.cls_token_id], np.int64), np.array([tokenizer.sep_token_id], np.int64)
     return [np.concatenate([first, block, last]) for block in blocks]
+
+
+def end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that ends a text: eos, or sep where there is none; None where there is neither."""
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    return None if end is None else int(end)
 
 
 def token_stream(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], end: int, least: int = 0) -> np.ndarray:
@@ -196,5 +203,9 @@ class LanguageBlocks(TokenRows):
         The label of a position is the token after it, so logits and labels are compared without a shift; the last
         position of a row and the padding are IGNORED.
         """
-        labels = [np.append(self.input_ids[i][1:], IGNORED) for i in rows]
-        return self.tokens(rows, pad_id) | {"labels": padded(labels, IGNORED)}
+        return self.tokens(rows, pad_id) | {"labels": next_tokens([self.input_ids[i] for i in rows])}
+
+
+def next_tokens(rows: Sequence[np.ndarray]) -> Tensor:
+    """The token after each, IGNORED after the last and on padding: int64 [rows, length]."""
+    return padded([np.append(row[1:], IGNORED) for row in rows], IGNORED)

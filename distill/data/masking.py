@@ -8,7 +8,7 @@ from hashlib import blake2b
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.encode import IGNORED, Batch, padded
+from distill.data.encode import IGNORED, Batch, padded, padded_tokens
 from distill.data.language import LanguageBlocks
 from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
@@ -141,9 +141,7 @@ class MaskedBlocks:
         facts = {"mask_id": self.mask_id, "vocabulary": self.vocabulary}
         made = [masked(row, epoch, self.config, special_ids=self.special_ids, **facts) for row in ids]
         labels = [np.where(positions, row, IGNORED) for row, (_, positions) in zip(ids, made, strict=True)]
-        return {
-            "input_ids": padded([seen for seen, _ in made], pad_id),
-            "attention_mask": padded([np.ones(len(row), np.int64) for row in ids], 0),
+        return padded_tokens([seen for seen, _ in made], pad_id) | {
             "positions": padded([positions for _, positions in made], 0).bool(),
             "labels": padded(labels, IGNORED),
         }

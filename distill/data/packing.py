@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches import Rows
 from distill.data.encode import IGNORED, Batch
-from distill.data.language import TEXTS_AT_ONCE, LanguageBlocks
+from distill.data.language import TEXTS_AT_ONCE, LanguageBlocks, end_token
 from distill.errors import InputError
 
 
@@ -185,12 +185,12 @@ def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
     Raises:
         InputError: The tokenizer has neither.
     """
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    end = end_token(tokenizer)
     if end is None:
         raise InputError(
             "tokenizer: expected an eos or a sep token, found neither: the end of a text could not be learned"
         )
-    return int(end)
+    return end
 
 
 def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:

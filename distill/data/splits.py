@@ -164,6 +164,12 @@ def by_strata(seed: int, strata: Callable[[Named], list[str]]) -> Callable[[Name
     return cut
 
 
+def parted(rows: list[Part], fraction: float, seed: int, what: str) -> tuple[list[Part], list[Part]]:
+    """(kept, held) of equals, in their order; see `drawn`."""
+    held = drawn(len(rows), fraction, seed, what)
+    return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
+
+
 def drawn(count: int, fraction: float, seed: int, what: str) -> set[int]:
     """Numbers of the held-out ones of `count` equals, at least one.
 

@@ -17,7 +17,7 @@ from distill.data.columns import first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows, padded
 from distill.data.source import read_splits, read_table
-from distill.data.splits import Examples, Splits, check_known, drawn, hold, overlap
+from distill.data.splits import Examples, Splits, check_known, hold, overlap, parted
 from distill.errors import InputError
 
 WORDS = ("tokens", "words")
@@ -64,9 +64,8 @@ def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
     rows = {name: list(zip(words, tags, strict=True)) for name, (words, tags, _) in read.items()}
 
     def cut(train: list[Row], fraction: float) -> tuple[list[Row], list[Row], str]:
-        held = drawn(len(train), fraction, seed, "sentences")
-        kept = [row for i, row in enumerate(train) if i not in held]
-        return kept, [train[i] for i in sorted(held)], f"{len(held)} rows held out of train, seed {seed}"
+        kept, held = parted(train, fraction, seed, "sentences")
+        return kept, held, f"{len(held)} rows held out of train, seed {seed}"
 
     hold(rows, notes, config, cut)
     names = tag_names(rows)

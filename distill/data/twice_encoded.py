@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.alignment import aligned_spans, check_fast, end_id
-from distill.data.encode import IGNORED, Batch, padded
-from distill.data.language import TEXTS_AT_ONCE
+from distill.data.alignment import aligned_spans, check_fast
+from distill.data.encode import Batch, TokenRows, padded_tokens
+from distill.data.language import TEXTS_AT_ONCE, end_token, next_tokens
 from distill.errors import InputError
 
 
 @dataclass(frozen=True)
-class TwiceEncoded:
+class TwiceEncoded(TokenRows):
     """Pieces of text in the student's and in the teacher's tokens, unpadded, in the place of `LanguageBlocks`.
 
     Args:
@@ -35,17 +35,11 @@ class TwiceEncoded:
     unaligned: int
     single: int
     unknown: int
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
+    token_type_ids: None = None
 
     @property
     def notes(self) -> dict[str, int]:
         return {name: count for name in ("unaligned", "single", "unknown") if (count := getattr(self, name))}
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.fromiter((len(row) for row in self.input_ids), np.int64, len(self))
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Pads the rows to the longest of them, for causal models: int64 [batch, length] each.
@@ -55,17 +49,16 @@ class TwiceEncoded:
         token is asked for at the position before it. Spans that begin with a row's first token, which is asked for
         nowhere, are left out; equal first and end are padding.
         """
-        ids, taught = [self.input_ids[i] for i in rows], [self.teacher_input_ids[i] for i in rows]
         asked = [each[(each[:, 0] > 0) & (each[:, 2] > 0)] - 1 for each in (self.spans[i] for i in rows)]
-        return {
-            "input_ids": padded(ids, pad_id),
-            "attention_mask": padded([np.ones(len(row), np.int64) for row in ids], 0),
-            "labels": padded([np.append(row[1:], IGNORED) for row in ids], IGNORED),
-            "teacher_input_ids": padded(taught, self.teacher_pad_id),
-            "teacher_attention_mask": padded([np.ones(len(row), np.int64) for row in taught], 0),
-            "teacher_labels": padded([np.append(row[1:], IGNORED) for row in taught], IGNORED),
-            "spans": padded_spans(asked),
-        }
+        batch = {"spans": padded_spans(asked)}
+        for before, all_ids, pad in (
+            ("", self.input_ids, pad_id),
+            ("teacher_", self.teacher_input_ids, self.teacher_pad_id),
+        ):
+            ids = [all_ids[i] for i in rows]
+            made = padded_tokens(ids, pad) | {"labels": next_tokens(ids)}
+            batch |= {f"{before}{name}": value for name, value in made.items()}
+        return batch
 
 
 def padded_spans(rows: Sequence[np.ndarray]) -> Tensor:
@@ -128,7 +121,7 @@ def encode_twice(
             rows[0].append(sides[0].framed(own))
             rows[1].append(sides[1].framed(theirs))
             rows[2].append(inside[known] + np.repeat([len(each.before) for each in sides], 2))
-    return TwiceEncoded(*rows, sides[1].pad, *counts.values())
+    return TwiceEncoded(*rows, sides[1].pad, counts["unaligned"], counts["single"], counts["unknown"])
 
 
 def pieces(spans: np.ndarray, rooms: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -166,7 +159,7 @@ class Side:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, length: int, name: str) -> "Side":
-        end = end_id(tokenizer)
+        end = end_token(tokenizer)
         if end is None:
             raise InputError(
                 f"tokenizer {type(tokenizer).__name__}: expected an eos or a sep token, found neither: "

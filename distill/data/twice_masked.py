@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.encode import IGNORED, Batch, padded
+from distill.data.encode import IGNORED, Batch, padded, padded_tokens
 from distill.data.mask_config import MaskConfig
 from distill.data.masking import check_draw, draws, ordinary, shares
 from distill.data.twice_encoded import TwiceEncoded, padded_spans
@@ -79,12 +79,8 @@ class TwiceMasked:
         for side, (before, pad) in enumerate((("", pad_id), ("teacher_", self.rows.teacher_pad_id))):
             seen, positions = ([each[side][part] for each in made] for part in (0, 1))
             labels = [np.where(asked, originals[side][i], IGNORED) for i, asked in zip(rows, positions, strict=True)]
-            batch |= {
-                f"{before}input_ids": padded(seen, pad),
-                f"{before}attention_mask": padded([np.ones(len(row), np.int64) for row in seen], 0),
-                f"{before}positions": padded(positions, 0).bool(),
-                f"{before}labels": padded(labels, IGNORED),
-            }
+            own = {"positions": padded(positions, 0).bool(), "labels": padded(labels, IGNORED)}
+            batch |= {f"{before}{name}": value for name, value in (padded_tokens(seen, pad) | own).items()}
         return batch
 
     def _masked(self, row: int, epoch: int) -> tuple[Seen, Seen, np.ndarray]:

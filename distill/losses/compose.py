@@ -14,8 +14,11 @@ from distill.losses.features import ATTENTIONS, DISTANCES, EMBEDDINGS, SIMILARIT
 from distill.losses.logits import DIVERGENCES, forward_kl, label_loss, soft_cross_entropy
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 
-MEAN_OVER = {"kl": "rows", "ce": "labels", "hidden": "tokens", "attention": "tokens", "relations": "tokens"}
-MEAN_OVER |= {"embedding": "rows", "similarity": "rows"}
+MEAN_OVER = {
+    **dict.fromkeys(("kl", "embedding", "similarity"), "rows"),
+    **dict.fromkeys(("hidden", "attention", "relations"), "tokens"),
+    "ce": "labels",
+}
 Pair = tuple[Tensor, Tensor]
 NOTHING: Mapping[str, Sequence[Pair]] = {}
 
