@@ -129,7 +129,7 @@ class Bench:
     def texts(self) -> Texts:
         """Validation texts, as the shape stage measures on."""
         length = self.first.config.data.max_length
-        return texts_of(self.first.splits.validation, self.budget, length, self.first.run.seed)
+        return texts_of(self.first.splits.validation, self.budget, length, self.first.run.seed, self.first.task)
 
     @cached_property
     def teacher(self) -> Built:
@@ -258,7 +258,8 @@ class Bench:
 
     def results(self, students: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """All students and the teacher twice, measured in turn on test texts: its second copy tells what is noise."""
-        texts = texts_of(self.first.splits.test, self.budget, self.first.config.data.max_length, 0)
+        length = self.first.config.data.max_length
+        texts = texts_of(self.first.splits.test, self.budget, length, 0, self.first.task)
         reference = replace_inputs(self.teacher, texts.inputs(self.first.tokenizer))
         built = {"teacher": reference, "again": replace_inputs(reference, reference.inputs, self.budget.threads)}
         for number, student in enumerate(students):

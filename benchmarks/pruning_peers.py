@@ -111,6 +111,7 @@ class Lesson:
         self.made, _ = road(self.run, replace(config, until="cache"), self.source, self.layouts)
         self.folder = self.made["teacher"].folder / MODEL
         self.splits, self.tokenizer = read_data(self.made["data"]), load_tokenizer(self.folder)
+        self.task = TextClassification(self.splits.labels)
 
     def teacher(self) -> PreTrainedModel:
         return load_pruned(self.folder)
@@ -122,9 +123,8 @@ class Lesson:
         """Trains a student in place as the distil stage does; a killed training goes on from `folder`."""
         config, seed = self.config, self.run.seed
         lightning.seed_everything(seed, verbose=False)
-        task = TextClassification(self.splits.labels)
         fit(
-            DistillationModule(student, loss=config.loss, train=self.train(rate), metric=task.metric()),
+            DistillationModule(student, loss=config.loss, train=self.train(rate), metric=self.task.metric()),
             TextDataModule(
                 self.splits,
                 self.tokenizer,

@@ -28,6 +28,7 @@ from compress.latency import Latency
 from compress.prune.budget import Budget
 from distill.data.config import DataConfig
 from distill.data.splits import load_splits
+from distill.tasks.text_classification import TextClassification
 from distill.teacher.load import load_tokenizer
 from pipelines.console import Console
 from pipelines.timing import build, target_for, texts_of, time_together
@@ -145,7 +146,7 @@ def timed(given: argparse.Namespace, data: str, folders: dict[str, Path]) -> dic
     torch.set_num_threads(1)
     budget = Budget(runtime="onnxruntime", precision="fp32")
     splits = load_splits(DataConfig(path=data, validation_fraction=0.05), given.seed)
-    texts = texts_of(splits.test, budget, 128, given.seed)
+    texts = texts_of(splits.test, budget, 128, given.seed, TextClassification(splits.labels))
     (teacher,) = (next(iter(folders.values())) / "teacher").glob("*/model")
     places = {"teacher": teacher} | {name: newest(folder / "distill") for name, folder in folders.items()}
     with tempfile.TemporaryDirectory() as scratch:

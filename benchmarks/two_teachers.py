@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from transformers import AutoModelForSequenceClassification
 
 from distill.data.config import DataConfig
@@ -24,7 +23,7 @@ from distill.data.splits import load_splits
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.load import load_tokenizer
 from pipelines.console import Console
-from pipelines.logits import split_logits
+from pipelines.judge import said_of
 
 MAX_LENGTH = 128
 WAYS = ("first", "second", "both")
@@ -84,7 +83,7 @@ def score(given: argparse.Namespace, folder: Path) -> float:
     task = TextClassification(splits.labels)
     test = task.encode(tokenizer, splits.test, MAX_LENGTH)
     model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True)
-    return task.score(split_logits(model, test, int(tokenizer.pad_token_id or 0)), torch.from_numpy(test.labels))
+    return said_of(model, test, int(tokenizer.pad_token_id or 0), task).score
 
 
 def told(values: Sequence[float]) -> str:

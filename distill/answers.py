@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from distill.data.share import spoken_of
+from distill.losses.compose import distribution_loss, divergence
+from distill.losses.config import LossConfig
 
 Batch = dict[str, Tensor]
 
@@ -35,13 +37,13 @@ def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
 
 def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
     """Signals cut into the rows that they belong to, each [1, ...] or [positions of the row, ...]."""
-    labels = batch["labels"]
-    sizes = spoken_of(batch).sum(1).tolist() if labels.dim() > 1 else [1] * len(labels)
-    return {
-        name: list(rows_of(batch, value, 2).split(sizes))
-        for name, value in signals.items()
-        if isinstance(value, Tensor)
-    }
+    spoken = spoken_of(batch).sum(1).tolist()
+    found = {}
+    for name, value in signals.items():
+        if isinstance(value, Tensor):
+            rows = rows_of(batch, value, 2)
+            found[name] = list(rows.split(spoken if len(rows) == sum(spoken) else [1] * len(rows)))
+    return found
 
 
 class Answers:
@@ -55,6 +57,23 @@ class Answers:
         """[rows]."""
         return rows_of(batch, batch["labels"], 1)
 
+    def counts(self, batch: Batch) -> list[int]:
+        """Rows of each sample."""
+        labels = batch["labels"]
+        return spoken_of(batch).sum(1).tolist() if labels.dim() > 1 else [1] * len(labels)
+
+    def distance(self, own: Tensor, given: Mapping[str, Any], labels: Tensor, temperature: float) -> Tensor:
+        """Mean over rows of what parts a student from its teacher: see `distribution_loss`; of numbers, whose labels
+        are floats, the squared difference.
+
+        Args:
+            own: The student's logits [rows, classes].
+            given: The teacher's signals, row by row.
+            labels: [rows].
+            temperature: Softens both.
+        """
+        return distribution_loss(own, given, temperature, divergence(LossConfig(), labels))
+
 
 class LabelAnswers(Answers):
     """A row is one of a sample's labels, which holds or doesn't: logits [batch, labels] become [rows, 2], of which the
@@ -66,6 +85,10 @@ class LabelAnswers(Answers):
 
     def labels(self, batch: Batch) -> Tensor:
         return batch["labels"].long().flatten()
+
+    def counts(self, batch: Batch) -> list[int]:
+        samples, names = batch["labels"].shape
+        return [names] * samples
 
 
 class SpanAnswers(Answers):
@@ -82,3 +105,6 @@ class SpanAnswers(Answers):
 
     def labels(self, batch: Batch) -> Tensor:
         return torch.stack([batch["labels"], batch["ends"]], 1).flatten()
+
+    def counts(self, batch: Batch) -> list[int]:
+        return [2] * len(batch["labels"])

@@ -14,6 +14,7 @@ from distill.errors import InputError
 from distill.losses.across_config import AcrossConfig
 from distill.losses.config import DYNAMIC, LEARNED, LossConfig
 from distill.onpolicy_config import OnPolicyConfig
+from distill.sequences_config import SequencesConfig
 from distill.student.spec import StudentConfig, is_relative
 from distill.teacher.config import TeacherConfig
 from distill.training import TrainConfig
@@ -200,6 +201,7 @@ class DistillConfig:
             teacher's head, else by the data's columns.
         masking: Which words are hidden, of masked-lm.
         chat: What of conversations is learnt.
+        sequences: Share of the conversations whose answers the teacher writes before the training; 0 for none.
         across: How a causal student with another tokenizer, a checkpoint of its own, is compared with the teacher.
         on_policy: Share of the steps in which a causal student learns from what it writes itself; 0 for none.
         keep: What is cached of a language teacher's words (signals: sampled, topk or logits); of other tasks the loss
@@ -228,6 +230,7 @@ class DistillConfig:
     masking: MaskConfig = field(default_factory=MaskConfig)
     chat: ChatConfig = field(default_factory=ChatConfig)
     on_policy: OnPolicyConfig = field(default_factory=lambda: OnPolicyConfig(share=0))
+    sequences: SequencesConfig = field(default_factory=SequencesConfig)
     across: AcrossConfig = field(default_factory=AcrossConfig)
     keep: KeepConfig = field(default_factory=KeepConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -267,7 +270,7 @@ class DistillConfig:
                 + ("a budget, whose students are cut from the teacher" if self.budget.asked else "one that is given")
                 + "; leave the general phase out, or the budget for a run on what this one makes"
             )
-        cached = self.loss.kl > 0 and self.teacher.signals == "cached"
+        cached = (self.loss.kl > 0 or self.loss.of_vectors) and self.teacher.signals == "cached"
         for name, asked, why in (
             ("budget", self.budget.asked, "a pruned student recovers"),
             ("quantize", bool(self.quantize.scheme), "a student in few bits is trained"),

@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> None:
         DistillConfig,
         argv,
         prog="pipelines.distill",
-        about="Distil a text classifier: fine-tune the teacher if needed, cache its signals, train a student, export, "
-        "measure and report. Run the same command again to go on after a kill.",
+        about="Distil a model of any task: fine-tune the teacher if needed, cache its signals, train a student, "
+        "export, measure and report. Run the same command again to go on after a kill.",
         examples=EXAMPLES,
         short=SHORT,
     )
@@ -121,6 +121,7 @@ def road(
     """Every stage up to the evaluation, or to the one that is to be the last, in order; and the students."""
     from distill.module import sizes_of
     from distill.tasks.choose import TASKS
+    from pipelines.answering import answers_stage
     from pipelines.cache_stage import cache_stage
     from pipelines.data import data_stage
     from pipelines.ensemble import ensemble_stage
@@ -144,6 +145,9 @@ def road(
     made["teacher"] = teacher_stage(run, config, source, digest, made["data"], precision, layouts.tuned)
     if config.until == "teacher":
         return made, []
+    if config.sequences.share:
+        made["answers"] = answers_stage(run, config, made["data"], made["teacher"])
+        made["data"] = made["answers"]
     if config.loss.needs_teacher and config.teacher.signals == "cached":
         own = sizes_of(config_of_student(config, source))
         asked = made["teacher"]
@@ -201,10 +205,11 @@ def forms_of(config: DistillConfig) -> tuple[list["Target"], list["Target"]]:
     """
     from compress.export.targets import Target, formats_of
     from compress.quantize.schemes import scheme_of
+    from distill.tasks.names import WRITING
     from pipelines.export import ALWAYS, rounded_targets
 
     formats = [Target(name) for name in formats_of(config.export)]
-    if config.task in ("causal-lm", "chat") and Target("onnx") in formats:
+    if config.task in WRITING and Target("onnx") in formats:
         formats.append(Target("onnx-decoder"))
     own = [] if config.budget.runtime == "pytorch" or not config.budget.asked else [Target(config.budget.runtime)]
     floats = list(dict.fromkeys((*ALWAYS, *(each for each in (*formats, *own) if each.kind.floats))))

@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig
 
-from distill.data.encode import encode
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.tasks.text_classification import check_task
@@ -15,9 +13,9 @@ from distill.teacher.ensemble import Ensemble, register
 from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
-from pipelines.data import read_data
+from pipelines.data import read_data, read_task
+from pipelines.judge import said_of
 from pipelines.layouts import Layouts
-from pipelines.logits import accuracy, split_logits
 from pipelines.stage import Artefact, Run, content_hash
 from pipelines.teacher import MODEL, teacher_stage
 
@@ -71,10 +69,10 @@ def ensemble_stage(
         whole = Ensemble.of(models, **settings)
         whole.save_pretrained(folder / MODEL)
         tokenizer.save_pretrained(folder / MODEL)
-        texts, pad_id = encode(tokenizer, splits.validation, config.data.max_length), int(tokenizer.pad_token_id or 0)
-        labels = torch.as_tensor(splits.validation.labels)
+        task, pad_id = read_task(data), int(tokenizer.pad_token_id or 0)
+        texts = task.encode(tokenizer, splits.validation, config.data.max_length)
         scores = {
-            name: accuracy(split_logits(model, texts, pad_id), labels)
+            name: said_of(model, texts, pad_id, task).score
             for name, model in zip((*members, "together"), (*models, whole), strict=True)
         }
         told = ", ".join(f"{name} {score:.2%}" for name, score in scores.items())

@@ -19,15 +19,14 @@ from compress.prune.gates import Gates
 from compress.prune.learned import LearnedMasks
 from compress.prune.slice import prune
 from compress.prune.trace import find_axes
-from distill.inputs import inputs_of
 from distill.module import Batch, DistillationModule
 from distill.optimizer import build_optimizer, build_schedule
 from distill.sharding.clip import clip_gradients
-from distill.tasks.text_classification import TextClassification
 from distill.training import TrainConfig
 from pipelines.closing import ByLearning, ByMovement, Closing, Goal, expected_cost, learned_masks
 from pipelines.config import DistillConfig
-from pipelines.data import read_data
+from pipelines.data import read_data, read_task
+from pipelines.judge import answered
 from pipelines.placing import save_model
 from pipelines.pruning import read_costs
 from pipelines.shaping import Inputs
@@ -105,9 +104,9 @@ def close_stage(
         inputs["costs"] = given.costs
 
     def work(folder: Path) -> dict[str, Any]:
-        splits, tokenizer = read_data(given.data), tokenizer_of(given.start.folder / MODEL)
+        task, tokenizer = read_task(given.data), tokenizer_of(given.start.folder / MODEL)
         signals = cached_signals(given.cache, Pruned(name, given.start, None, given.words))
-        data = texts_module(run, config, splits, tokenizer, signals)
+        data = texts_module(run, config, read_data(given.data), tokenizer, signals, task)
         student = load_pruned(given.start.folder / MODEL)
         axes = find_axes(student)
         closing = closing_of(config, given, shape, student, axes)
@@ -117,7 +116,8 @@ def close_stage(
             closing.masks,
             loss=config.loss,
             train=config.train,
-            metric=TextClassification(splits.labels).metric(),
+            metric=task.metric(),
+            answers=task.answers,
         )
         with closing.gates:
             metrics = fit(
@@ -167,8 +167,7 @@ def about(shape: Artefact) -> dict[str, Any]:
 @torch.no_grad()
 def gap(gated: PreTrainedModel, small: PreTrainedModel, batch: Batch) -> float:
     """Largest difference between the logits of both, as a part of the largest logit."""
-    inputs = inputs_of(batch)
-    before, after = gated.eval()(**inputs).logits, small.eval()(**inputs).logits
+    before, after = (answered(model.eval(), batch) for model in (gated, small))
     found = float((before - after).abs().max() / before.abs().max())
     if not found <= TOLERANCE:
         raise CompressError(

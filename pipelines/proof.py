@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from compress.errors import ArtefactError
 from compress.export.decoder import prove_decoder
@@ -21,7 +20,6 @@ from compress.export.write import check_layers, write_target
 from compress.prune.checkpoint import load_pruned
 from compress.quantize.store import is_rounded, load_rounding
 from pipelines.export import artefact_bytes
-from pipelines.logits import accuracy
 from pipelines.words import tokenizer_of
 
 if TYPE_CHECKING:
@@ -106,9 +104,9 @@ class Proof:
             str(target), self.folder / str(target), texts, pairs, self.max_length, self.trained, rounds=True
         )
         proof = asdict(parity) | {"layers": layers}
-        if self.examples.labels:
-            labels = torch.tensor(self.examples.labels)
-            found, trained = (accuracy(torch.from_numpy(each), labels) for each in (logits, self.trained))
+        labels = np.asarray(self.examples.labels if self.of_classes else [])
+        if len(labels):
+            found, trained = (float((each.argmax(-1) == labels).mean()) for each in (logits, self.trained))
             if abs(found - trained) > LOST:
                 raise ArtefactError(
                     f"{target}: its accuracy on {len(texts)} texts is {found:.2%}, expected {trained:.2%} as trained, "
@@ -116,6 +114,12 @@ class Proof:
                 )
             proof |= {"score": found, "trained_score": trained}
         return proof
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether each text has a class; what other tasks score is told by the evaluation."""
+        labels = self.examples.labels or [None]
+        return isinstance(labels[0], int) and not isinstance(labels[0], bool)
 
     def put_aside(self, target: Target, reason: str) -> None:
         place = self.folder / REFUSED / str(target)

@@ -1,4 +1,4 @@
-"""`python -m pipelines.prune`: a trained classifier cut to a measured speed, and recovered under a teacher."""
+"""`python -m pipelines.prune`: a trained model cut to a measured speed, and recovered under a teacher."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> None:
         DistillConfig,
         with_teacher(argv),
         prog="pipelines.prune",
-        about="Prune a trained classifier to a speed that is measured on this machine: its heads, neurons, width, "
+        about="Prune a trained model to a speed that is measured on this machine: its heads, neurons, width, "
         "layers and vocabulary, each shape tried out; then train what is left on the cached signals of a teacher (the "
         "model itself where none is named), export, measure and report. The settings are those of pipelines.distill.",
         examples=EXAMPLES,

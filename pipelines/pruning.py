@@ -1,48 +1,39 @@
 """The stages before a shape is chosen: the model to prune, what its units are worth, and what sizes cost."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.export.huggingface import export_huggingface
 from compress.latency import Latency
 from compress.prune.candidates import first_units, outline_of
 from compress.prune.checkpoint import load_pruned
-from compress.prune.config import PruneConfig
 from compress.prune.cost import CostModel, Outline, fit_costs, plan
-from compress.prune.importance import activation, layer_losses, magnitude, measured
 from compress.prune.rank import factorise_embeddings
-from compress.prune.scores import Scores
 from compress.prune.sizes import head_width
 from compress.prune.slice import prune
 from compress.prune.trace import find_axes
 from compress.prune.vocabulary import choose_words, count_words, prune_vocabulary
-from distill.data.encode import Batch
 from distill.data.splits import Splits
 from distill.errors import InputError
-from distill.losses.logits import forward_kl
-from distill.module import Signals
 from distill.student.spec import is_relative
-from distill.tasks.text_classification import TextClassification
+from distill.tasks.names import LANGUAGE
 from distill.teacher.load import checkpoint_folder
 from pipelines.config import DistillConfig
-from pipelines.data import read_data
+from pipelines.data import read_data, read_task
 from pipelines.machine import describe
 from pipelines.stage import SCRATCH, Artefact, Run, content_hash, write_json
-from pipelines.student import Pruned, cached_signals, drawn_batches, make_student, texts_module
+from pipelines.student import make_student
 from pipelines.teacher import MODEL
 from pipelines.timing import build, target_for, texts_of, time_together
 from pipelines.words import WORDS, tokenizer_of
 
-SCORES, COSTS = "scores.safetensors", "costs.json"
+COSTS = "costs.json"
 
 
 def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact) -> Artefact:
@@ -59,6 +50,8 @@ def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
             f"prune.embedding_rank: expected 0 with budget.uniform, found {rank}: no stock class has a word table in "
             "two factors; leave one of the settings out"
         )
+    if config.task in LANGUAGE:
+        prune_words = False  # they are what it answers with, and its teacher's signals are about all of them
     settings = {
         "student": spec,
         "vocabulary": prune_words,
@@ -73,7 +66,7 @@ def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         source, splits = teacher.folder / MODEL, read_data(data)
         model, tokenizer = load_pruned(source), tokenizer_of(source)
         if spec != "teacher":
-            model = make_student(spec, model, tokenizer, TextClassification(splits.labels), run.seed)
+            model = make_student(spec, model, tokenizer, read_task(data), run.seed)
         had, before = model.config.vocab_size, model.num_parameters()
         words = np.arange(max(tokenizer.get_vocab().values()) + 1)
         counts = count_words(tokenizer, training_texts(splits)) if prune_words or rank else np.zeros(0, np.int64)
@@ -99,99 +92,11 @@ def counts_of(model: PreTrainedModel, counts: np.ndarray) -> np.ndarray:
     return np.pad(counts, (0, max(0, model.config.vocab_size - len(counts))))
 
 
-def training_texts(splits: Splits) -> Iterator[str]:
-    """Every text that the student is trained on."""
+def training_texts(splits: Splits) -> Iterator[str] | Iterator[list[str]]:
+    """Every text that the student is trained on, or the words of each."""
     for part in (splits.train, splits.unlabelled):
         yield from part.texts
         yield from part.pairs or ()
-
-
-def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefact, start: Pruned) -> Artefact:
-    """Writes the scores of every unit and layer of the start; every target of the same start uses them."""
-    settings = {
-        "scores": config.prune.scores,
-        "samples": config.prune.samples,
-        "temperature": config.loss.temperature,
-        "max_length": config.data.max_length,
-    }
-
-    def work(folder: Path) -> dict[str, Any]:
-        model = load_pruned(start.start)
-        texts = texts_module(run, config, read_data(data), tokenizer_of(start.start))
-        signals = cached_signals(cache, start)
-        batches = [with_teacher(batch, signals) for batch in drawn_batches(texts, config.prune.samples, run.seed)]
-        taught = with_classes(batches, config.loss.temperature, run.seed)
-        total = passes(config.prune) * sum(len(batch["teacher"]) for batch in taught)
-        with run.console.track(f"scores: {config.prune.scores}", total) as advance:
-            found = score(model, Watched(taught, advance), config.prune, config.loss.temperature)
-        found.save(folder / SCORES)
-        return {"method": found.method, "samples": found.samples, "layers": found.layers.tolist()}
-
-    name = "scores" if start.name == "start" else f"scores-{start.name}"
-    return run.stage(name, settings, {"data": data, "cache": cache} | start.inputs(), work)
-
-
-def with_teacher(batch: Batch, signals: Signals) -> Batch:
-    """The batch with the teacher's logits for labels."""
-    return {k: v for k, v in batch.items() if k != "labels"} | {"teacher": signals(batch)["logits"]}
-
-
-def with_classes(batches: list[Batch], temperature: float, seed: int) -> list[Batch]:
-    """The batches with a class drawn from each of the teacher's softened distributions."""
-    seeded = torch.Generator().manual_seed(seed)
-    likely = (F.softmax(batch["teacher"].float() / temperature, dim=-1) for batch in batches)
-    classes = [torch.multinomial(each, 1, generator=seeded).squeeze(1) for each in likely]
-    return [batch | {"drawn": own} for batch, own in zip(batches, classes, strict=True)]
-
-
-class Watched:
-    """Batches that tell `advance` of every sample, in every pass."""
-
-    def __init__(self, batches: Sequence[Batch], advance: Any):
-        self.batches, self.advance = batches, advance
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.batches:
-            yield batch
-            self.advance(len(batch["teacher"]))
-
-
-def passes(how: PruneConfig) -> int:
-    """How often `score` goes through the batches: magnitudes need none, what leaving out a layer costs is one more."""
-    return 1 if how.scores == "magnitude" else 2
-
-
-def score(model: PreTrainedModel, batches: Iterable[Batch], how: PruneConfig, temperature: float) -> Scores:
-    """Units by the method asked for; layers always by what the loss gains when one is left out.
-
-    The gradient of the KL divergence vanishes where the student is still the teacher. Fisher and Taylor scores are
-    therefore taken of the likelihood of classes drawn from the teacher's softened distribution: the mean of its squared
-    gradients is the curvature of that divergence.
-    """
-    axes = find_axes(model)
-
-    def likelihood(student: PreTrainedModel, batch: Any) -> Tensor:
-        logits = student(**inputs_of(batch)).logits.float() / temperature
-        return F.cross_entropy(logits, batch["drawn"], reduction="none") * temperature
-
-    def divergence(student: PreTrainedModel, batch: Any) -> Tensor:
-        own = student(**inputs_of(batch)).logits
-        rows = [
-            forward_kl(o[None], t[None], temperature=temperature) for o, t in zip(own, batch["teacher"], strict=True)
-        ]
-        return torch.stack(rows)
-
-    if how.scores == "magnitude":
-        found = magnitude(model, axes)
-    elif how.scores == "activation":
-        found = activation(model, axes, (inputs_of(batch) for batch in batches))
-    else:
-        found = measured(model, axes, batches, likelihood, (how.scores,))[how.scores]
-    return replace(found, layers=layer_losses(model, axes, batches, divergence))
-
-
-def inputs_of(batch: Any) -> dict[str, Tensor]:
-    return {name: value for name, value in batch.items() if name not in ("teacher", "drawn")}
 
 
 def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact) -> Artefact:
@@ -208,7 +113,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
     def work(folder: Path) -> dict[str, Any]:
         model, tokenizer = load_pruned(start.folder / MODEL), tokenizer_of(start.folder / MODEL)
         axes = find_axes(model)
-        texts = texts_of(read_data(data).validation, config.budget, config.data.max_length, run.seed)
+        texts = texts_of(read_data(data).validation, config.budget, config.data.max_length, run.seed, read_task(data))
         outlines = plan(outline_of(axes), step=head_width(model.config))
         scratch = folder / SCRATCH / "exports"
         built = {}

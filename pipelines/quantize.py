@@ -1,4 +1,4 @@
-"""`python -m pipelines.quantize`: a trained classifier made to compute in few bits, and trained for that."""
+"""`python -m pipelines.quantize`: a trained model made to compute in few bits, and trained for that."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
         DistillConfig,
         with_defaults(argv),
         prog="pipelines.quantize",
-        about="Make a trained classifier compute in few bits: tell the ranges of its activations from training texts, "
+        about="Make a trained model compute in few bits: tell the ranges of its activations from training texts, "
         "train it as it will be deployed on the cached signals of a teacher (the model itself in float where none is "
         "named), export files with the very integers it was trained with, measure and report. The settings are those "
         "of pipelines.distill.",

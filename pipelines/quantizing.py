@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from compress.prune.checkpoint import load_pruned
 from compress.quantize.gptq import gptq_model
@@ -16,13 +16,12 @@ from compress.quantize.rounding import round_model
 from compress.quantize.sensitivity import ease_most_sensitive, sensitivities
 from compress.quantize.store import save_rounding
 from distill.data.module import TextDataModule
-from distill.inputs import inputs_of
-from distill.losses.logits import forward_kl
-from distill.module import DistillationModule
-from distill.tasks.text_classification import TextClassification
+from distill.inputs import model_inputs
+from distill.module import DistillationModule, sizes_of
+from distill.tasks.task import Task
 from pipelines.config import DistillConfig
-from pipelines.data import read_data
-from pipelines.logits import accuracy, split_logits
+from pipelines.data import read_data, read_task
+from pipelines.judge import Judge, Said, said_of
 from pipelines.placing import save_model
 from pipelines.stage import Artefact, Run
 from pipelines.student import Pruned, cached_signals, drawn_batches, texts_module
@@ -34,20 +33,20 @@ from pipelines.words import tokenizer_of
 class Validation:
     """What a model says of the validation split, beside what it said in float."""
 
-    def __init__(self, model: PreTrainedModel, texts: TextDataModule):
-        self.model, self.texts = model, texts
-        self.labels = torch.as_tensor(texts.validation.labels)
-        self.logits = self.said()
-        self.in_float = accuracy(self.logits, self.labels)
+    def __init__(self, model: PreTrainedModel, texts: TextDataModule, task: Task):
+        self.model, self.texts, self.task = model, texts, task
+        said = self.said()
+        self.in_float = said.score
+        self.judge = Judge(task, texts.validation, texts.pad_id, said)
 
-    def said(self) -> torch.Tensor:
-        return split_logits(self.model, self.texts.validation, self.texts.pad_id)
+    def said(self) -> Said:
+        return said_of(self.model, self.texts.validation, self.texts.pad_id, self.task)
 
     def score(self) -> float:
-        return accuracy(self.said(), self.labels)
+        return self.said().score
 
     def divergence(self) -> float:
-        return float(forward_kl(self.said(), self.logits))
+        return self.judge.divergence(self.model)
 
     def ease(self, run: Run, share: float, batch: Mapping[str, torch.Tensor]) -> None:
         """Gives the layers that need it more bits."""
@@ -57,7 +56,13 @@ class Validation:
 
 
 def quantize_stage(
-    run: Run, config: DistillConfig, data: Artefact, cache: Artefact, student: Pruned, precision: str
+    run: Run,
+    config: DistillConfig,
+    data: Artefact,
+    teacher: Artefact,
+    cache: Artefact,
+    student: Pruned,
+    precision: str,
 ) -> Artefact:
     """Writes `model/`: the student with weights on the scheme's grid, and beside them `quantization.safetensors`, the
     numbers that it is deployed with. Its score is that of the model that rounds.
@@ -73,11 +78,12 @@ def quantize_stage(
     }
 
     def work(folder: Path) -> dict[str, Any]:
-        splits, tokenizer = read_data(data), tokenizer_of(student.start)
+        task, tokenizer = read_task(data), tokenizer_of(student.start)
         model = load_pruned(student.start)
-        texts = texts_module(run, config, splits, tokenizer, cached_signals(cache, student))
-        drawn = [inputs_of(batch) for batch in drawn_batches(texts, how.samples, run.seed)]
-        validation = Validation(model, texts)
+        texts = texts_module(run, config, read_data(data), tokenizer, cached_signals(cache, student), task)
+        batches = drawn_batches(texts, how.samples, run.seed, task.at_once)
+        drawn = [model_inputs(model, batch) for batch in batches]
+        validation = Validation(model, texts, task)
         layers = round_model(model, how, drawn, seed=run.seed)
         seen = sum(len(batch["input_ids"]) for batch in drawn)
         run.console.say(f"  quantize: {len(layers)} layers round as {how.scheme}, ranges from {seen} texts")
@@ -95,7 +101,9 @@ def quantize_stage(
                     model,
                     loss=config.loss.of_outputs,
                     train=config.train,
-                    metric=TextClassification(splits.labels).metric(),
+                    metric=task.metric(),
+                    answers=task.answers,
+                    teacher_sizes=sizes_of(AutoConfig.from_pretrained(teacher.folder / MODEL)),
                 ),
                 texts,
                 folder,

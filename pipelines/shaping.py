@@ -20,21 +20,22 @@ from compress.prune.scores import Scores
 from compress.prune.sizes import head_width
 from compress.prune.slice import prune
 from compress.prune.trace import find_axes
-from distill.data.encode import encode
 from distill.data.module import TextDataModule
 from distill.data.splits import Splits
 from distill.errors import InputError
+from distill.tasks.task import Task
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
-from pipelines.data import read_data
-from pipelines.logits import accuracy, split_logits
-from pipelines.pruning import SCORES, read_costs, read_sizes, scheme_for
+from pipelines.data import read_data, read_task
+from pipelines.judge import Judge, Said, said_of
+from pipelines.pruning import read_costs, read_sizes, scheme_for
 from pipelines.recovery import RULE
+from pipelines.scoring import SCORES
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
 from pipelines.student import SHAPE, Pruned, cached_signals, texts_module
 from pipelines.teacher import MODEL
 from pipelines.timing import Built, Texts, build, target_for, texts_of, time_together
-from pipelines.trials import Judge, Trial, eliminate
+from pipelines.trials import Trial, eliminate
 from pipelines.words import tokenizer_of
 
 READINGS = 3, 8  # least and most measurements of a search
@@ -123,12 +124,17 @@ class Search:
         return read_data(self.given.data)
 
     @cached_property
+    def task(self) -> Task:
+        return read_task(self.given.data)
+
+    @cached_property
     def data(self) -> TextDataModule:
-        return texts_module(self.run, self.config, self.splits, self.tokenizer)
+        return texts_module(self.run, self.config, self.splits, self.tokenizer, task=self.task)
 
     @cached_property
     def texts(self) -> Texts:
-        return texts_of(self.splits.validation, self.budget, self.config.data.max_length, self.run.seed)
+        length = self.config.data.max_length
+        return texts_of(self.splits.validation, self.budget, length, self.run.seed, self.task)
 
     @cached_property
     def teacher(self) -> Built:
@@ -152,7 +158,7 @@ class Search:
             "trials": [{"label": c.label, "divergences": t} for c, t in zip(found, trials, strict=True)],
             "measurements": measured,
         }
-        said["teacher_score"] = accuracy(self.teacher_logits, torch.as_tensor(self.splits.validation.labels))
+        said["teacher_score"] = self.of_teacher.score
         return said | {name: measured[-1][name] for name in FINAL}
 
     def tried(self, found: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
@@ -167,8 +173,8 @@ class Search:
             torch.manual_seed(self.run.seed)
             student = prune(self.model, self.axes, each.shape)
             train = start.training(self.config.train, student)
-            trials.append(Trial(student, self.data, signals, self.config.loss, train))
-        judge = Judge(self.data, self.teacher_logits, self.config.loss.temperature)
+            trials.append(Trial(student, self.data, signals, self.config.loss, train, self.task.answers))
+        judge = Judge(self.task, self.data.validation, self.data.pad_id, self.of_teacher, self.config.loss.temperature)
         winner, divergences = eliminate(trials, judge, self.config.prune.trials, self.run.console)
         self.run.console.say(
             f"  shape-{self.target.name}: {len(found)} candidates tried, {found[winner].label} learns best "
@@ -177,12 +183,12 @@ class Search:
         return winner, divergences
 
     @cached_property
-    def teacher_logits(self) -> torch.Tensor:
-        """The teacher's logits for the validation split, in its order."""
+    def of_teacher(self) -> Said:
+        """What the teacher says of the validation split."""
         source = self.given.teacher.folder / MODEL
         model, tokenizer = load_teacher(source), tokenizer_of(source)
-        own = encode(tokenizer, self.splits.validation, self.config.data.max_length)
-        return split_logits(model, own, int(tokenizer.pad_token_id or 0))
+        own = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
+        return said_of(model, own, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.temperature)
 
     def built(self, chosen: Candidate) -> Built:
         """The candidate's files as they will be deployed."""

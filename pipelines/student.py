@@ -45,7 +45,6 @@ from pipelines.trainer import fit, validate
 from pipelines.words import WORDS, Translated, tokenizer_of
 
 SHAPE = "shape.json"
-DRAWN = 32  # texts a batch of those that are drawn
 
 
 def student_stage(
@@ -242,11 +241,11 @@ def labelled_texts(
     return TextDataModule(splits, tokenizer, encode=task.encode, max_length=length, seed=run.seed, unlabelled=False)
 
 
-def drawn_batches(texts: TextDataModule, count: int, seed: int) -> Iterator[Batch]:
-    """At most `count` training texts, drawn by the seed."""
+def drawn_batches(texts: TextDataModule, count: int, seed: int, size: int) -> Iterator[Batch]:
+    """At most `count` training texts, drawn by the seed, `size` a batch."""
     rows = np.random.default_rng(seed).permutation(len(texts.train))[:count]
-    for start in range(0, len(rows), DRAWN):
-        yield texts.train.collate(rows[start : start + DRAWN], texts.pad_id)
+    for start in range(0, len(rows), size):
+        yield texts.train.collate(rows[start : start + size], texts.pad_id)
 
 
 def cached_signals(cache: Artefact, pruned: Pruned | None = None) -> Signals:

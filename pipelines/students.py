@@ -11,10 +11,11 @@ from pipelines.data import read_task
 from pipelines.given import by_label_stage
 from pipelines.gradual import close_stage
 from pipelines.layouts import Layouts
-from pipelines.pruning import costs_stage, scores_stage, start_stage
+from pipelines.pruning import costs_stage, start_stage
 from pipelines.quantizing import quantize_stage
 from pipelines.road import name_of
 from pipelines.rounds import round_name, round_stage
+from pipelines.scoring import scores_stage
 from pipelines.shaping import Inputs, Target, shape_stage, targets_of
 from pipelines.stage import Artefact, Run
 from pipelines.student import Pruned, student_stage
@@ -110,7 +111,7 @@ def in_few_bits(
     found = []
     for each in students:
         start = Pruned(each.suffix, each.made, None, stages.get("start"))
-        done = quantize_stage(run, config, made["data"], made["cache"], start, precision)
+        done = quantize_stage(run, config, made["data"], made["teacher"], made["cache"], start, precision)
         stages = stages | {f"quantize{each.suffix}": done}
         found.append(replace(each, made=done))
     return found, stages

@@ -9,6 +9,7 @@ from distill.data.config import DataConfig
 from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
+from distill.tasks.names import LANGUAGE, WRITING
 from pipelines.config import DistillConfig
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
     source = checkpoint_folder(config.teacher.model)
     admit(source)
     task, why = choose(config.task, AutoConfig.from_pretrained(source), config.teacher.model, config.data)
-    plain = config.loss == LossConfig() and not config.budget.asked and not config.quantize.scheme
-    loss = VECTORS if task == "sentence-embedding" and plain else config.loss
+    loss = VECTORS if task == "sentence-embedding" and config.loss == LossConfig() else config.loss
     return replace(config, task=cast(Any, task), loss=loss), why
 
 
@@ -44,7 +44,7 @@ def how_of(
     """
     if task == "masked-lm":
         return {"masking": asdict(masking)}
-    if task not in ("causal-lm", "chat"):
+    if task not in WRITING:
         return {}
     usual = "stream" if task == "causal-lm" else "none" if writes else "documents"
     packing = usual if data.packing == "auto" else data.packing
@@ -114,7 +114,7 @@ def check_task_fits(config: DistillConfig, task: str) -> None:
     Raises:
         InputError: Something is asked for that is there for one class a text alone.
     """
-    if config.on_policy.share and task not in ("causal-lm", "chat"):
+    if config.on_policy.share and task not in WRITING:
         raise InputError(
             f"on_policy.share {config.on_policy.share:g}: expected causal-lm or chat, found {task}: there is nothing "
             "that the student could write"
@@ -124,27 +124,27 @@ def check_task_fits(config: DistillConfig, task: str) -> None:
             f"on_policy.share {config.on_policy.share:g}: expected teacher.signals online, found cached: a cache can't "
             "answer about sequences that the student has yet to write"
         )
+    if config.sequences.share and task != "chat":
+        raise InputError(
+            f"sequences.share {config.sequences.share:g}: expected chat, found {task}: there are no answers that the "
+            "teacher could write"
+        )
     how_of_run(config, task)
-    if config.general.data and task in ("sentence-embedding", "masked-lm", "causal-lm", "chat", "question-answering"):
+    if config.general.data and task in ("sentence-embedding", "question-answering", *LANGUAGE):
         raise InputError(f"general.data: expected a task with labels after the plain text, found {task}")
     if task == "sentence-embedding" and config.teacher.finetune == "always":
         raise InputError("teacher.finetune always: expected auto or never for sentence-embedding, which has no labels")
-    if task != "text-classification":
-        check_distilled(config, task)
+    if config.teacher.also and task != "text-classification":
+        raise InputError(
+            f"teacher.also: expected text-classification with one class a text, found {task}: how the answers of "
+            "several teachers mix isn't known there"
+        )
     vectors = task == "sentence-embedding"
+    if config.budget.asked and vectors:
+        raise InputError(
+            "budget: expected another task, found sentence-embedding: a pruned encoder's vectors would be of another "
+            "width; distil one with --student layers=3,hidden=192,... instead"
+        )
     if config.loss.of_vectors != vectors:
         wanted = "loss.embedding or loss.similarity, and no kl or ce," if vectors else "kl or ce"
         raise InputError(f"loss: expected {wanted} for {task}, found {config.loss}: there is nothing to compare")
-
-
-def check_distilled(config: DistillConfig, task: str) -> None:
-    for name, asked in (
-        ("budget", config.budget.asked),
-        ("quantize.scheme", bool(config.quantize.scheme)),
-        ("teacher.also", bool(config.teacher.also)),
-    ):
-        if asked:
-            raise InputError(
-                f"{name}: expected text-classification with one class a text, found {task}: students of other tasks "
-                "are distilled, exported and measured, and not yet pruned, quantized or taught by several"
-            )

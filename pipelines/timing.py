@@ -19,8 +19,7 @@ from compress.prune.budget import Budget
 from compress.quantize.prepare import Rounded, convert, prepare
 from compress.quantize.ranges import calibrate
 from compress.quantize.schemes import scheme_of
-from distill.data.encode import encode
-from distill.data.splits import Examples
+from distill.tasks.task import Task
 from pipelines.evaluate import arrays
 from pipelines.export import HUGGINGFACE, artefact_bytes, chosen
 
@@ -76,14 +75,16 @@ def rounded_on(model: PreTrainedModel, scheme: str, inputs: Sequence[Mapping[str
 class Texts:
     """The texts of the calls, the same for every tokenizer."""
 
-    examples: Examples
+    examples: Any
     budget: Budget
     max_length: int
+    task: Task
 
     def inputs(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, np.ndarray]]:
         """Padded batches; with a length of its own each text is repeated or cut to it."""
-        encoded, pad = encode(tokenizer, self.examples, self.max_length), int(tokenizer.pad_token_id or 0)
-        rows, size = list(range(len(encoded))), self.budget.batch
+        encoded, pad = self.task.encode(tokenizer, self.examples, self.max_length), int(tokenizer.pad_token_id or 0)
+        size = self.budget.batch
+        rows = list(range(min(len(encoded), TEXTS * size)))
         groups = [rows[i : i + size] for i in range(0, len(rows), size)]
         batches = [arrays(encoded.collate(group, pad)) for group in groups if len(group) == size]
         return [self.stretched(batch) for batch in batches] if self.budget.length else batches
@@ -94,19 +95,21 @@ class Texts:
         return {name: np.ascontiguousarray(np.tile(value, (1, times))[:, :width]) for name, value in batch.items()}
 
 
-def texts_of(examples: Examples, budget: Budget, max_length: int, seed: int) -> Texts:
-    """Texts drawn by the seed, enough for TEXTS calls where there are as many."""
+def texts_of(examples: Any, budget: Budget, max_length: int, seed: int, task: Task) -> Texts:
+    """Texts of a split drawn by the seed, enough for TEXTS calls where there are as many."""
     rows = np.random.default_rng(seed).permutation(len(examples))[: TEXTS * budget.batch]
     if len(rows) < budget.batch:
         rows = np.resize(rows, budget.batch)
-    return Texts(Examples(*chosen(examples, rows)), budget, max_length)
+    texts, pairs = chosen(examples, rows)
+    return Texts(type(examples)(texts) if pairs is None else type(examples)(texts, pairs), budget, max_length, task)
 
 
 def time_together(built: Mapping[str, Built], budget: Budget, rounds: int = ROUNDS) -> dict[str, Latency]:
     """Every model in turn on the same texts."""
+    calls = min(len(each.inputs) for each in built.values())  # a long text may be cut into more by another tokenizer
     return measure(
         {name: each.runner for name, each in built.items()},
-        {name: each.inputs for name, each in built.items()},
+        {name: each.inputs[:calls] for name, each in built.items()},
         rounds=rounds,
         threads=budget.threads,
     )

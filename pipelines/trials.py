@@ -1,22 +1,20 @@
 """Short trainings of candidates side by side: the one that learns the teacher best is trained to the end."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
+from distill.answers import Answers
 from distill.data.encode import Batch
 from distill.data.module import TextDataModule
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
-from distill.losses.logits import forward_kl
 from distill.module import DistillationModule, Signals
 from distill.optimizer import build_optimizer
 from distill.training import TrainConfig
 from pipelines.console import Console
+from pipelines.judge import Judge
 
 WARMUP = 20  # steps
 PART = 3  # the best of so many goes on
@@ -26,10 +24,16 @@ class Trial:
     """One candidate in training: warm-up, then a constant rate, so that it can go on after each comparison."""
 
     def __init__(
-        self, student: PreTrainedModel, data: TextDataModule, signals: Signals, loss: LossConfig, train: TrainConfig
+        self,
+        student: PreTrainedModel,
+        data: TextDataModule,
+        signals: Signals,
+        loss: LossConfig,
+        train: TrainConfig,
+        answers: Answers,
     ):
         # Layers are left out: candidates of other depths would be judged by other pairs of them.
-        self.module = DistillationModule(student, loss=loss.of_outputs, train=train, signals=signals)
+        self.module = DistillationModule(student, loss=loss.of_outputs, train=train, signals=signals, answers=answers)
         self.module.on_fit_start()
         self.optimizer = build_optimizer(student, [], train)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -53,34 +57,6 @@ def endless(data: TextDataModule) -> Iterator[Batch]:
     batches = data.train_dataloader()
     while True:
         yield from batches
-
-
-@dataclass(frozen=True)
-class Judge:
-    """What trials are compared on: the validation split and the teacher's logits for it.
-
-    Args:
-        data: The texts as the students read them.
-        logits: The teacher's, [texts, classes] in the order of the split.
-        temperature: That of the loss.
-    """
-
-    data: TextDataModule
-    logits: Tensor
-    temperature: float
-
-    @torch.no_grad()
-    def divergence(self, student: PreTrainedModel) -> float:
-        """KL divergence from the teacher on the validation split, nats a text at the temperature."""
-        training = student.training
-        student.eval()
-        batches, total = self.data.val_dataloader(), 0.0
-        for rows, batch in zip(batches.order, batches, strict=True):
-            own = student(**{name: value for name, value in batch.items() if name != "labels"}).logits
-            given = self.logits[torch.as_tensor(np.asarray(rows))]
-            total += float(forward_kl(own, given, temperature=self.temperature)) * len(rows)
-        student.train(training)
-        return total / len(self.logits)
 
 
 def eliminate(trials: Sequence[Trial], judge: Judge, steps: int, console: Console) -> tuple[int, list[list[float]]]:

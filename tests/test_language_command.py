@@ -10,31 +10,19 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, LlamaConfig, Llama
 
 from commands import finish, refused, small_run
 from conftest import VOCABULARY, WORDS, build_model, saved
+from distill.data.chat import read_chats
 from distill.data.config import DataConfig
 from distill.data.documents import held_out, load_documents
 from distill.errors import InputError
 from pipelines import distill
+from pipelines.answering import read_lines
+from task_data import WORD_PAIRS, books_data, prose
 from two_tokenizers import SENTENCES, byte_level, wordpiece
-
-WORD_PAIRS = dict(zip(WORDS[::2], WORDS[1::2], strict=False))
-
-
-def prose(lines: int, seed: int) -> str:
-    """Lines in which every second word follows from the one before."""
-    rng, text = random.Random(seed), []
-    for _ in range(lines):
-        firsts = rng.choices([*WORD_PAIRS][:4], k=6)
-        text.append(" ".join(f"{first} {WORD_PAIRS[first]}" for first in firsts) + " .")
-    return "\n".join(text)
 
 
 @pytest.fixture
 def books(tmp_path):
-    folder = tmp_path / "books"
-    folder.mkdir()
-    for number in range(6):
-        (folder / f"book{number}.txt").write_text(prose(40, number))
-    return folder
+    return books_data(tmp_path / "books")
 
 
 @pytest.fixture
@@ -134,6 +122,35 @@ def test_packed_conversations_are_not_cached_or_learnt(tokenizer, chats, tmp_pat
     assert cache["metrics"]["samples"] < 30  # 60 conversations of some six tokens in rows of 32
     kept = json.loads(next((output / "distill").glob("*/manifest.json")).read_text())
     assert kept["metrics"]["val/score"] > 0.5
+
+
+def test_a_students_answers_are_not_its_teachers_or_questions_are_lost(tokenizer, chats, tmp_path):
+    tokenizer.eos_token = "[SEP]"
+    template = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1")
+    rows = [json.loads(line)["messages"] for line in (chats / "train.jsonl").read_text().splitlines()]
+    stubborn = [{"messages": [asked, answer | {"content": WORDS[50]}]} for asked, answer in rows]
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(map(json.dumps, stubborn)))
+    first = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), other, tmp_path / "first", *TRAINED, *template)
+    finish("distill", [*first, "--until", "teacher"])
+    (teacher,) = (tmp_path / "first" / "teacher").glob("*/model")
+    output, own = tmp_path / "run", ("--sequences.share", "0.5", "--sequences.new_tokens", "6", "--until", "distill")
+    said = finish("distill", small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never"))
+    (told,) = (output / "answers").glob("*/train.parquet")
+    before, after = (read_chats(str(file)) for file in (next((output / "data").glob("*/train.parquet")), told))
+    assert [chat.messages[0] for chat in before] == [chat.messages[0] for chat in after]
+    changed = [b.messages[1]["content"] for a, b in zip(before, after, strict=True) if a != b]
+    assert changed == [WORDS[50]] * 30
+    assert "30 of 60 are the teacher's, 0 weren't taken" in said
+    cache = json.loads(next((output / "cache").glob("*/cache/cache.json")).read_text())
+    assert "/answers/" in cache["made_from"]["data"]["path"]
+
+
+def test_an_answer_cut_short_by_a_kill_is_taken_for_whole(tmp_path):
+    kept = tmp_path / "answers.jsonl"
+    kept.write_text('[3, "whole"]\n[4, ""]\n[5, "cut sh')
+    assert list(read_lines(kept)) == [(3, "whole"), (4, "")]
+    assert kept.read_text() == '[3, "whole"]\n[4, ""]\n', "the next line would be written behind it"
 
 
 def other_words(tmp_path) -> tuple[Path, Path, Path]:

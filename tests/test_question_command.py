@@ -1,35 +1,17 @@
 """A model that answers questions through the whole road: told by the columns, taught by cached starts and ends."""
 
 import json
-import random
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from transformers import AutoModelForQuestionAnswering
 
 from commands import finish, small_run
-from conftest import CLUES, FILLERS
-
-FIRST = [words[0] for words in CLUES.values()]
+from task_data import question_data
 
 
 @pytest.fixture
 def questions(tmp_path):
-    """Contexts with one marked word; the answer is the word after it, the question names the mark."""
-    rng, folder = random.Random(0), tmp_path / "questions"
-    folder.mkdir()
-    for split, count in (("train", 240), ("validation", 30), ("test", 40)):
-        rows = []
-        for _ in range(count):
-            words, mark = rng.choices(FILLERS[:20], k=9), rng.choice(FIRST)
-            place = rng.randrange(8)
-            words[place] = mark
-            start = len(" ".join(words[: place + 1])) + 1
-            given = {"text": [words[place + 1]], "answer_start": [start]}
-            rows.append({"question": mark, "context": " ".join(words), "answers": given})
-        pa.parquet.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
-    return folder
+    return question_data(tmp_path / "questions")
 
 
 @pytest.mark.slow

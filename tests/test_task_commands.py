@@ -2,53 +2,24 @@
 
 import csv
 import json
-import random
 from typing import get_args
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from commands import finish, refused, small_run
-from conftest import CLUES, FILLERS, LABELS, build_model, make_rows, saved
+from conftest import build_model, saved
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.tasks.choose import TASKS, choose
 from pipelines import distill
 from pipelines.config import TaskName
-
-TAGS = ["O", *(f"B-{label}" for label in LABELS)]
-
-
-def tagged_rows(count: int, seed: int) -> list[tuple[list[str], list[str]]]:
-    """Sentences in which every word that tells a class is a span of it."""
-    of = {word: label for label, words in CLUES.items() for word in words}
-    rng, rows = random.Random(seed), []
-    for _ in range(count):
-        words = rng.choices([*of, *of, *FILLERS[:50]], k=rng.randint(3, 9))
-        rows.append((words, [f"B-{of[word]}" if word in of else "O" for word in words]))
-    return rows
+from task_data import TAGS, numbers, several_labels, tagged_data
 
 
 @pytest.fixture
 def tagged(tmp_path):
-    folder = tmp_path / "tagged"
-    folder.mkdir()
-    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
-        words, tags = zip(*tagged_rows(count, seed), strict=True)
-        pa.parquet.write_table(pa.table({"tokens": list(words), "tags": list(tags)}), folder / f"{split}.parquet")
-    return folder
-
-
-def labelled(folder, label_of, kind=None):
-    folder.mkdir()
-    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
-        rows = make_rows(count, seed)
-        texts, labels = [text for text, _ in rows], [label_of(text, label) for text, label in rows]
-        table = pa.table({"text": texts, "label": pa.array(labels, kind)})
-        pa.parquet.write_table(table, folder / f"{split}.parquet")
-    return folder
+    return tagged_data(tmp_path / "tagged")
 
 
 def report_of(output) -> dict:
@@ -91,10 +62,10 @@ def test_a_taggers_checkpoint_is_not_evaluated_alone(tokenizer, tagged, tmp_path
 @pytest.mark.parametrize("task", ["multi-label", "regression"])
 def test_a_student_of_labels_or_numbers_is_scored_as_one_of_classes(task, body_folder, tmp_path):
     if task == "multi-label":
-        data = labelled(tmp_path / "data", lambda text, label: [label, *(["long"] if len(text) > 40 else [])])
+        data = several_labels(tmp_path / "data")
         metric, why = "micro F1", "column label holds lists"
     else:
-        data = labelled(tmp_path / "data", lambda text, label: LABELS.index(label) + 0.25)
+        data = numbers(tmp_path / "data")
         metric, why = "Spearman", "column label holds fractions"
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "12", "--epochs", "12", "--teacher_train.dropout", "0", "--train.dropout", "0")
@@ -115,7 +86,7 @@ def test_a_student_of_labels_or_numbers_is_scored_as_one_of_classes(task, body_f
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--speedup", "2", "--student", "teacher"], "budget: expected text-classification with one class a text"),
+        (["--teacher.also", "other"], "teacher.also: expected text-classification with one class a text"),
         (["--task", "text-classification"], "no text column: expected one of text, sentence"),
     ],
 )

@@ -20,7 +20,8 @@ class PruneConfig:
         gradual: Share of the training's epochs in which a gradual schedule closes units.
         samples: Training texts that scores are measured on.
         trials: Steps before the last comparison of candidate shapes; 0 takes the one of least estimated loss.
-        vocabulary: Also remove words that the training texts don't use.
+        vocabulary: Also remove words that the training texts don't use; never of a language model: it answers with
+            them.
         unseen: Share of further text's words that may be spelt in pieces since the training texts lack them.
         embedding_rank: Columns of the word table, which a projection then takes to the hidden width; 0 leaves it whole.
     """

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -21,8 +21,10 @@ COVERAGE = 0.9999
 UNSEEN = 0.001
 
 
-def count_words(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Int64[np.ndarray, "words"]:
-    """How often each id is used in the texts, special tokens added, nothing cut off.
+def count_words(
+    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str] | Iterable[Sequence[str]]
+) -> Int64[np.ndarray, "words"]:
+    """How often each id is used in the texts, which may be cut into words, special tokens added, nothing cut off.
 
     Raises:
         CompressError: No text at all, or one string instead of several.
@@ -32,7 +34,14 @@ def count_words(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Int
     size = max(tokenizer.get_vocab().values()) + 1
     counts, left = np.zeros(size, np.int64), iter(texts)
     while batch := list(islice(left, TEXTS)):
-        rows = tokenizer(batch, truncation=False, padding=False, return_attention_mask=False, verbose=False)
+        rows = tokenizer(
+            batch,
+            truncation=False,
+            padding=False,
+            return_attention_mask=False,
+            verbose=False,
+            is_split_into_words=not isinstance(batch[0], str),
+        )
         counts += np.bincount(np.concatenate([np.asarray(row, np.int64) for row in rows["input_ids"]]), minlength=size)
     if not counts.any():
         raise CompressError("texts: expected a corpus, found nothing to count: every word would look unused")

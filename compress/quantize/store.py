@@ -19,7 +19,7 @@ def save_rounding(rounding: Rounding, folder: Path) -> None:
         name: {"scheme": vars(r.scheme) if r.scheme is not None else None, "grid": r.grid}
         for name, r in rounding.items()
     }
-    scales = {name: rounded.scales.contiguous() for name, rounded in rounding.items()}
+    scales = {name: rounded.scales.clone() for name, rounded in rounding.items()}  # of tied weights they are one tensor
     save_file(scales, str(folder / FILE), metadata={"version": VERSION, "layers": json.dumps(layers)})
 
 

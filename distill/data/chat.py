@@ -209,23 +209,28 @@ def encode_prompts(
     Raises:
         InputError: As `encode_chats`.
     """
-    limit, template = checked(tokenizer, chats, length, config or ChatConfig())
-    notes = {"skipped_empty": 0, "skipped_too_long": 0}
-    written = []
-    for number, chat in enumerate(chats, 1):
-        if isinstance(chat, Completed):
-            text = Written(chat.prompt, [], True) if chat.prompt.strip() else None
-        else:
-            text = write_prompt(tokenizer, chat, template, f"chat {number}")
-        if text is not None:
-            written.append(text)
-    notes["skipped_empty"] = len(chats) - len(written)
-    prompts = [row for row, *_ in tokens_of(tokenizer, written)]
+    limit = min(length, tokenizer.model_max_length)
+    prompts = [row for row in prompt_rows(tokenizer, chats, length, config) if row is not None]
     kept = [row for row in prompts if len(row) <= limit]
-    notes["skipped_too_long"] = len(prompts) - len(kept)
     if not kept:
         raise InputError(f"data: expected prompts of at most {limit} tokens, found none in {len(chats)}")
-    return kept, notes
+    return kept, {"skipped_empty": len(chats) - len(prompts), "skipped_too_long": len(prompts) - len(kept)}
+
+
+def prompt_rows(
+    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], length: int, config: ChatConfig | None = None
+) -> list[np.ndarray | None]:
+    """A prompt for each, however long; None where nobody has spoken. Arguments and errors as of `encode_prompts`."""
+    _, template = checked(tokenizer, chats, length, config or ChatConfig())
+    written = [prompt_of(tokenizer, chat, template, f"chat {number}") for number, chat in enumerate(chats, 1)]
+    rows = iter(tokens_of(tokenizer, [text for text in written if text is not None]))
+    return [next(rows)[0] if text is not None else None for text in written]
+
+
+def prompt_of(tokenizer: PreTrainedTokenizerBase, chat: Chat, template: str, where: str) -> Written | None:
+    if isinstance(chat, Turns):
+        return write_prompt(tokenizer, chat, template, where)
+    return Written(chat.prompt, [], True) if chat.prompt.strip() else None
 
 
 def checked(

@@ -25,7 +25,7 @@ class Examples:
     """
 
     texts: list[str]
-    pairs: list[str] | None
+    pairs: list[str] | None = None
     labels: list[Any] = field(default_factory=list)
 
     def __len__(self) -> int:

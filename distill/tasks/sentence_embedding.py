@@ -1,6 +1,6 @@
 """One vector a text, such that texts of like meaning have vectors of like direction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,6 +31,13 @@ class VectorAnswers(Answers):
 
     def labels(self, batch: Batch) -> Tensor:
         return batch["labels"]
+
+    def counts(self, batch: Batch) -> list[int]:
+        return [1] * len(batch["labels"])
+
+    def distance(self, own: Tensor, given: Mapping[str, Any], labels: Tensor, temperature: float) -> Tensor:
+        """Mean of 1 - cosine."""
+        return 1 - cosine_similarity(own, given["logits"]).mean()
 
 
 @dataclass(frozen=True)

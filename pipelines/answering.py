@@ -1,0 +1,134 @@
+"""The answers stage: training conversations whose answers the teacher writes, for sequence-level distillation."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.chat import Chat, Completed, prompt_rows
+from distill.data.conversations import Conversations
+from distill.data.template import Turns
+from distill.errors import InputError
+from distill.generation import generate
+from distill.tasks.language import Chatting
+from pipelines.caching import load_teacher
+from pipelines.config import DistillConfig
+from pipelines.data import read_data, read_task, write_splits
+from pipelines.stage import SCRATCH, Artefact, Run
+from pipelines.teacher import MODEL
+from pipelines.words import tokenizer_of
+
+WRITTEN = "answers.jsonl"  # in the stage's scratch: a line each, so that a killed stage goes on
+
+
+def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact) -> Artefact:
+    """Writes the data anew: in the training split a share of the answers is the teacher's, the rest is as it was.
+
+    An answer that doesn't end within `sequences.new_tokens`, or is empty, isn't taken: the student would learn to stop
+    anywhere. It is counted, as are prompts that leave no room for one.
+
+    Raises:
+        InputError: Not one answer ended.
+
+    Source: Kim & Rush 2016, sequence-level knowledge distillation (arXiv 1606.07947), section 3.2; the teacher's answer
+    is drawn or taken token by token, where they search with a beam.
+    """
+    settings = {"sequences": asdict(config.sequences), "max_length": config.data.max_length}
+
+    def work(folder: Path) -> dict[str, Any]:
+        splits, task, source = read_data(data), read_task(data), teacher.folder / MODEL
+        assert isinstance(task, Chatting)
+        chats = list(splits.train.texts)
+        count = round(config.sequences.share * len(chats))
+        asked = np.sort(np.random.default_rng(run.seed).permutation(len(chats))[:count])
+        writer = Writer(run, config, source, task, folder / SCRATCH / WRITTEN)
+        answers = writer.answers([chats[i] for i in asked])
+        for number, answer in zip(asked.tolist(), answers, strict=True):
+            chats[number] = answered(chats[number], answer) if answer else chats[number]
+        taken = sum(bool(answer) for answer in answers)
+        if not taken:
+            raise InputError(
+                f"sequences.new_tokens {config.sequences.new_tokens}: expected answers that end, found none among "
+                f"{len(answers)}: nothing of the teacher's would be learnt; let it write more, or take one that ends"
+            )
+        told: dict[str, int | str] = {"answers_by_teacher": taken, "answers_not_taken": len(answers) - taken}
+        how = {"task": task.name, "how": json.loads((data.folder / "data.json").read_text()).get("how", {})}
+        write_splits(replace(splits, train=Conversations(chats), notes=splits.notes | told), folder, how)
+        left = len(answers) - taken
+        run.console.say(f"  answers: {taken:,} of {len(chats):,} are the teacher's, {left:,} weren't taken")
+        return {**data.metrics, **told}
+
+    return run.stage("answers", settings, {"data": data, "teacher": teacher}, work)
+
+
+class Writer:
+    """The teacher writing answers, of which each batch is kept in a file as soon as it is there."""
+
+    def __init__(self, run: Run, config: DistillConfig, source: Path, task: Chatting, kept: Path):
+        self.run, self.how, self.kept = run, config.sequences, kept
+        self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(source)
+        self.model = load_teacher(source)
+        self.task, self.length = task, config.data.max_length
+        own: Any = self.model.generation_config.eos_token_id
+        known = own if isinstance(own, list) else [own]
+        self.ends = sorted({end for end in (*known, self.tokenizer.eos_token_id) if end is not None})
+        self.model.generation_config.eos_token_id = self.ends
+
+    def answers(self, chats: Sequence[Chat]) -> list[str]:
+        """One for each, empty where there is none to take."""
+        prompts = prompt_rows(self.tokenizer, chats, self.length, self.task.chat)
+        limit = min(self.length, self.tokenizer.model_max_length)
+        fit = [i for i, row in enumerate(prompts) if row is not None and len(row) < limit]
+        order = sorted(fit, key=lambda i: len(prompts[i]))  # type: ignore[arg-type]
+        found = dict(read_lines(self.kept))
+        left = [i for i in order if i not in found]
+        with self.run.console.track("answers: the teacher writes", len(left)) as advance, self.kept.open("a") as file:
+            for start in range(0, len(left), self.how.at_once):
+                rows = left[start : start + self.how.at_once]
+                said = self.written([prompts[i] for i in rows], limit)  # type: ignore[misc]
+                for pair in zip(rows, said, strict=True):
+                    file.write(json.dumps(pair) + "\n")
+                file.flush()
+                found |= dict(zip(rows, said, strict=True))
+                advance(len(rows))
+        return [found.get(i, "") for i in range(len(chats))]
+
+    def written(self, prompts: Sequence[np.ndarray], limit: int) -> list[str]:
+        device, how = next(self.model.parameters()).device, self.how
+        rows = [torch.from_numpy(row).to(device) for row in prompts]
+        room = min(how.new_tokens, limit - max(map(len, prompts)))
+        found = generate(
+            self.model, rows, new_tokens=room, temperature=how.temperature, top_p=how.top_p, seed=self.run.seed
+        )
+        ids, _ = found.rows()
+        return [self.spoken(row.tolist()) for row in ids]
+
+    def spoken(self, ids: list[int]) -> str:
+        """The text of a continuation that ended, without its end."""
+        ended = bool(ids) and ids[-1] in self.ends
+        return str(self.tokenizer.decode(ids[:-1], skip_special_tokens=True)) if ended else ""
+
+
+def read_lines(kept: Path) -> Iterator[tuple[int, str]]:
+    """What was written before; a line that a kill cut short is written again."""
+    if not kept.exists():
+        return
+    lines = kept.read_text("utf-8").splitlines()
+    whole = [line for line in lines if line.endswith('"]')]
+    kept.write_text("".join(f"{line}\n" for line in whole), "utf-8")
+    for line in whole:
+        number, answer = json.loads(line)
+        yield number, answer
+
+
+def answered(chat: Chat, answer: str) -> Chat:
+    """The conversation with this for its last turn of the assistant."""
+    if isinstance(chat, Completed):
+        return Completed(chat.prompt, answer)
+    messages = chat.messages[:-1] if chat.messages[-1]["role"] == "assistant" else chat.messages
+    return Turns([*messages, {"role": "assistant", "content": answer.strip()}])

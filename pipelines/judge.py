@@ -1,0 +1,122 @@
+"""What a model says of a split, its score, and how far students are from that."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from distill.answers import by_row, logits_of
+from distill.data.batches import EvalBatches, Rows
+from distill.data.encode import Batch
+from distill.inputs import model_inputs
+from distill.tasks.task import Task
+from distill.words import asked_words
+
+KEPT = 64  # of a vocabulary's logits: those of all words would take gigabytes
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a model says of a split.
+
+    Args:
+        samples: Of each its signals by name, as caches have them: [1, ...] or [asked positions, ...].
+        score: By the task's metric while training; higher is better.
+        temperature: That the distributions were softened by before they were cut to KEPT words; None of whole ones.
+    """
+
+    samples: list[dict[str, Tensor]]
+    score: float
+    temperature: float | None = None
+
+    def of(self, rows: list[int]) -> dict[str, Any]:
+        """Signals of some samples, joined."""
+        told = {"temperature": self.temperature} if self.temperature else {}
+        return {name: torch.cat([self.samples[i][name] for i in rows]) for name in self.samples[rows[0]]} | told
+
+
+@torch.no_grad()
+def said_of(model: PreTrainedModel, split: Rows, pad_id: int, task: Task, temperature: float = 1.0) -> Said:
+    """Asks the model, which is left in eval mode."""
+    model.eval()
+    batches, metric = EvalBatches(split, 2 * task.at_once, pad_id), task.metric()
+    words = task.kept == "sampled"
+    samples: list[dict[str, Tensor]] = [{} for _ in range(len(split))]
+    for rows, batch in zip(batches.order, batches, strict=True):
+        said = answered(model, batch)
+        metric.update(task.answers.logits(batch, said), task.answers.labels(batch))
+        for row, own in zip(rows, by_row(batch, {"logits": said})["logits"], strict=True):
+            samples[row] = likeliest(own / temperature) if words else {"logits": own}
+    return Said(samples, float(metric.compute()), temperature if words else None)
+
+
+def answered(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """Logits for a batch; of a vocabulary those at the asked positions, [rows, words]."""
+    with asked_words(model, batch):
+        said = logits_of(model(**model_inputs(model, batch)))
+    assert said is not None
+    return said
+
+
+def likeliest(logits: Tensor) -> dict[str, Tensor]:
+    """`ids` and `log_probs` [rows, KEPT] of the likeliest words, and the `tail` [rows] of all others."""
+    found = torch.log_softmax(logits.float(), -1).topk(min(KEPT, logits.shape[-1]))
+    tail = (1 - found.values.exp().sum(-1)).clamp(min=0)
+    return {"ids": found.indices, "log_probs": found.values, "tail": tail}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What students are compared on.
+
+    Args:
+        task: What a row is.
+        split: As the students read it.
+        pad_id: Of their padding.
+        said: What the teacher says of the same split, in its order.
+        temperature: That of the loss.
+    """
+
+    task: Task
+    split: Rows
+    pad_id: int
+    said: Said
+    temperature: float = 1.0
+
+    @torch.no_grad()
+    def divergence(self, student: PreTrainedModel) -> float:
+        """Mean distance from the teacher over the split's rows: the KL divergence in nats at the temperature; of
+        numbers the squared difference, of vectors 1 - cosine.
+
+        Samples that the student reads in another number of tokens, where there is a row a token, are left out.
+        """
+        training = student.training
+        student.eval()
+        batches, total, count = EvalBatches(self.split, 2 * self.task.at_once, self.pad_id), 0.0, 0
+        for rows, batch in zip(batches.order, batches, strict=True):
+            own = by_row(batch, {"logits": answered(student, batch)})["logits"]
+            alike = [i for i, row in enumerate(rows) if len(own[i]) == self.length(row)]
+            if alike:
+                part = {name: value[alike] for name, value in batch.items()}
+                distance, size = self.compared(part, torch.cat([own[i] for i in alike]), [rows[i] for i in alike])
+                total, count = total + distance * size, count + size
+        student.train(training)
+        return total / max(1, count)
+
+    def length(self, row: int) -> int:
+        return len(next(iter(self.said.samples[row].values())))
+
+    def compared(self, batch: Batch, own: Tensor, rows: list[int]) -> tuple[float, int]:
+        """(mean distance, number of rows) of samples."""
+        answers, given = self.task.answers, self.said.of(rows)
+        mine = answers.logits(batch, own)
+        distance = answers.distance(mine, in_rows(batch, given, self.task), answers.labels(batch), self.temperature)
+        return float(distance), len(mine)
+
+
+def in_rows(batch: Batch, given: Mapping[str, Any], task: Task) -> dict[str, Any]:
+    """A teacher's signals as the task's rows."""
+    return {name: task.answers.logits(batch, value) if name == "logits" else value for name, value in given.items()}
