@@ -166,11 +166,10 @@ def road(
 def export_and_evaluate(
     run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
 ) -> dict[str, "Artefact"]:
-    from distill.data.conversations import Conversations
     from distill.tasks.language import Language
     from pipelines.data import read_data, read_task
     from pipelines.evaluate import Candidate, evaluate_stage
-    from pipelines.export import export_stage
+    from pipelines.export import export_stage, spoken
     from pipelines.teacher import MODEL
 
     waiting = next((each.made for each in students if each.made.digest is None), None)
@@ -189,7 +188,7 @@ def export_and_evaluate(
             stage,
             model,
             model.folder / MODEL,
-            splits.test.spoken() if isinstance(splits.test, Conversations) else splits.test,
+            spoken(splits.test),
             parity=min(config.measure.parity, BLOCKS) if isinstance(task, Language) else config.measure.parity,
             max_length=config.data.max_length,
             targets=targets,

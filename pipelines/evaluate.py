@@ -13,7 +13,7 @@ from distill.errors import InputError
 from pipelines import cli
 from pipelines.config import MeasureConfig, TaskName
 from pipelines.console import Console
-from pipelines.export import HUGGINGFACE, artefact_bytes, check_refused, export_stage
+from pipelines.export import HUGGINGFACE, artefact_bytes, check_refused, export_stage, spoken
 from pipelines.machine import describe
 from pipelines.stage import Artefact, Run
 
@@ -32,7 +32,7 @@ class EvaluateConfig:
     """Settings of `python -m pipelines.evaluate`.
 
     Args:
-        model: A classifier's checkpoint: a local folder or a hub id.
+        model: A checkpoint of any task: a local folder or a hub id.
         output: Folder to write to.
         teacher: A checkpoint to compare with; left out, the model stands alone.
         data: The data set; its test split is scored.
@@ -274,7 +274,7 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
             f"export-{name}",
             ordered,
             ordered.folder / MODEL,
-            splits.test,
+            spoken(splits.test),
             parity=config.measure.parity,
             max_length=config.data.max_length,
         )

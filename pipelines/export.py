@@ -25,7 +25,7 @@ class ExportConfig:
     """Settings of `python -m pipelines.export`.
 
     Args:
-        model: A classifier's checkpoint: a local folder or a hub id; with quantization.safetensors beside it its files
+        model: A checkpoint of any task: a local folder or a hub id; with quantization.safetensors beside it its files
             compute in few bits, as it was trained to.
         data: File or folder with texts like those the model will see, for the comparison.
         output: Folder to write to.
@@ -142,18 +142,9 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short={},
     )
-    from distill.data.columns import find_columns
-    from distill.data.config import DataConfig
-    from distill.data.source import read_splits
-    from distill.data.splits import Examples, strings
     from distill.teacher.load import checkpoint_folder
 
     console = Console()
-    splits = read_splits(config.data)
-    table = splits.get("test", splits["train"])
-    wanted = DataConfig(path=config.data, text=config.text)
-    columns = find_columns(table, wanted, f"data {config.data!r}", labelled=False)
-    pairs = strings(table, columns.text_pair) if columns.text_pair else None
     folder = checkpoint_folder(config.model, "model")
     run = Run(Path(config.output), 0, console)
     done = export_stage(
@@ -161,7 +152,7 @@ def main(argv: Sequence[str]) -> None:
         "export",
         content_hash(folder),
         folder,
-        Examples(strings(table, columns.text), pairs),
+        examples_for(config, folder),
         parity=config.parity,
         max_length=config.max_length,
         targets=asked_targets(config, folder),
@@ -172,6 +163,34 @@ def main(argv: Sequence[str]) -> None:
     ]
     console.table("Exported", ("target", "difference", "MB", "where"), rows)
     check_refused([done])
+
+
+def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
+    """Texts as the model reads them: of a tagger the words of each, of questions their contexts beside them."""
+    from transformers import AutoConfig
+
+    from compress.prune.checkpoint import admit
+    from distill.data.columns import find_columns
+    from distill.data.config import DataConfig
+    from distill.data.source import read_splits
+    from distill.data.splits import Examples, strings
+    from distill.tasks.choose import TASKS, by_head
+
+    admit(folder)
+    wanted = DataConfig(path=config.data, text=config.text)
+    task = TASKS.get(by_head(AutoConfig.from_pretrained(folder), config.model))
+    if task is not None and task.form is not Examples:
+        return spoken(task.read_bare(wanted))
+    splits = read_splits(config.data)
+    table = splits.get("test", splits["train"])
+    columns = find_columns(table, wanted, f"data {config.data!r}", labelled=False)
+    pairs = strings(table, columns.text_pair) if columns.text_pair else None
+    return Examples(strings(table, columns.text), pairs)
+
+
+def spoken(part: Any) -> Any:
+    """A split as texts; conversations as what is said in them."""
+    return part.spoken() if hasattr(part, "spoken") else part
 
 
 def asked_targets(config: ExportConfig, folder: Path) -> list[Target]:

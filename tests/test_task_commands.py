@@ -53,9 +53,11 @@ def test_a_taggers_checkpoint_is_not_evaluated_alone(tokenizer, tagged, tmp_path
     names = {"id2label": dict(enumerate(TAGS)), "label2id": {name: i for i, name in enumerate(TAGS)}}
     model = saved(build_model("bert", "ForTokenClassification", **names), tokenizer, tmp_path / "tagger")
     quick = ("--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8")
-    words = ("--model", str(model), "--data", str(tagged), "--output", str(tmp_path / "alone"))
-    said = finish("evaluate", [*words, *quick, "--data.max_length", "32"])
+    words = ("--model", str(model), "--data", str(tagged))
+    said = finish("evaluate", [*words, *quick, "--data.max_length", "32", "--output", str(tmp_path / "alone")])
     assert "task: token-classification (the teacher's head)" in said
+    said = finish("export", [*words, "--parity", "8", "--output", str(tmp_path / "exported")])
+    assert "onnxruntime: reloaded in a fresh process" in said
 
 
 @pytest.mark.slow
