@@ -1,0 +1,70 @@
+"""What units are scored by, and what students are compared on, for every kind of answer."""
+
+import pytest
+import torch
+
+from conftest import WORDS, build_model
+from distill.answers import Answers, LabelAnswers, SpanAnswers
+from distill.data.encode import IGNORED, padded_tokens
+from distill.data.tagged import Tagged, encode_tagged
+from distill.tasks.token_classification import TokenClassification
+from pipelines.judge import Judge, Said, said_of
+from pipelines.scoring import Distance
+from task_data import TAGS
+
+DRAWS = 20_000
+
+
+def batch_of(kind: str, samples: int) -> tuple[Answers, torch.Tensor, dict[str, torch.Tensor]]:
+    """(answers, logits of one sample [1, ...], a batch of that sample again and again)."""
+    torch.manual_seed(0)
+    tokens = {name: each.expand(samples, -1) for name, each in padded_tokens([torch.ones(3).long().numpy()], 0).items()}
+    shapes = {"classes": (1, 4), "tags": (1, 3, 4), "labels": (1, 4), "numbers": (1, 1), "spans": (1, 3, 2)}
+    labels = {
+        "classes": torch.zeros(samples, dtype=torch.long),
+        "tags": torch.zeros(samples, 3, dtype=torch.long),
+        "labels": torch.zeros(samples, 4),
+        "numbers": torch.zeros(samples),
+        "spans": torch.zeros(samples, dtype=torch.long),
+    }
+    more = {"ends": labels["spans"]} if kind == "spans" else {}
+    answers = {"labels": LabelAnswers(), "spans": SpanAnswers()}.get(kind, Answers())
+    return answers, torch.randn(shapes[kind]), {**tokens, "labels": labels[kind], **more}
+
+
+@pytest.mark.parametrize("kind", ["classes", "tags", "labels", "numbers", "spans"])
+def test_what_is_drawn_bends_otherwise_than_the_divergence(kind):
+    """The mean square of the likelihood's slope is the divergence's second derivative, whatever a row is."""
+    answers, taught, batch = batch_of(kind, DRAWS)
+    way, distance = torch.randn(taught.shape), Distance(answers, 2.0)
+    signals = {"logits": taught.expand(DRAWS, *taught.shape[1:])}
+    batch |= {"signals": {"logits": signals["logits"].flatten(0, 1) if kind == "spans" else signals["logits"]}}
+    drawn = distance.drawn(batch, torch.Generator().manual_seed(0))
+    along = torch.zeros(DRAWS, *[1] * (taught.dim() - 1), requires_grad=True)
+
+    def student(**inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": taught + along * way}
+
+    (slopes,) = torch.autograd.grad(distance.surprise(student, drawn).sum(), along)
+    (first,) = torch.autograd.grad(distance.divergence(student, batch).sum(), along, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), along)
+    assert slopes.square().mean() == pytest.approx(float(second.mean()), rel=0.05)
+    assert abs(slopes.mean()) < 0.05 * slopes.square().mean().sqrt()
+
+
+def test_a_sample_read_in_other_tokens_is_compared_all_the_same(tokenizer):
+    task = TokenClassification(tuple(TAGS))
+    names = {"id2label": dict(enumerate(TAGS))}
+    teacher, student = (build_model("bert", "ForTokenClassification", **names) for _ in range(2))
+    torch.nn.init.normal_(student.classifier.weight)
+    words = [WORDS[:3], WORDS[3:5], WORDS[5:9]]
+    rows = encode_tagged(tokenizer, Tagged(words, [[0] * len(each) for each in words]), 16)
+    said = said_of(teacher, rows, 0, task)
+    assert Judge(task, rows, 0, said).divergence(teacher) == pytest.approx(0, abs=1e-6)
+    whole = Judge(task, rows, 0, said).divergence(student)
+    other = [{"logits": said.samples[0]["logits"][:-1] + 9}, *said.samples[1:]]
+    part = Judge(task, rows, 0, Said(other, said.score)).divergence(student)
+    kept = encode_tagged(tokenizer, Tagged(words[1:], [[0] * len(each) for each in words[1:]]), 16)
+    assert part == pytest.approx(Judge(task, kept, 0, said_of(teacher, kept, 0, task)).divergence(student), rel=1e-5)
+    assert part != pytest.approx(whole, rel=1e-3)
+    assert (rows.collate([0], 0)["labels"] != IGNORED).sum() == 3
