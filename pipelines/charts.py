@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pipelines.numbers import Report, Row, percent_text, runtime_text, score_text
@@ -165,6 +166,14 @@ def chart(caption: str, draw: Draw, *content: Any) -> str:
         svg = svg.replace(colour, f"var(--{name})")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])  # the same in every chart
     return re.sub(r'width="[^"]*" height="[^"]*"', f'role="img" aria-label="{html.escape(caption)}"', svg, count=1)
+
+
+def alone(svg: str) -> str:
+    """The chart as a file of its own, which brings its colours for light and dark along."""
+    palette = (Path(__file__).parent / "palette.css").read_text("utf-8")
+    style = f"<style>\n{palette}text {{ font-family: system-ui, sans-serif !important; }}\n</style>"
+    end = svg.index(">") + 1
+    return f"{svg[:end]}{style}{svg[end:]}"
 
 
 @contextmanager

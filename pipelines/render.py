@@ -2,11 +2,12 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.charts import colours_of, speed_charts, stage_charts
+from pipelines.charts import alone, colours_of, speed_charts, stage_charts
 from pipelines.numbers import (
     Report,
     Row,
@@ -44,6 +45,14 @@ def render_html(report: dict[str, Any], curves: dict[str, list[dict[str, Any]]])
         dots=colours_of(entry["name"] for entry in report["models"]) if several else {},
         road=road_of_page(report) if report.get("road") else None,
     )
+
+
+def chart_files(report: dict[str, Any], curves: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """The page's charts as SVG files of their own, by name."""
+    found = dict(speed_charts(report) + pareto_charts(report))
+    for stage, rows in curves.items():
+        found |= {f"{stage} {caption}": svg for caption, svg in stage_charts(rows, report["metric"])}
+    return {re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg": alone(svg) for name, svg in found.items()}
 
 
 def road_of_page(report: Report) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pipelines.console import Console
 from pipelines.evaluate import EvaluateConfig
 from pipelines.export import HUGGINGFACE
 from pipelines.machine import commit, describe
-from pipelines.render import render_cards, render_html, summary_rows
+from pipelines.render import chart_files, render_cards, render_html, summary_rows
 from pipelines.road import code_of, road_of
 from pipelines.stage import LOGS, Artefact, Run, replacing, write_json
 
@@ -33,6 +33,7 @@ class ReportConfig:
 
     Args:
         run: Folder of a finished run, whose page and card are drawn again; nothing is measured.
+        charts: With --run: also write each chart as an SVG file into `charts/` of the run's folder.
         model: Or a checkpoint to evaluate and report on.
         output: Folder to write to (with --model).
         teacher: A checkpoint to compare the model with.
@@ -43,6 +44,7 @@ class ReportConfig:
     """
 
     run: str | None = None
+    charts: bool = False
     model: str = ""
     output: str = ""
     teacher: str | None = None
@@ -175,6 +177,7 @@ def show(console: Console, report: dict[str, Any], places: Mapping[str, Path]) -
 
 EXAMPLES = """\
   python -m pipelines.report --run runs/demo
+  python -m pipelines.report --run runs/family --charts true
   python -m pipelines.report --model STUDENT --teacher TEACHER --data DATA --output runs/compared"""
 
 
@@ -189,13 +192,13 @@ def main(argv: Sequence[str]) -> None:
     )
     console = Console()
     if config.run is not None:
-        redraw(Path(config.run), console)
+        redraw(Path(config.run), console, charts=config.charts)
     else:
         measured(config, console)
 
 
-def redraw(output: Path, console: Console) -> None:
-    """Draws the page of a finished run from its numbers."""
+def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
+    """Draws the page of a finished run from its numbers, and its charts as files where that is asked for."""
     from distill.errors import InputError
 
     found = sorted((output / "report").glob(f"*/{REPORT}"), key=lambda file: file.stat().st_mtime)
@@ -208,7 +211,13 @@ def redraw(output: Path, console: Console) -> None:
     partial = output / f".{PAGE}.partial"
     partial.write_text(render_html(report, curves))
     partial.replace(output / PAGE)
-    show(console, report, {"report": output / PAGE})
+    places = {"report": output / PAGE}
+    if charts:
+        places["charts"] = output / "charts"
+        places["charts"].mkdir(exist_ok=True)
+        for name, svg in chart_files(report, curves).items():
+            (places["charts"] / name).write_text(svg)
+    show(console, report, places)
 
 
 def measured(config: ReportConfig, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -179,7 +180,13 @@ def test_two_runs_at_once_in_one_folder_are_refused(finished, tmp_path):
 
 def test_a_finished_run_is_not_drawn_again(finished):
     output, _, _ = finished
-    assert "report.html" in finish("report", ["--run", str(output)])
+    assert "report.html" in finish("report", ["--run", str(output), "--charts", "true"])
+    charts = {file.name: file.read_text() for file in (output / "charts").iterdir()}
+    assert {"accuracy-against-latency-1-text-a-call.svg", "distill-training-loss.svg"} <= charts.keys()
+    for name, svg in charts.items():
+        used = set(re.findall(r"var\((--[\w-]+)\)", svg))
+        assert used, name
+        assert all(f"{each}:" in svg for each in used), f"{name}: a colour that no one told"
 
 
 def test_a_changed_output_file_is_told_and_not_built_upon(finished, tmp_path):
