@@ -17,6 +17,7 @@ from distill.errors import InputError
 from distill.losses.compose import distribution_loss
 from distill.losses.config import LossConfig
 from distill.module import DistillationModule
+from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
 from distill.words import asked_words
 
@@ -53,6 +54,21 @@ def test_a_head_that_is_asked_for_few_positions_says_something_else_there(family
     assert asked.shape == whole.shape
     torch.testing.assert_close(asked, whole, rtol=1e-5, atol=1e-6)
     assert model(**inputs).logits.dim() == 3  # asked for everything again
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_teacher_says_words_that_nobody_asked_for(hidden):
+    model, batch = build_model("bert", "ForMaskedLM"), batch_of(True)
+    answers = ("logits", "hidden") if hidden else ("logits",)
+    everywhere = {**batch, "positions": batch["attention_mask"]}
+    said, whole = (OnlineTeacher(model, answers)(each) for each in (batch, everywhere))
+    asked = batch["positions"] & batch["attention_mask"].bool()
+    everything = torch.zeros(3, 9, whole["logits"].shape[-1])
+    everything[batch["attention_mask"].bool()] = whole["logits"]
+    torch.testing.assert_close(said["logits"], everything[asked], rtol=1e-5, atol=1e-6)
+    assert len(said["logits"]) == asked.sum() < batch["attention_mask"].sum()
+    if hidden:
+        assert said["hidden"][-1].shape[:2] == (3, 9), "a teacher's layers are read at every token"
 
 
 def test_a_gradient_through_the_asked_positions_is_not_the_whole_models():

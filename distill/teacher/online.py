@@ -15,6 +15,7 @@ from distill.generation import generate
 from distill.inputs import INPUTS, model_inputs
 from distill.pooling import PooledModel
 from distill.teacher.load import frozen
+from distill.words import asked_words
 
 ASKED = (*INPUTS, "positions", "position_ids", "documents")  # of a batch, all that decides an answer
 ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
@@ -59,10 +60,11 @@ class OnlineTeacher:
         """Answers about a padded batch.
 
         Returns:
-            logits [batch, classes] or [batch, length, vocabulary]; hidden (layers + 1) x [batch, length, width];
-            relations layers x (query, key, value), each [batch, length, width]; embedding [batch, width], what a
-            sentence encoder answers, and of any other model the mean of the last layer over the tokens; generated
-            (ids, log-probabilities), a [tokens] tensor a sample each.
+            logits [batch, classes] or [batch, length, classes], of a vocabulary of which only some `positions` are
+            asked about [positions, vocabulary], those of one sample after the other's; hidden (layers + 1) x
+            [batch, length, width]; relations layers x (query, key, value), each [batch, length, width]; embedding
+            [batch, width], what a sentence encoder answers, and of any other model the mean of the last layer over the
+            tokens; generated (ids, log-probabilities), a [tokens] tensor a sample each.
         """
         device = self.device or batch["input_ids"].device
         batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
@@ -79,7 +81,8 @@ class OnlineTeacher:
         deep = "hidden" in self.answers or "embedding" in self.answers
         asked = "relations" in self.answers
         watched: AbstractContextManager[list[Vectors]] = watching(self.model) if asked else nullcontext([])
-        with watched as caught:
+        words = asked_words(self.model, batch) if "positions" in batch else nullcontext()
+        with watched as caught, words:
             found = self.model(**model_inputs(self.model, batch), output_hidden_states=deep)
         said = logits_of(found)
         out: dict[str, Any] = {"logits": said} if said is not None else {}

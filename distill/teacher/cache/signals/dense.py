@@ -9,7 +9,7 @@ import torch
 
 from distill.errors import InputError
 from distill.teacher.cache.signals.checks import check_finite, check_width
-from distill.teacher.cache.signals.signal import Answer, Codebook, Row, Signal, Where
+from distill.teacher.cache.signals.signal import Answer, Codebook, Row, Signal, Where, at_positions
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Dense(Signal):
 
     def rows(self, answer: Answer) -> list[Row]:
         # Before the check: what float16 can't hold becomes infinite.
-        values = answer.outputs[self.of].to(getattr(torch, self.dtype))
+        values, mask = answer.outputs[self.of].to(getattr(torch, self.dtype)), answer.where.positions
         check_width(self.of, values, self.width)
-        check_finite(self.of, values if self.each == "sample" else values[answer.where.positions], answer.keys)
-        values = values.cpu().numpy()
-        if self.each == "sample":
-            return [(row,) for row in values]
-        return [(row[mask],) for row, mask in zip(values, answer.where.positions.cpu().numpy(), strict=True)]
+        values = values if self.each == "sample" else at_positions(values, mask)
+        check_finite(self.of, values, answer.keys)
+        counts = [1] * len(values) if self.each == "sample" else mask.sum(1).tolist()
+        parts = values.cpu().split(counts)
+        return [(part[0].numpy() if self.each == "sample" else part.numpy(),) for part in parts]
 
     def encode(self, row: Row, codebook: Codebook) -> bytes:
         return np.ascontiguousarray(row[0]).tobytes()

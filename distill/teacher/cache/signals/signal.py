@@ -94,5 +94,9 @@ class Signal(ABC):
 
 
 def at_positions(logits: Tensor, mask: Tensor) -> Tensor:
-    """Rows [positions, width] of logits [batch, length, width] where the mask is set; no copy where it is all."""
+    """Rows [positions, width] of logits [batch, length, width] where the mask is set; no copy where it is all, nor of
+    what are these rows already.
+    """
+    if logits.dim() == 2:
+        return logits
     return logits.flatten(0, 1) if mask.all() else logits[mask]
