@@ -62,6 +62,10 @@ class Answers:
         labels = batch["labels"]
         return spoken_of(batch).sum(1).tolist() if labels.dim() > 1 else [1] * len(labels)
 
+    def point(self, values: Tensor) -> Tensor:
+        """Numbers [rows, width] as they are compared where a row is no distribution."""
+        return values
+
     def distance(self, own: Tensor, given: Mapping[str, Any], labels: Tensor, temperature: float) -> Tensor:
         """Mean over rows of what parts a student from its teacher: see `distribution_loss`; of numbers, whose labels
         are floats, the squared difference.

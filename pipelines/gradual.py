@@ -18,7 +18,6 @@ from compress.prune.cost import Outline
 from compress.prune.gates import Gates
 from compress.prune.learned import LearnedMasks
 from compress.prune.slice import prune
-from compress.prune.trace import find_axes
 from distill.module import Batch, DistillationModule
 from distill.optimizer import build_optimizer, build_schedule
 from distill.sharding.clip import clip_gradients
@@ -28,7 +27,7 @@ from pipelines.config import DistillConfig
 from pipelines.data import read_data, read_task
 from pipelines.judge import answered
 from pipelines.placing import save_model
-from pipelines.pruning import read_costs
+from pipelines.pruning import axes_of, read_costs
 from pipelines.shaping import Inputs
 from pipelines.stage import Artefact, Run, write_json
 from pipelines.student import SHAPE, Pruned, cached_signals, read_shape, texts_module
@@ -108,7 +107,7 @@ def close_stage(
         signals = cached_signals(given.cache, Pruned(name, given.start, None, given.words))
         data = texts_module(run, config, read_data(given.data), tokenizer, signals, task)
         student = load_pruned(given.start.folder / MODEL)
-        axes = find_axes(student)
+        axes = axes_of(student, task)
         closing = closing_of(config, given, shape, student, axes)
         lightning.seed_everything(run.seed, verbose=False)
         module = ClosingModule(

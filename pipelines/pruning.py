@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from compress.export.huggingface import export_huggingface
 from compress.latency import Latency
+from compress.prune.axes import Axis
 from compress.prune.candidates import first_units, outline_of
 from compress.prune.checkpoint import load_pruned
 from compress.prune.cost import CostModel, Outline, fit_costs, plan
@@ -23,6 +24,7 @@ from distill.data.splits import Splits
 from distill.errors import InputError
 from distill.student.spec import is_relative
 from distill.tasks.names import LANGUAGE
+from distill.tasks.task import Task
 from distill.teacher.load import checkpoint_folder
 from pipelines.config import DistillConfig
 from pipelines.data import read_data, read_task
@@ -92,6 +94,11 @@ def counts_of(model: PreTrainedModel, counts: np.ndarray) -> np.ndarray:
     return np.pad(counts, (0, max(0, model.config.vocab_size - len(counts))))
 
 
+def axes_of(model: PreTrainedModel, task: Task) -> list[Axis]:
+    """What may be cut of a model for a task."""
+    return [axis for axis in find_axes(model) if not (task.keeps_width and axis.kind == "hidden")]
+
+
 def training_texts(splits: Splits) -> Iterator[str] | Iterator[list[str]]:
     """Every text that the student is trained on, or the words of each."""
     for part in (splits.train, splits.unlabelled):
@@ -112,9 +119,10 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
 
     def work(folder: Path) -> dict[str, Any]:
         model, tokenizer = load_pruned(start.folder / MODEL), tokenizer_of(start.folder / MODEL)
-        axes = find_axes(model)
-        texts = texts_of(read_data(data).validation, config.budget, config.data.max_length, run.seed, read_task(data))
-        outlines = plan(outline_of(axes), step=head_width(model.config))
+        task = read_task(data)
+        axes = axes_of(model, task)
+        texts = texts_of(read_data(data).validation, config.budget, config.data.max_length, run.seed, task)
+        outlines = plan(outline_of(axes), step=head_width(model.config), uniform=config.budget.uniform)
         scratch = folder / SCRATCH / "exports"
         built = {}
         with run.console.track("costs: exporting sizes to measure", len(outlines) + 1, "models") as advance:

@@ -9,8 +9,8 @@ from compress.prune.candidates import Candidate, Space, candidates, outline_of
 from compress.prune.checkpoint import load_pruned
 from compress.prune.schedule import cubic
 from compress.prune.slice import Shape
-from compress.prune.trace import find_axes
 from pipelines.config import DistillConfig
+from pipelines.pruning import axes_of
 from pipelines.shaping import Inputs, Search, Target
 from pipelines.stage import Artefact, Run, write_json
 from pipelines.student import SHAPE
@@ -33,7 +33,7 @@ def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, 
 
     def work(folder: Path) -> dict[str, Any]:
         search = Search(run, config, given, target, folder)
-        space, whole = search.space, outline_of(find_axes(load_pruned(given.words.folder / MODEL)))
+        space, whole = search.space, outline_of(axes_of(load_pruned(given.words.folder / MODEL), search.task))
         begin, end = space.costs.predict(whole), target.milliseconds(search.teacher_ms)
         milliseconds = cubic(number, 0, rounds, begin, end)
         chosen = least_lost(space, candidates(space, milliseconds))

@@ -10,16 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from compress.prune.axes import Axis
 from compress.prune.checkpoint import load_pruned
 from compress.prune.config import PruneConfig
 from compress.prune.importance import activation, layer_losses, magnitude, measured
 from compress.prune.scores import Scores
-from compress.prune.trace import find_axes
 from distill.answers import Answers, logits_of, rows_of
 from distill.data.encode import Batch
 from distill.inputs import model_inputs
 from pipelines.config import DistillConfig
 from pipelines.data import read_data, read_task
+from pipelines.pruning import axes_of
 from pipelines.stage import Artefact, Run
 from pipelines.student import Pruned, cached_signals, drawn_batches, texts_module
 from pipelines.words import tokenizer_of
@@ -46,7 +47,7 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
         batches = [distance.drawn({**batch, "signals": signals(batch)}, seeded) for batch in drawn]
         total = passes(config.prune) * sum(len(batch["input_ids"]) for batch in batches)
         with run.console.track(f"scores: {config.prune.scores}", total) as advance:
-            found = score(model, Watched(batches, advance), config.prune, distance)
+            found = score(model, axes_of(model, task), Watched(batches, advance), config.prune, distance)
         found.save(folder / SCORES)
         return {"method": found.method, "samples": found.samples, "layers": found.layers.tolist()}
 
@@ -79,7 +80,7 @@ class Distance:
         """[samples]: -log likelihood of what was drawn for each row, scaled as the divergence's curvature is."""
         own, drawn = self.rows(student, batch), batch["drawn"]
         if drawn.is_floating_point():
-            rows = (own - drawn).square().sum(-1)
+            rows = (self.answers.point(own) - drawn).square().sum(-1)
         else:
             rows = F.cross_entropy(own / self.temperature, drawn, reduction="none") * self.temperature
         return torch.stack([each.sum() for each in rows.split(self.answers.counts(batch))])
@@ -103,8 +104,8 @@ class Distance:
         """The batch with a class, or a number, drawn for each row from what the teacher thinks of it."""
         given = self.given(batch)
         if self.answers.labels(batch).is_floating_point():
-            logits = given["logits"].float()
-            return batch | {"drawn": logits + NOISE * torch.randn(logits.shape, generator=seeded)}
+            point = self.answers.point(given["logits"] if "logits" in given else given["embedding"]).float()
+            return batch | {"drawn": point + NOISE * torch.randn(point.shape, generator=seeded)}
         if "logits" in given:
             likely = F.softmax(given["logits"].float() / self.temperature, -1)
         else:
@@ -138,14 +139,15 @@ def passes(how: PruneConfig) -> int:
     return 1 if how.scores == "magnitude" else 2
 
 
-def score(model: PreTrainedModel, batches: Iterable[Batch], how: PruneConfig, distance: Distance) -> Scores:
+def score(
+    model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[Batch], how: PruneConfig, distance: Distance
+) -> Scores:
     """Units by the method asked for; layers always by what the loss gains when one is left out.
 
     The gradient of the KL divergence vanishes where the student is still the teacher. Fisher and Taylor scores are
     therefore taken of the likelihood of classes drawn from the teacher's softened distribution: the mean of its squared
     gradients is the curvature of that divergence.
     """
-    axes = find_axes(model)
     if how.scores == "magnitude":
         found = magnitude(model, axes)
     elif how.scores == "activation":

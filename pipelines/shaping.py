@@ -19,7 +19,6 @@ from compress.prune.checkpoint import load_pruned
 from compress.prune.scores import Scores
 from compress.prune.sizes import head_width
 from compress.prune.slice import prune
-from compress.prune.trace import find_axes
 from distill.data.module import TextDataModule
 from distill.data.splits import Splits
 from distill.errors import InputError
@@ -28,7 +27,7 @@ from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data, read_task
 from pipelines.judge import Judge, Said, said_of
-from pipelines.pruning import read_costs, read_sizes, scheme_for
+from pipelines.pruning import axes_of, read_costs, read_sizes, scheme_for
 from pipelines.recovery import RULE
 from pipelines.scoring import SCORES
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
@@ -113,7 +112,7 @@ class Search:
         self.scratch = folder / SCRATCH / "exports"
         self.model: PreTrainedModel = load_pruned(given.start.folder / MODEL)
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(given.start.folder / MODEL)
-        self.axes: Sequence[Axis] = find_axes(self.model)
+        self.axes: Sequence[Axis] = axes_of(self.model, self.task)
         costs, self.teacher_ms = read_costs(given.costs)
         scores = Scores.load(given.scores.folder / SCORES, self.model)
         size = Limit(read_sizes(given.costs), target.most_bytes) if target.most_bytes else None

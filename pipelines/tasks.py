@@ -24,14 +24,16 @@ def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
     from transformers import AutoConfig
 
     from compress.prune.checkpoint import admit
-    from distill.tasks.choose import choose
+    from distill.tasks.choose import TASKS, choose
     from distill.teacher.load import checkpoint_folder
 
     source = checkpoint_folder(config.teacher.model)
     admit(source)
     task, why = choose(config.task, AutoConfig.from_pretrained(source), config.teacher.model, config.data)
     loss = VECTORS if task == "sentence-embedding" and config.loss == LossConfig() else config.loss
-    return replace(config, task=cast(Any, task), loss=loss), why
+    # Pooled encoders have no modelling code of their own to ship.
+    budget = replace(config.budget, uniform=True) if TASKS[task].keeps_width else config.budget
+    return replace(config, task=cast(Any, task), loss=loss, budget=budget), why
 
 
 def how_of(
@@ -140,11 +142,6 @@ def check_task_fits(config: DistillConfig, task: str) -> None:
             "several teachers mix isn't known there"
         )
     vectors = task == "sentence-embedding"
-    if config.budget.asked and vectors:
-        raise InputError(
-            "budget: expected another task, found sentence-embedding: a pruned encoder's vectors would be of another "
-            "width; distil one with --student layers=3,hidden=192,... instead"
-        )
     if config.loss.of_vectors != vectors:
         wanted = "loss.embedding or loss.similarity, and no kl or ce," if vectors else "kl or ce"
         raise InputError(f"loss: expected {wanted} for {task}, found {config.loss}: there is nothing to compare")

@@ -1,5 +1,6 @@
 """Small data sets of tasks beside one class a text, which tiny models can learn."""
 
+import csv
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,21 @@ def question_data(folder: Path) -> Path:
             given = {"text": [words[place + 1]], "answer_start": [start]}
             rows.append({"question": mark, "context": " ".join(words), "answers": given})
         pa.parquet.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
+    return folder
+
+
+def pair_data(folder: Path) -> Path:
+    """Pairs whose number is the share of words that they have in common."""
+    rng = random.Random(0)
+    folder.mkdir()
+    for split, count in (("train", 80), ("validation", 20), ("test", 30)):
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["sentence1", "sentence2", "score"])
+            for _ in range(count):
+                words = rng.sample(FILLERS[:60], 10)
+                same = rng.randint(0, 5)
+                rows.writerow([" ".join(words[:5]), " ".join(words[5 - same : 10 - same]), same / 5 * 4.9 + 0.05])
     return folder
 
 

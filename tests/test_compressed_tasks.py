@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from commands import finish, refused, small_run
+from commands import finish, small_run
 from compress.prune.checkpoint import load_pruned
 from compress.quantize.store import is_rounded
-from conftest import VOCABULARY, build_model, saved
-from pipelines import distill
-from task_data import books_data, numbers, question_data, several_labels, tagged_data
+from conftest import FILLERS, VOCABULARY, build_model, saved
+from distill.pooling import PooledModel
+from task_data import books_data, numbers, pair_data, question_data, several_labels, tagged_data
 
 HERE = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--prune.samples", "16", "--prune.trials", "16")
 STILL = ("--teacher_train.dropout", "0", "--train.dropout", "0")
@@ -96,9 +96,25 @@ def test_a_language_model_is_not_cut_or_put_into_few_bits(head, how, decoder_tea
         assert all(each["divergences"][-1] > 0 for each in student["trials"] if each["divergences"])
 
 
-def test_a_sentence_encoder_is_cut_to_vectors_of_another_width(body_folder, tmp_path, monkeypatch, capsys):
-    data = tmp_path / "pairs.csv"
-    data.write_text("sentence1,sentence2,score\n" + "a b,c d,0.5\n" * 30)
-    words = small_run(body_folder, data, tmp_path / "run", "--task", "sentence-embedding", "--speedup", "2")
-    said = refused(distill, [*words, "--student", "teacher"], monkeypatch, capsys)
-    assert "budget: expected another task, found sentence-embedding" in said
+@pytest.mark.parametrize("how", ["cut", pytest.param("few-bits", marks=pytest.mark.slow)])
+def test_a_sentence_encoder_is_not_compressed_or_its_vectors_are_of_another_width(how, tokenizer, tmp_path):
+    body = saved(build_model("bert", "Model", intermediate_size=512), tokenizer, tmp_path / "body")
+    teacher, output = PooledModel.from_pretrained(body), tmp_path / "run"
+    teacher.save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    more = ("--speedup", "1.2", *HERE) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "32")
+    words = small_run(tmp_path / "encoder", pair_data(tmp_path / "pairs"), output, "--epochs", "20", *more)
+    finish("distill", [*words, "--learning-rate", "3e-3", "--student", "teacher"])
+    student = PooledModel.from_pretrained(output / "student")
+    given = tokenizer(FILLERS[:20], return_tensors="pt")
+    with torch.no_grad():
+        vectors, taught = student(**given).logits, teacher(**given).logits
+    assert vectors.shape == taught.shape
+    assert torch.cosine_similarity(vectors, taught).mean() > 0.7
+    if how == "cut":
+        assert student.num_parameters() < teacher.num_parameters()
+        assert type(student).__name__ == "BertModel", "a stock body, which SentenceTransformer loads"
+        (road,) = report_of(output)["road"]["students"]
+        assert all(each["divergences"][-1] > 0 for each in road["trials"] if each["divergences"])
+    else:
+        assert is_rounded(output / "student")

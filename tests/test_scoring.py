@@ -7,6 +7,7 @@ from conftest import WORDS, build_model
 from distill.answers import Answers, LabelAnswers, SpanAnswers
 from distill.data.encode import IGNORED, padded_tokens
 from distill.data.tagged import Tagged, encode_tagged
+from distill.tasks.sentence_embedding import VectorAnswers
 from distill.tasks.token_classification import TokenClassification
 from pipelines.judge import Judge, Said, said_of
 from pipelines.scoring import Distance
@@ -20,19 +21,22 @@ def batch_of(kind: str, samples: int) -> tuple[Answers, torch.Tensor, dict[str, 
     torch.manual_seed(0)
     tokens = {name: each.expand(samples, -1) for name, each in padded_tokens([torch.ones(3).long().numpy()], 0).items()}
     shapes = {"classes": (1, 4), "tags": (1, 3, 4), "labels": (1, 4), "numbers": (1, 1), "spans": (1, 3, 2)}
+    shapes |= {"vectors": (1, 4)}
     labels = {
         "classes": torch.zeros(samples, dtype=torch.long),
         "tags": torch.zeros(samples, 3, dtype=torch.long),
         "labels": torch.zeros(samples, 4),
         "numbers": torch.zeros(samples),
         "spans": torch.zeros(samples, dtype=torch.long),
+        "vectors": torch.zeros(samples, 2),
     }
     more = {"ends": labels["spans"]} if kind == "spans" else {}
-    answers = {"labels": LabelAnswers(), "spans": SpanAnswers()}.get(kind, Answers())
+    others = {"labels": LabelAnswers(), "spans": SpanAnswers(), "vectors": VectorAnswers()}
+    answers = others.get(kind, Answers())
     return answers, torch.randn(shapes[kind]), {**tokens, "labels": labels[kind], **more}
 
 
-@pytest.mark.parametrize("kind", ["classes", "tags", "labels", "numbers", "spans"])
+@pytest.mark.parametrize("kind", ["classes", "tags", "labels", "numbers", "spans", "vectors"])
 def test_what_is_drawn_bends_otherwise_than_the_divergence(kind):
     """The mean square of the likelihood's slope is the divergence's second derivative, whatever a row is."""
     answers, taught, batch = batch_of(kind, DRAWS)

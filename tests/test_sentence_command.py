@@ -1,8 +1,6 @@
 """A sentence encoder through the whole road: told by the pairs, taught by vectors, exported with its pooling."""
 
-import csv
 import json
-import random
 
 import numpy as np
 import pytest
@@ -13,22 +11,12 @@ from conftest import FILLERS, build_model, saved
 from distill.pooling import PooledModel
 from distill.sentence_folder import SentenceForm, is_sentence_folder
 from pipelines import distill
+from task_data import pair_data
 
 
 @pytest.fixture
 def pairs(tmp_path):
-    """Pairs whose number is the share of words that they have in common."""
-    rng, folder = random.Random(0), tmp_path / "pairs"
-    folder.mkdir()
-    for split, count in (("train", 80), ("validation", 20), ("test", 30)):
-        with (folder / f"{split}.csv").open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["sentence1", "sentence2", "score"])
-            for _ in range(count):
-                words = rng.sample(FILLERS[:60], 10)
-                same = rng.randint(0, 5)
-                rows.writerow([" ".join(words[:5]), " ".join(words[5 - same : 10 - same]), same / 5 * 4.9 + 0.05])
-    return folder
+    return pair_data(tmp_path / "pairs")
 
 
 @pytest.fixture

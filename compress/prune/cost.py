@@ -79,25 +79,27 @@ def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> Cos
     if not (times > 0).all():
         raise CompressError(f"latency: expected times above 0 ms, found {times.min()}: nothing was measured")
     rows = np.stack([features(outline) for outline in outlines])
-    scale = rows.max(0)
+    scale = np.where(rows.any(0), rows.max(0), 1)  # nothing goes with a width that can't be cut
     solution, _ = nnls(rows / times[:, None] / scale, np.ones(len(times)))
     coefficients = solution / scale
     error = float(np.median(np.abs(rows @ coefficients / times - 1)))
     return CostModel(tuple(coefficients), error)
 
 
-def plan(full: Outline, *, step: int) -> list[Outline]:
+def plan(full: Outline, *, step: int, uniform: bool = False) -> list[Outline]:
     """The models to measure: the widths WIDTHS, each with the blocks BLOCKS of the first layers.
 
     Args:
-        full: The whole model.
+        full: The whole model; of one whose width can't be cut, that is 0.
         step: Hidden widths are multiples of it.
+        uniform: Only what a stock class can express: no head goes where the width stays.
     """
     found = []
-    for share in WIDTHS:
-        hidden = max(step, round(full.hidden * share / step) * step)
+    for share in WIDTHS if full.hidden else WIDTHS[:1]:
+        hidden = max(step, round(full.hidden * share / step) * step) if full.hidden else 0
         for layers, of_heads, of_ffn in BLOCKS:
             depth = min(layers, full.depth)
+            of_heads = 1.0 if uniform and not full.hidden else of_heads
             heads = tuple(max(1, round(units * of_heads)) for units in full.heads[:depth])
             ffn = tuple(max(1, round(units * of_ffn)) for units in full.ffn[:depth])
             found.append(Outline(hidden, heads, ffn))

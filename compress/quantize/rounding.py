@@ -1,9 +1,10 @@
 """A model made to round by its settings, in the order in which the steps build on one another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from compress.errors import CompressError
 from compress.quantize.config import QuantizeConfig
@@ -12,6 +13,27 @@ from compress.quantize.prepare import check_plain, prepare
 from compress.quantize.ranges import Batch, calibrate
 from compress.quantize.schemes import scheme_of
 from compress.quantize.smooth import awq, smooth
+
+ROUNDED = (nn.Linear, nn.Embedding)
+
+
+@torch.enable_grad()
+def unread(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
+    """Layers that move nothing of what the model says, as a pooler that nobody reads: no exported graph has them."""
+    layers: dict[str, Any] = {name: each for name, each in model.named_modules() if isinstance(each, ROUNDED)}
+    frozen = [each.weight for each in layers.values() if not each.weight.requires_grad]
+    for weight in frozen:
+        weight.requires_grad_(True)
+    for batch in batches:
+        said = [each.float().sum() for each in model(**batch).values() if isinstance(each, Tensor)]
+        weights = [each.weight for each in layers.values()]
+        moved = torch.autograd.grad(torch.stack(said).sum(), weights, allow_unused=True)
+        layers = {name: each for (name, each), slope in zip(layers.items(), moved, strict=True) if slope is None}
+        if not layers:
+            break
+    for weight in frozen:
+        weight.requires_grad_(False)
+    return list(layers)
 
 
 @torch.no_grad()
@@ -44,6 +66,6 @@ def round_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batc
             smooth(model, folds, batches, config.smooth)
         if config.weights == "awq":
             awq(model, folds, batches, {n: scheme for n, m in model.named_modules() if isinstance(m, nn.Linear)})
-    names = prepare(model, scheme, keep=config.kept)
+    names = prepare(model, scheme, keep=(*config.kept, *unread(model, batches)))
     calibrate(model, batches, config.ranges, learned=config.learned, seed=seed)
     return names

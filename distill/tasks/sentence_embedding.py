@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
+from torch.nn.functional import cosine_similarity, normalize
 from torchmetrics import Metric
 from torchmetrics.functional import spearman_corrcoef
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -36,8 +36,12 @@ class VectorAnswers(Answers):
         return [1] * len(batch["labels"])
 
     def distance(self, own: Tensor, given: Mapping[str, Any], labels: Tensor, temperature: float) -> Tensor:
-        """Mean of 1 - cosine."""
-        return 1 - cosine_similarity(own, given["logits"]).mean()
+        """Mean of the squared difference of unit vectors, twice 1 - cosine."""
+        taught = given["logits"] if "logits" in given else given["embedding"]
+        return 2 - 2 * cosine_similarity(own, taught).mean()
+
+    def point(self, values: Tensor) -> Tensor:
+        return normalize(values.float(), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class SentenceEmbedding(Task):
     metric_name: ClassVar[str] = "Spearman"
     answers: ClassVar[Answers] = VectorAnswers()
     kept: ClassVar[str] = "embedding"
+    keeps_width: ClassVar[bool] = True
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:

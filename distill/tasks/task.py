@@ -51,6 +51,7 @@ class Task(ABC):
     answers: ClassVar[Answers] = Answers()
     form: ClassVar[Any] = Examples  # of a split: its `table`, and `of` to read that back
     kept: ClassVar[str] = "logits"  # what a cache keeps of the teacher's logits where nothing else is asked for
+    keeps_width: ClassVar[bool] = False  # whether a student must answer in vectors as wide as the teacher's
     at_once: ClassVar[int] = 32  # rows that are scored together
 
     def __init_subclass__(cls) -> None:
