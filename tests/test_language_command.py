@@ -190,7 +190,7 @@ def test_a_student_with_other_words_reads_a_cache_or_layers(tmp_path, monkeypatc
     ("words", "message"),
     [
         (("--data.label", "category"), "expected none for a language model"),
-        (("--speedup", "4"), "students of other tasks"),
+        (("--sequences.share", "0.5"), "expected chat, found masked-lm"),
         (("--task", "causal-lm"), "expected a head for causal-lm (ForCausalLM, LMHeadModel), found BertForMaskedLM"),
         (("--keep.signals", "hidden"), "expected signals sampled, topk or logits"),
         (("--masking.rate", "1.5"), "expected a share between 0 and 1"),

@@ -56,7 +56,7 @@ def test_a_sentence_encoder_is_not_chosen_taught_exported_or_scored(tokenizer, e
     [
         (("--loss.ce", "1"), "expected loss.embedding or loss.similarity"),
         (("--teacher.finetune", "always"), "which has no labels"),
-        (("--speedup", "4"), "students of other tasks"),
+        (("--teacher.also", '["other"]'), "expected text-classification with one class a text"),
     ],
 )
 def test_a_sentence_run_that_cannot_be_begins(words, message, encoder, pairs, tmp_path, monkeypatch, capsys):

@@ -88,7 +88,7 @@ def test_a_student_of_labels_or_numbers_is_scored_as_one_of_classes(task, body_f
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--teacher.also", "other"], "teacher.also: expected text-classification with one class a text"),
+        (["--teacher.also", '["other"]'], "teacher.also: expected text-classification with one class a text"),
         (["--task", "text-classification"], "no text column: expected one of text, sentence"),
     ],
 )
