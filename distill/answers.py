@@ -35,6 +35,11 @@ def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
     return values.flatten(0, 1) if mask.all() else values[mask]
 
 
+def softness(signals: Mapping[str, Any]) -> dict[str, Any]:
+    """The temperature that cached distributions were written at, where they say it."""
+    return {"temperature": signals["temperature"]} if "temperature" in signals else {}
+
+
 def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
     """Signals cut into the rows that they belong to, each [1, ...] or [positions of the row, ...]."""
     spoken = spoken_of(batch).sum(1).tolist()
@@ -56,6 +61,15 @@ class Answers:
     def labels(self, batch: Batch) -> Tensor:
         """[rows]."""
         return rows_of(batch, batch["labels"], 1)
+
+    def signals(self, batch: Batch, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The teacher's signals row by row, and the `temperature` that they were written at where they say it."""
+        rows = {
+            name: self.logits(batch, value) if name == "logits" else rows_of(batch, value, 2)
+            for name, value in given.items()
+            if isinstance(value, Tensor)
+        }
+        return rows | softness(given)
 
     def counts(self, batch: Batch) -> list[int]:
         """Rows of each sample."""

@@ -14,7 +14,7 @@ from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 
 from distill.across import Across
-from distill.answers import Answers, by_row, logits_of, rows_of
+from distill.answers import Answers, by_row, logits_of, rows_of, softness
 from distill.attention import Vectors, watching
 from distill.balance import Balance
 from distill.data.encode import IGNORED
@@ -42,11 +42,6 @@ LAYERED = ("hidden", "attention", "relations")  # terms on layers
 def sizes_of(config: Any) -> LayerSizes:
     width, vector = config.hidden_size, vector_width(config)
     return LayerSizes(config.num_hidden_layers, width, config.num_attention_heads, vector if vector != width else 0)
-
-
-def softness(signals: Mapping[str, Any]) -> dict[str, Any]:
-    """The temperature that cached distributions were written at, where they say it."""
-    return {"temperature": signals["temperature"]} if "temperature" in signals else {}
 
 
 class DistillationModule(lightning.LightningModule):
@@ -145,7 +140,7 @@ class DistillationModule(lightning.LightningModule):
             None if logits is None else self.answers.logits(batch, logits),
             None if logits is None else self.answers.labels(batch),
             batch["attention_mask"],
-            {} if logits is None else self._signal_rows(batch, given) | softness(signals),
+            {} if logits is None else self.answers.signals(batch, given | softness(signals)),
             pairs,
         )
         return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
@@ -162,10 +157,6 @@ class DistillationModule(lightning.LightningModule):
             return distances
         share: Any = batch.get("shares", {"tokens": 1.0})
         return self._trainer.strategy.reduce(distances * share["tokens"], reduce_op="mean")
-
-    def _signal_rows(self, batch: Batch, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        read = {"logits": self.answers.logits}
-        return {name: read[name](batch, v) if name in read else rows_of(batch, v, 2) for name, v in given.items()}
 
     def _answers(self, batch: Batch) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Vectors]]:
         """The student's logits, hidden states and vectors, as far as the terms read them."""

@@ -56,10 +56,10 @@ def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Arte
                 f"sequences.new_tokens {config.sequences.new_tokens}: expected answers that end, found none among "
                 f"{len(answers)}: nothing of the teacher's would be learnt; let it write more, or take one that ends"
             )
-        told: dict[str, int | str] = {"answers_by_teacher": taken, "answers_not_taken": len(answers) - taken}
-        how = {"task": task.name, "how": json.loads((data.folder / "data.json").read_text()).get("how", {})}
-        write_splits(replace(splits, train=Conversations(chats), notes=splits.notes | told), folder, how)
         left = len(answers) - taken
+        told: dict[str, int | str] = {"answers_by_teacher": taken, "answers_not_taken": left}
+        found = replace(splits, train=Conversations(chats), notes=splits.notes | told)
+        write_splits(found, folder, data.manifest["config"])
         run.console.say(f"  answers: {taken:,} of {len(chats):,} are the teacher's, {left:,} weren't taken")
         return {**data.metrics, **told}
 
@@ -81,22 +81,22 @@ class Writer:
 
     def answers(self, chats: Sequence[Chat]) -> list[str]:
         """One for each, empty where there is none to take."""
-        prompts = prompt_rows(self.tokenizer, chats, self.length, self.task.chat)
         limit = min(self.length, self.tokenizer.model_max_length)
-        fit = [i for i, row in enumerate(prompts) if row is not None and len(row) < limit]
-        order = sorted(fit, key=lambda i: len(prompts[i]))  # type: ignore[arg-type]
-        found = dict(read_lines(self.kept))
-        left = [i for i in order if i not in found]
-        with self.run.console.track("answers: the teacher writes", len(left)) as advance, self.kept.open("a") as file:
-            for start in range(0, len(left), self.how.at_once):
-                rows = left[start : start + self.how.at_once]
-                said = self.written([prompts[i] for i in rows], limit)  # type: ignore[misc]
-                for pair in zip(rows, said, strict=True):
-                    file.write(json.dumps(pair) + "\n")
-                file.flush()
-                found |= dict(zip(rows, said, strict=True))
-                advance(len(rows))
-        return [found.get(i, "") for i in range(len(chats))]
+        rows = enumerate(prompt_rows(self.tokenizer, chats, self.length, self.task.chat))
+        prompts = {number: row for number, row in rows if row is not None and len(row) < limit}
+        order = sorted(prompts, key=lambda number: len(prompts[number]))
+        found, size = dict(read_lines(self.kept)), self.how.at_once
+        with self.run.console.track("answers: the teacher writes", len(order)) as advance, self.kept.open("a") as file:
+            for start in range(0, len(order), size):
+                # The same answers side by side after a kill: the longest prompt decides how long all may be.
+                batch = order[start : start + size]
+                if not found.keys() >= set(batch):
+                    said = self.written([prompts[number] for number in batch], limit)
+                    file.writelines(json.dumps(pair) + "\n" for pair in zip(batch, said, strict=True))
+                    file.flush()
+                    found |= dict(zip(batch, said, strict=True))
+                advance(len(batch))
+        return [found.get(number, "") for number in range(len(chats))]
 
     def written(self, prompts: Sequence[np.ndarray], limit: int) -> list[str]:
         device, how = next(self.model.parameters()).device, self.how

@@ -1,6 +1,5 @@
 """What a model says of a split, its score, and how far students are from that."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,12 +110,6 @@ class Judge:
 
     def compared(self, batch: Batch, own: Tensor, rows: list[int]) -> tuple[float, int]:
         """(mean distance, number of rows) of samples."""
-        answers, given = self.task.answers, self.said.of(rows)
-        mine = answers.logits(batch, own)
-        distance = answers.distance(mine, in_rows(batch, given, self.task), answers.labels(batch), self.temperature)
-        return float(distance), len(mine)
-
-
-def in_rows(batch: Batch, given: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    """A teacher's signals as the task's rows."""
-    return {name: task.answers.logits(batch, value) if name == "logits" else value for name, value in given.items()}
+        answers = self.task.answers
+        mine, given = answers.logits(batch, own), answers.signals(batch, self.said.of(rows))
+        return float(answers.distance(mine, given, answers.labels(batch), self.temperature)), len(mine)

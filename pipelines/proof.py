@@ -104,8 +104,8 @@ class Proof:
             str(target), self.folder / str(target), texts, pairs, self.max_length, self.trained, rounds=True
         )
         proof = asdict(parity) | {"layers": layers}
-        labels = np.asarray(self.examples.labels if self.of_classes else [])
-        if len(labels):
+        if self.of_classes:
+            labels = np.asarray(self.examples.labels)
             found, trained = (float((each.argmax(-1) == labels).mean()) for each in (logits, self.trained))
             if abs(found - trained) > LOST:
                 raise ArtefactError(
@@ -118,8 +118,7 @@ class Proof:
     @property
     def of_classes(self) -> bool:
         """Whether each text has a class; what other tasks score is told by the evaluation."""
-        labels = self.examples.labels or [None]
-        return isinstance(labels[0], int) and not isinstance(labels[0], bool)
+        return bool(self.examples.labels) and isinstance(self.examples.labels[0], int)
 
     def put_aside(self, target: Target, reason: str) -> None:
         place = self.folder / REFUSED / str(target)

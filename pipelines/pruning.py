@@ -1,4 +1,4 @@
-"""The stages before a shape is chosen: the model to prune, what its units are worth, and what sizes cost."""
+"""The stages before a shape is chosen, but for the scores: the model to prune, and what sizes cost."""
 
 import json
 from collections.abc import Iterator
@@ -46,14 +46,13 @@ def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         InputError: A word table in factors and a stock class: none has them.
     """
     spec, rank = config.student.spec, config.prune.embedding_rank
-    prune_words = config.prune.vocabulary
+    # Those of a language model are what it answers with, and its teacher's signals are about all of them.
+    prune_words = config.prune.vocabulary and config.task not in LANGUAGE
     if rank and config.budget.uniform:
         raise InputError(
             f"prune.embedding_rank: expected 0 with budget.uniform, found {rank}: no stock class has a word table in "
             "two factors; leave one of the settings out"
         )
-    if config.task in LANGUAGE:
-        prune_words = False  # they are what it answers with, and its teacher's signals are about all of them
     settings = {
         "student": spec,
         "vocabulary": prune_words,

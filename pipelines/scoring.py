@@ -15,7 +15,7 @@ from compress.prune.checkpoint import load_pruned
 from compress.prune.config import PruneConfig
 from compress.prune.importance import activation, layer_losses, magnitude, measured
 from compress.prune.scores import Scores
-from distill.answers import Answers, logits_of, rows_of
+from distill.answers import Answers, logits_of
 from distill.data.encode import Batch
 from distill.inputs import model_inputs
 from pipelines.config import DistillConfig
@@ -71,7 +71,7 @@ class Distance:
         """[samples], as of `Answers.distance`."""
         counts = self.answers.counts(batch)
         own, labels = (each.split(counts) for each in (self.rows(student, batch), self.answers.labels(batch)))
-        given = by_sample(self.given(batch), counts)
+        given = by_sample(self.answers.signals(batch, batch["signals"]), counts)
         each = zip(own, given, labels, strict=True)
         sums = [self.answers.distance(o, g, y, self.temperature) * len(o) if len(o) else o.sum() for o, g, y in each]
         return torch.stack(sums)
@@ -90,21 +90,11 @@ class Distance:
         assert said is not None
         return self.answers.logits(batch, said).float()
 
-    def given(self, batch: Any) -> dict[str, Any]:
-        """The teacher's signals, row by row."""
-        signals = dict(batch["signals"])
-        soft = {"temperature": signals.pop("temperature")} if "temperature" in signals else {}
-        read = {"logits": self.answers.logits}
-        tensors = {name: value for name, value in signals.items() if isinstance(value, Tensor)}
-        return {
-            name: read[name](batch, v) if name in read else rows_of(batch, v, 2) for name, v in tensors.items()
-        } | soft
-
     def drawn(self, batch: Any, seeded: torch.Generator) -> Batch:
         """The batch with a class, or a number, drawn for each row from what the teacher thinks of it."""
-        given = self.given(batch)
+        given = self.answers.signals(batch, batch["signals"])
         if self.answers.labels(batch).is_floating_point():
-            point = self.answers.point(given["logits"] if "logits" in given else given["embedding"]).float()
+            point = self.answers.point(given["logits"]).float()
             return batch | {"drawn": point + NOISE * torch.randn(point.shape, generator=seeded)}
         if "logits" in given:
             likely = F.softmax(given["logits"].float() / self.temperature, -1)

@@ -34,7 +34,7 @@ TASKS: dict[str, type[Task]] = {
     "sentence-embedding": SentenceEmbedding,
 }
 PROBLEMS: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
-LANGUAGE: tuple[type[Language], ...] = (MaskedLM, CausalLM)
+WORD_HEADS: tuple[type[Language], ...] = (MaskedLM, CausalLM)
 
 
 def choose(asked: str, teacher: PretrainedConfig, name: str, data: DataConfig) -> tuple[str, str]:
@@ -76,7 +76,7 @@ def by_head(teacher: PretrainedConfig, name: str) -> str:
 def language_of(teacher: PretrainedConfig) -> str:
     """The language task, of plain text, that the checkpoint has a head for; empty for none."""
     names = teacher.architectures or []
-    return next((kind.name for kind in LANGUAGE if any(name.endswith(kind.heads) for name in names)), "")
+    return next((kind.name for kind in WORD_HEADS if any(name.endswith(kind.heads) for name in names)), "")
 
 
 def by_data(teacher: PretrainedConfig, config: DataConfig) -> tuple[str, str]:

@@ -32,13 +32,16 @@ class VectorAnswers(Answers):
     def labels(self, batch: Batch) -> Tensor:
         return batch["labels"]
 
+    def signals(self, batch: Batch, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The vectors as `logits`, which a cache has as `embedding`."""
+        return {"logits": given["logits"] if "logits" in given else given["embedding"]}
+
     def counts(self, batch: Batch) -> list[int]:
         return [1] * len(batch["labels"])
 
     def distance(self, own: Tensor, given: Mapping[str, Any], labels: Tensor, temperature: float) -> Tensor:
         """Mean of the squared difference of unit vectors, twice 1 - cosine."""
-        taught = given["logits"] if "logits" in given else given["embedding"]
-        return 2 - 2 * cosine_similarity(own, taught).mean()
+        return 2 - 2 * cosine_similarity(own, given["logits"]).mean()
 
     def point(self, values: Tensor) -> Tensor:
         return normalize(values.float(), dim=-1)
