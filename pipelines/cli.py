@@ -19,7 +19,6 @@ from distill.errors import InputError
 from pipelines.console import fail
 
 Config = TypeVar("Config")
-SWITCHES = ("dry_run", "force")
 
 
 def parse(
@@ -47,10 +46,10 @@ def parse(
     )
     parser.add_argument("--config", type=str, default=None, help="YAML file with any of these settings")
     parser.add_class_arguments(config_class, as_group=False)
-    words, file = split_config([full_flag(word, short) for word in argv])
+    fields = leaves(config_class)
+    words, file = split_config(switched([full_flag(word, short) for word in argv], fields))
     if file is not None:
-        known = leaves(config_class)
-        parser.set_defaults(read_yaml(file, known, short))
+        parser.set_defaults(read_yaml(file, list(fields), short))
     parsed = parser.instantiate_classes(parser.parse_args(words))
     return config_class(**{f.name: parsed[f.name] for f in dataclasses.fields(config_class)})  # type: ignore[arg-type]
 
@@ -76,14 +75,21 @@ class Parser(ArgumentParser):
 
 
 def full_flag(word: str, short: Mapping[str, str]) -> str:
-    """`--batch-size=8` -> `--train.batch_size=8`; a switch needs no value: `--dry-run` -> `--dry_run=true`."""
+    """`--batch-size=8` -> `--train.batch_size=8`."""
     if not word.startswith("--") or word == "--":
         return word
     name, equals, value = word[2:].partition("=")
     name = name.replace("-", "_")
-    if name in SWITCHES and not equals:
-        return f"--{name}=true"
     return f"--{short.get(name, name)}{equals}{value}"
+
+
+def switched(words: Sequence[str], fields: Mapping[str, Any]) -> list[str]:
+    """What is yes or no needs no value: `--dry_run --output x` -> `--dry_run=true --output x`."""
+    following = [*words[1:], "--"]
+    return [
+        f"{word}=true" if fields.get(word.removeprefix("--")) is bool and after.startswith("--") else word
+        for word, after in zip(words, following, strict=True)
+    ]
 
 
 def split_config(words: list[str]) -> tuple[list[str], str | None]:
@@ -100,15 +106,15 @@ def split_config(words: list[str]) -> tuple[list[str], str | None]:
     return rest, file
 
 
-def leaves(config_class: type, prefix: str = "") -> list[str]:
-    """Dotted names of every field that holds a value."""
-    names: list[str] = []
+def leaves(config_class: type, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> type of every field that holds a value."""
+    found: dict[str, Any] = {}
     for field in dataclasses.fields(config_class):
         if dataclasses.is_dataclass(field.type):
-            names += leaves(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+            found |= leaves(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
         else:
-            names.append(prefix + field.name)
-    return names
+            found[prefix + field.name] = field.type
+    return found
 
 
 def read_yaml(file: str, known: list[str], short: Mapping[str, str]) -> dict[str, Any]:

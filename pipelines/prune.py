@@ -1,6 +1,6 @@
 """`python -m pipelines.prune`: a trained model cut to a measured speed, and recovered under a teacher."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from distill.errors import InputError
 from pipelines import cli
@@ -15,34 +15,40 @@ EXAMPLES = """\
   python -m pipelines.prune --model runs/demo/student --teacher runs/bert --data my_texts/ --speedup 8 --uniform true \\
       --budget.precision fp32 --output runs/stock"""
 
+MODEL_SHORT = SHORT | {"model": "student.spec"}
+
 
 def main(argv: Sequence[str]) -> None:
     config = cli.parse(
         DistillConfig,
-        with_teacher(argv),
+        with_teacher(argv, MODEL_SHORT),
         prog="pipelines.prune",
         about="Prune a trained model to a speed that is measured on this machine: its heads, neurons, width, "
         "layers and vocabulary, each shape tried out; then train what is left on the cached signals of a teacher (the "
         "model itself where none is named), export, measure and report. The settings are those of pipelines.distill.",
         examples=EXAMPLES,
-        short=SHORT | {"model": "student.spec"},
+        short=MODEL_SHORT,
     )
     if not config.budget.asked:
         raise InputError("budget: none given; name a --speedup such as 10 or 2,4,8,15, or a --latency-ms")
     follow("pipelines.prune", argv, config)
 
 
-def with_teacher(argv: Sequence[str]) -> list[str]:
+def with_teacher(argv: Sequence[str], short: Mapping[str, str]) -> list[str]:
     """Where only a model is named, it is its own teacher and is pruned whole."""
-    words = list(argv)
-    named = {word.partition("=")[0] for word in words}
-    if named & {"--teacher", "--teacher.model", "--config"}:
+    words = [cli.full_flag(word, short) for word in argv]
+    if named(words) & {"--teacher.model", "--config"}:
         return words
-    renamed = {"--model": "--teacher"}
+    renamed = {"--student.spec": "--teacher.model"}
     return [
         "".join((renamed.get(name, name), equals, value))
         for name, equals, value in (word.partition("=") for word in words)
     ]
+
+
+def named(words: Sequence[str]) -> set[str]:
+    """The flags among the words, without their values."""
+    return {word.partition("=")[0] for word in words}
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from distill.errors import InputError
 from pipelines import cli
-from pipelines.config import SHORT, DistillConfig
+from pipelines.config import DistillConfig
 from pipelines.distill import follow
-from pipelines.prune import with_teacher
+from pipelines.prune import MODEL_SHORT, named, with_teacher
 
 EXAMPLES = """\
   python -m pipelines.quantize --model runs/demo/student --data examples/data/banking77 --output runs/int8
@@ -15,7 +15,7 @@ EXAMPLES = """\
   python -m pipelines.quantize --model M --data D --method ptq --scheme auto --min_score 0.995 --output runs/mixed
   python -m pipelines.quantize --model M --data D --scheme int4-weights --quantize.weights gptq --output runs/int4"""
 
-OWN = {"model": "student.spec"} | {
+OWN = MODEL_SHORT | {
     name: f"quantize.{name}" for name in ("scheme", "method", "min_score", "epochs", "learning_rate")
 }
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
         "named), export files with the very integers it was trained with, measure and report. The settings are those "
         "of pipelines.distill.",
         examples=EXAMPLES,
-        short=SHORT | OWN,
+        short=OWN,
     )
     if config.budget.asked:
         raise InputError("budget: pipelines.quantize doesn't prune; pipelines.prune and pipelines.distill do both")
@@ -39,10 +39,10 @@ def main(argv: Sequence[str]) -> None:
 
 def with_defaults(argv: Sequence[str]) -> list[str]:
     """The words, with what this command takes for granted: the model is trained, and gets 8 bits."""
-    words = with_teacher(argv)
-    named = {word.partition("=")[0] for word in words}
-    scheme = [] if named & {"--scheme", "--quantize.scheme", "--config"} else ["--quantize.scheme", "int8"]
-    model = [] if named & {"--model", "--student.spec", "--config"} else ["--student.spec", "teacher"]
+    words = with_teacher(argv, OWN)
+    found = named(words)
+    scheme = [] if found & {"--quantize.scheme", "--config"} else ["--quantize.scheme", "int8"]
+    model = [] if found & {"--student.spec", "--config"} else ["--student.spec", "teacher"]
     return [*words, *scheme, *model, "--student.given", "true"]
 
 

@@ -281,5 +281,5 @@ class Search:
             f"budget {self.target.name}: not reached on {self.budget.runtime} {self.budget.precision}; it would take "
             f"{wanted * AIM:.3f} ms a call. The best point reached: {least.label} at {result['speedup']:.1f}x, "
             f"{result['best_ms']:.3f} ms; ask for at most that"
-            + ("" if self.budget.precision == "int8" else ", or for --budget.precision int8")
+            + ("" if self.budget.precision == "int8" else ", or for int8 on onnxruntime (--budget.precision int8)")
         )

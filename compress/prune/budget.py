@@ -58,7 +58,7 @@ class Budget:
             if getattr(self, name) < least:
                 raise CompressError(f"budget.{name}: expected at least {least}, found {getattr(self, name)}")
         check_runtime(self.runtime, self.precision)
-        if self.precision == "auto":
+        if self.asked and self.precision == "auto":  # a default that is resolved would be taken for what was asked
             object.__setattr__(self, "precision", "int8" if self.runtime == "onnxruntime" else "fp32")
         if len(self.bounds) not in (0, 1, len(self.speedups)):
             raise CompressError(

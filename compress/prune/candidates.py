@@ -8,7 +8,7 @@ from torch import Tensor
 
 from compress.prune.allocate import Choice, Limit, Options, allocate
 from compress.prune.axes import Axis
-from compress.prune.cost import CostModel, Outline
+from compress.prune.cost import CostModel, Outline, width_of
 from compress.prune.scores import Scores
 from compress.prune.slice import Shape
 
@@ -87,7 +87,7 @@ class Space:
         """Widths to try, the whole one first; only that one where the residual stream can't be cut."""
         if self.stream is None:
             return [self.hidden]
-        return list(dict.fromkeys(max(self.step, round(self.hidden * w / self.step) * self.step) for w in WIDTHS))
+        return list(dict.fromkeys(width_of(self.hidden, share, self.step) for share in WIDTHS))
 
 
 def candidates(space: Space, milliseconds: float) -> list[Candidate]:
@@ -144,7 +144,7 @@ def options(space: Space, hidden: int) -> list[Options]:
     for layer, units, neurons in zip(space.layers, full.heads, full.ffn, strict=True):
         counts = [in_proportion(units, hidden, space.hidden)] if space.uniform else list(range(1, units + 1))
         step = max(1, neurons // STEPS)
-        sizes = list(range(step, neurons + 1, step))
+        sizes = [*range(step, neurons, step), neurons]
         found.append(
             Options(
                 tuple(counts),

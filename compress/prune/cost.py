@@ -60,6 +60,11 @@ def parts(hidden: Any, depth: Any, heads: Any, ffn: Any) -> tuple[Any, ...]:
     return 1, hidden, depth, depth * hidden, heads, heads * hidden, ffn, ffn * hidden
 
 
+def width_of(whole: int, share: float, step: int) -> int:
+    """A multiple of `step` near a share of the width, or the whole of it, whatever that is a multiple of."""
+    return whole if share == 1 else min(whole, max(step, round(whole * share / step) * step))
+
+
 def features(outline: Outline) -> np.ndarray:
     return np.array(parts(outline.hidden, outline.depth, sum(outline.heads), sum(outline.ffn)), float)
 
@@ -96,7 +101,7 @@ def plan(full: Outline, *, step: int, uniform: bool = False) -> list[Outline]:
     """
     found = []
     for share in WIDTHS if full.hidden else WIDTHS[:1]:
-        hidden = max(step, round(full.hidden * share / step) * step) if full.hidden else 0
+        hidden = width_of(full.hidden, share, step) if full.hidden else 0
         for layers, of_heads, of_ffn in BLOCKS:
             depth = min(layers, full.depth)
             of_heads = 1.0 if uniform and not full.hidden else of_heads
