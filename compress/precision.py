@@ -121,7 +121,8 @@ def made_for(name: str, model: nn.Module, *, emulate: bool = False) -> nn.Module
     if name == "fp8":
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        settings = Float8LinearConfig(emulate=True) if emulate else Float8LinearConfig()
+        # Without padding its products want as many tokens as 16 divides, which few batches have.
+        settings = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
         convert_to_float8_training(model, config=settings, module_filter_fn=divides)
     if name == "int8-mixed":
         from torchao.prototype.quantized_training import Int8MixedPrecisionTrainingConfig

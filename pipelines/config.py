@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from compress.export.targets import check_installed, check_scheme, formats_of
+from compress.export.targets import by_scheme, check_float, check_installed, formats_of
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
@@ -254,7 +254,10 @@ class DistillConfig:
                 f"{self.keep.signals} and {self.keep.temperature}: the loss says what else is read, and how soft it is"
             )
         formats = formats_of(self.export)
-        check_scheme(formats, self.quantize.scheme)
+        if self.quantize.scheme:
+            by_scheme(formats, self.quantize.scheme)
+        else:
+            check_float(formats, "a student without --quantize")
         check_installed(formats)
         if self.quantize.scheme and self.budget.min_score and not self.budget.asked:
             object.__setattr__(self, "quantize", replace(self.quantize, min_score=self.budget.min_score))

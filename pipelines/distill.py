@@ -14,7 +14,10 @@ from pipelines.launch import launch
 from pipelines.world import flat, join_world, launched, leave_world, processes
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from compress.export.targets import Target
+    from compress.prune.budget import Budget
     from pipelines.layouts import Layouts
     from pipelines.stage import Artefact, Run
     from pipelines.students import Trained
@@ -107,12 +110,26 @@ def check_inputs(config: DistillConfig) -> Path:
         TASKS[task].check(AutoConfig.from_pretrained(folder), config.student.spec)
         if config.quantize.scheme:
             check_in_float(folder, "student")
+    check_length(config.budget, teacher)
     check_teachers(config.teacher, config.loss, source)
     if config.general.data:
         check_general(config, source)
         lessons(config.general.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     lessons(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     return source
+
+
+def check_length(budget: "Budget", teacher: "PretrainedConfig") -> None:
+    """
+    Raises:
+        InputError: Texts longer than the model's positions are to be timed.
+    """
+    most = getattr(teacher, "max_position_embeddings", None)
+    if budget.asked and most and budget.length > most:
+        raise InputError(
+            f"budget.length {budget.length}: expected at most {most}, the positions of the teacher: no such text could "
+            "be timed"
+        )
 
 
 def road(
@@ -179,10 +196,12 @@ def export_and_evaluate(
         return {}
     splits, task = read_data(made["data"]), read_task(made["data"])
     exports, candidates = {}, []
-    of_teacher, of_students = forms_of(config)
-    wanted = [("export-teacher", "teacher", made["teacher"], of_teacher)]
-    wanted += [(f"export{each.suffix}", each.name, each.made, of_students) for each in students]
-    for stage, name, model, targets in wanted:
+    wanted = [("export-teacher", "teacher", made["teacher"], forms_of_teacher(config), judged_of(config))]
+    wanted += [
+        (f"export{each.suffix}", each.name, each.made, forms_of(config, each.scheme), judged_of(config, each))
+        for each in students
+    ]
+    for stage, name, model, targets, judged in wanted:
         exports[stage] = export_stage(
             run,
             stage,
@@ -193,31 +212,42 @@ def export_and_evaluate(
             max_length=config.data.max_length,
             targets=targets,
         )
-        candidates.append(Candidate(name, model.name, exports[stage]))
+        candidates.append(Candidate(name, model.name, exports[stage], judged))
     done = evaluate_stage(run, candidates, splits, made["data"], config.measure, config.data.max_length, task)
     return exports | {"evaluate": done}
 
 
-def forms_of(config: DistillConfig) -> tuple[list["Target"], list["Target"]]:
-    """What the teacher is exported as, in float for the comparison, and the students: in float too, so that the report
-    tells what few bits win on each runtime.
-    """
+def forms_of_teacher(config: DistillConfig) -> list["Target"]:
+    """What the teacher is exported as, for the comparison: all that students are, in float."""
     from compress.export.targets import Target, formats_of
+    from pipelines.export import ALWAYS
+
+    asked = config.budget.asked and config.budget.runtime != "pytorch"
+    names = [*formats_of(config.export), *([config.budget.runtime] if asked else [])]
+    return list(dict.fromkeys((*ALWAYS, *(Target(name) for name in names if Target(name).kind.floats))))
+
+
+def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
+    """What a student is exported as: in float, and where it was quantized by a scheme as the formats that take it, in
+    float too, so that the report tells what few bits win on each runtime.
+    """
+    from compress.export.targets import Target
     from compress.quantize.schemes import scheme_of
     from distill.tasks.names import WRITING
-    from pipelines.export import ALWAYS, rounded_targets
+    from pipelines.export import HUGGINGFACE, rounded_targets
+    from pipelines.students import schemes_of
 
-    formats = [Target(name) for name in formats_of(config.export)]
-    if config.task in WRITING and Target("onnx") in formats:
-        formats.append(Target("onnx-decoder"))
-    own = [] if config.budget.runtime == "pytorch" or not config.budget.asked else [Target(config.budget.runtime)]
-    floats = list(dict.fromkeys((*ALWAYS, *(each for each in (*formats, *own) if each.kind.floats))))
-    of_teacher = [each for each in floats if each.format != "onnx-decoder"]
-    if config.quantize.scheme:
-        bits = scheme_of(config.quantize.scheme).stored
-        return of_teacher, [*floats, *rounded_targets([each.format for each in (*formats, *own)], bits)]
-    dynamic = config.budget.asked and (config.budget.runtime, config.budget.precision) == ("onnxruntime", "int8")
-    return of_teacher, [*floats, *([Target("onnxruntime", 8)] if dynamic else [])]
+    floats, schemes = forms_of_teacher(config), schemes_of(config)
+    if config.task in WRITING and "onnx" in config.export.split(","):
+        floats.append(Target("onnx-decoder"))
+    if not scheme:
+        dynamic = config.budget.asked and (config.budget.runtime, config.budget.precision) == ("onnxruntime", "int8")
+        return [*floats, *([Target("onnxruntime", 8)] if dynamic else [])]
+    taken = rounded_targets(schemes[scheme], scheme_of(scheme).stored)
+    if scheme != next(iter(schemes)):  # beside the main one
+        floats = [HUGGINGFACE, *(Target(each.format) for each in taken if each.kind.floats)]
+    others = {name for each, names in schemes.items() if each != scheme for name in names}
+    return [*(each for each in floats if each.format not in others), *taken]
 
 
 def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
@@ -239,18 +269,33 @@ def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") 
     if run.world.leads:
         places = publish(run, report, exports)
         show(run.console, json.loads((report.folder / REPORT).read_text()), places)
-    check_scores(config, students)
+    check_scores(config, made["evaluate"])
     check_refused(list(exports.values()))
 
 
-def check_scores(config: DistillConfig, students: Sequence["Trained"]) -> None:
-    """Says which students keep less of the teacher's validation score than was asked for; their files stay.
+def judged_of(config: DistillConfig, student: "Trained | None" = None) -> "Target | None":
+    """The file of a student, or of the teacher, that the budget's least score is asked of."""
+    from pipelines.timing import target_for
+
+    if not (config.budget.asked and config.budget.min_score):
+        return None
+    wanted = target_for(config.budget, teacher=student is None)
+    forms = forms_of(config, student.scheme) if student is not None else [wanted]
+    return wanted if wanted in forms else forms[-1]
+
+
+def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
+    """Says which deployed students keep less of the teacher's validation score than was asked for; their files stay.
 
     Raises:
         InputError: There are some.
     """
+    from pipelines.road_text import shares_kept
+
     least = config.budget.min_score
-    kept = {each.name: each.kept for each in students if each.shape is not None}
+    if not (config.budget.asked and least):
+        return
+    kept = shares_kept(json.loads((evaluation.folder / "evaluation.json").read_text()))
     missed = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share < least]
     if missed:
         reached = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share >= least]

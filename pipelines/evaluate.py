@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.export.runtimes import open_export
-from compress.export.targets import Target, target_of
+from compress.export.targets import Target, check_installed, formats_of, target_of
+from compress.quantize.store import FILE as SCALES
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines import cli
 from pipelines.config import MeasureConfig, TaskName
 from pipelines.console import Console
-from pipelines.export import HUGGINGFACE, artefact_bytes, check_refused, export_stage, spoken
+from pipelines.export import HUGGINGFACE, artefact_bytes, check_refused
 from pipelines.machine import describe
 from pipelines.stage import Artefact, Run
 
@@ -39,6 +40,9 @@ class EvaluateConfig:
         measure: How speed is measured.
         seed: Seed of the texts that are timed, and of the test split where the data set has none.
         task: What the model is for; auto goes by its head, else by the data's columns.
+        export: Formats that it is scored and timed in beside PyTorch; of a quantized one with the integers it was
+            trained with.
+        dynamic: Also ONNX Runtime's own dynamic int8, of a model in float.
     """
 
     model: str = ""
@@ -48,20 +52,27 @@ class EvaluateConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     seed: int = 0
     task: TaskName = "auto"
+    export: str = "onnx,onnxruntime"
+    dynamic: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("model", self.model), ("output", self.output), ("data", self.data.path)):
             if not value:
                 raise InputError(f"--{name}: missing; see --help for examples")
+        check_installed(formats_of(self.export))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to measure: its role, the stage that made it and its export."""
+    """A model to measure: its role, the stage that made it and its export.
+
+    `judged` is what of it a least score is asked of.
+    """
 
     name: str
     stage: str
     export: Artefact
+    judged: Target | None = None
 
     @property
     def targets(self) -> list[Target]:
@@ -106,9 +117,11 @@ def evaluate(
     """Scores every model on the whole test split, then times all of them in turn."""
     entries, predicted, tests = [], {}, {}
     for candidate in candidates:
-        tests[candidate.name] = encode_test(candidate, splits, max_length, task)
+        tests[candidate.name] = encode_part(candidate, splits.test, max_length, task)
         for target in candidate.targets:
             entry, classes = score(run, candidate, target, task, tests[candidate.name])
+            if target == candidate.judged:
+                entry["validation"] = validation_score(candidate, target, splits, max_length, task)
             predicted[key_of(entry)] = classes
             entries.append(entry)
     time_all(run, candidates, entries, tests, measure)
@@ -123,12 +136,26 @@ def key_of(entry: Mapping[str, Any]) -> Key:
     return entry["name"], entry["runtime"], entry["precision"]
 
 
-def encode_test(candidate: Candidate, splits: "Splits", max_length: int, task: "Task") -> tuple["Rows", int]:
-    """The test split by the candidate's own tokenizer, and its pad id."""
+def encode_part(candidate: Candidate, part: Any, max_length: int, task: "Task") -> tuple["Rows", int]:
+    """A split by the candidate's own tokenizer, and its pad id."""
     from pipelines.words import tokenizer_of
 
     tokenizer = tokenizer_of(candidate.place(HUGGINGFACE))
-    return task.encode(tokenizer, splits.test, max_length), int(tokenizer.pad_token_id or 0)
+    return task.encode(tokenizer, part, max_length), int(tokenizer.pad_token_id or 0)
+
+
+def validation_score(candidate: Candidate, target: Target, splits: "Splits", max_length: int, task: "Task") -> float:
+    """Of the deployed file, one text a call as it will be used: dynamic int8 rounds what a call has together."""
+    import torch
+
+    from distill.data.batches import EvalBatches
+
+    rows, pad_id = encode_part(candidate, splits.validation, max_length, task)
+    runner, scorer = open_export(target, candidate.place(target), torch.get_num_threads()), task.scorer(rows)
+    batches = EvalBatches(rows, 1, pad_id)
+    for numbers, batch in zip(batches.order, batches, strict=True):
+        scorer.update(numbers, batch, torch.from_numpy(runner(arrays(batch))))
+    return float(next(iter(scorer.scores().values())))
 
 
 def score(
@@ -180,7 +207,7 @@ def parameters(folder: Path) -> int:
     from safetensors import safe_open
 
     total = 0
-    for file in folder.glob("*.safetensors"):
+    for file in (each for each in folder.glob("*.safetensors") if each.name != SCALES):
         with safe_open(file, framework="np") as weights:
             total += sum(prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
     return total
@@ -226,61 +253,22 @@ def time_all(
 
 
 def compare_with_teacher(entries: list[dict[str, Any]], predicted: Mapping[Key, "np.ndarray"]) -> None:
-    """Adds speed-ups against the teacher in fp32, and agreement; None where there is no teacher."""
+    """Adds speed-ups against the teacher in fp32, and agreement; None where there is no teacher, or no file of it."""
     teacher = {e["runtime"]: e for e in entries if e["name"] == "teacher" and e["precision"] == "fp32"}
     for entry in entries:
         for key, latency in (("speedup", "latency"), ("speedup_batched", "latency_batched")):
             entry[key] = None
-            if teacher:
-                own = entry[latency]["best_ms"]
+            if "pytorch" in teacher:
+                own, same = entry[latency]["best_ms"], teacher.get(entry["runtime"])
                 entry[key] = {
                     "vs_teacher_pytorch": teacher["pytorch"][latency]["best_ms"] / own,
-                    "vs_teacher_same_runtime": teacher[entry["runtime"]][latency]["best_ms"] / own,
+                    "vs_teacher_same_runtime": same[latency]["best_ms"] / own if same else None,
                 }
         entry["agreement_with_teacher"] = None
-        if teacher:
+        if "pytorch" in teacher:
             own, others = predicted[key_of(entry)], predicted["teacher", "pytorch", "fp32"]
             # A student with its own tokenizer decides elsewhere.
             entry["agreement_with_teacher"] = float((own == others).mean()) if own.shape == others.shape else None
-
-
-def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Candidate], Artefact, Artefact]:
-    """Exports and evaluates checkpoints that no run here made: (run, candidates, data, evaluation)."""
-    from transformers import AutoConfig
-
-    from compress.prune.checkpoint import admit
-    from distill.tasks.choose import choose
-    from distill.teacher.load import checkpoint_folder
-    from pipelines.data import data_stage, read_data, read_task
-    from pipelines.given import by_label_stage
-    from pipelines.teacher import MODEL
-
-    named = [("student" if config.teacher else "model", config.model)]
-    if config.teacher:
-        named.insert(0, ("teacher", config.teacher))
-    folders = {name: checkpoint_folder(model, name) for name, model in named}
-    for folder in folders.values():
-        admit(folder)
-    run = Run(Path(config.output), config.seed, console)
-    name, why = choose(config.task, AutoConfig.from_pretrained(folders[named[0][0]]), named[0][1], config.data)
-    console.say(f"  task: {name} ({why})")
-    data = data_stage(run, config.data, name)
-    splits, task = read_data(data), read_task(data)
-    candidates = []
-    for name, folder in folders.items():
-        ordered = by_label_stage(run, name, folder, task)
-        export = export_stage(
-            run,
-            f"export-{name}",
-            ordered,
-            ordered.folder / MODEL,
-            spoken(splits.test),
-            parity=config.measure.parity,
-            max_length=config.data.max_length,
-        )
-        candidates.append(Candidate(name, "given", export))
-    done = evaluate_stage(run, candidates, splits, data, config.measure, config.data.max_length, task)
-    return run, candidates, data, done
 
 
 EXAMPLES = """\
@@ -297,6 +285,7 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short={"data": "data.path"},
     )
+    from pipelines.alone import standalone
     from pipelines.render import summary_rows
 
     console = Console()

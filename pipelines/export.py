@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.errors import ArtefactError
-from compress.export.targets import Target, formats_of, target_of, with_sources
+from compress.export.targets import Target, check_float, check_installed, formats_of, with_sources
 from distill.errors import InputError
 from pipelines import cli
 from pipelines.console import Console
@@ -51,7 +51,7 @@ class ExportConfig:
         for name in ("model", "data", "output"):
             if not getattr(self, name):
                 raise InputError(f"--{name}: missing; see --help for examples")
-        formats_of(self.export)
+        check_installed(formats_of(self.export))
 
 
 def export_stage(
@@ -99,7 +99,7 @@ def export_stage(
             raise ArtefactError(f"{name}: no target is the model: {proof.refused[0]['reason']}")
         return {"parity": proof.proven} | ({"refused": proof.refused} if proof.refused else {})
 
-    return run.stage(name, settings, {"model": model, "texts": texts_hash(examples, parity, run.seed)}, work)
+    return run.stage(name, settings, {"model": model, "texts": texts_hash(examples)}, work)
 
 
 def sample(examples: "Examples | Tagged", count: int, seed: int) -> tuple[list[Any], list[str] | None]:
@@ -114,10 +114,11 @@ def chosen(examples: "Examples | Tagged", rows: "Iterable[int]") -> tuple[list[A
     return [examples.texts[i] for i in rows], pairs
 
 
-def texts_hash(examples: "Examples | Tagged", count: int, seed: int) -> str:
+def texts_hash(examples: "Examples | Tagged") -> str:
+    """Of all texts and labels: a target in few bits is scored on them."""
     from pipelines.stage import digest_of
 
-    return digest_of(sample(examples, count, seed))
+    return digest_of([examples.texts, examples.pairs, examples.labels])
 
 
 def artefact_bytes(folder: Path) -> int:
@@ -146,6 +147,9 @@ def main(argv: Sequence[str]) -> None:
 
     console = Console()
     folder = checkpoint_folder(config.model, "model")
+    if is_labelled(config, folder):
+        evaluated(config, console)
+        return
     run = Run(Path(config.output), 0, console)
     done = export_stage(
         run,
@@ -155,14 +159,80 @@ def main(argv: Sequence[str]) -> None:
         examples_for(config, folder),
         parity=config.parity,
         max_length=config.max_length,
-        targets=asked_targets(config, folder),
+        targets=asked_targets(config.export, folder, dynamic=config.dynamic),
     )
     rows = [
         (p["target"], difference_text(p), f"{p['bytes'] / 1e6:.1f}", str(done.folder / p["target"]))
         for p in done.metrics["parity"]
     ]
     console.table("Exported", ("target", "difference", "MB", "where"), rows)
+    console.say("  no labels were found in the data: nothing was scored")
     check_refused([done])
+
+
+def is_labelled(config: ExportConfig, folder: Path) -> bool:
+    """Whether the model decides on texts as wholes and the data says what is right."""
+    from transformers import AutoConfig
+
+    from compress.prune.checkpoint import admit
+    from distill.data.columns import LABEL, first_of
+    from distill.data.source import read_splits
+    from distill.data.splits import Examples
+    from distill.tasks.choose import TASKS, by_head
+    from distill.tasks.text_classification import TextClassification
+
+    admit(folder)
+    name = by_head(AutoConfig.from_pretrained(folder), config.model)
+    if name not in TASKS or not issubclass(TASKS[name], TextClassification) or TASKS[name].form is not Examples:
+        return False
+    splits = read_splits(config.data)
+    return first_of(splits.get("test", splits["train"]), LABEL) is not None
+
+
+def evaluated(config: ExportConfig, console: Console) -> None:
+    """Exports, scores each file on the whole test split in its own runtime, and times it."""
+    import json
+
+    from distill.data.config import DataConfig
+    from pipelines.alone import standalone
+    from pipelines.config import MeasureConfig
+    from pipelines.evaluate import EvaluateConfig
+
+    settings = EvaluateConfig(
+        model=config.model,
+        output=config.output,
+        data=DataConfig(path=config.data, text=config.text, max_length=config.max_length),
+        measure=MeasureConfig(parity=config.parity),
+        export=config.export,
+        dynamic=config.dynamic,
+    )
+    _, candidates, _, done = standalone(settings, console)
+    entries = json.loads((done.folder / "evaluation.json").read_text())
+    metric, many = next(iter(entries[0]["scores"])), settings.measure.batch
+    header = ("target", "difference", metric, "MB", "load ms", "peak MB", "ms, 1 text", f"ms, {many} texts", "where")
+    exports = [candidate.export for candidate in candidates]
+    rows = [file_row(proof, entries, export.folder) for export in exports for proof in export.metrics["parity"]]
+    console.table("Exported and measured", header, rows)
+    console.say(f"numbers: {done.folder / 'evaluation.json'}")
+    check_refused(exports)
+
+
+def file_row(proof: dict[str, Any], entries: Sequence[dict[str, Any]], folder: Path) -> tuple[str, ...]:
+    """A file's proof, and what was measured of it where it is the one that stands for its runtime."""
+    place = folder / proof["target"]
+    entry = next((each for each in entries if Path(each["path"]) == place), None)
+    took = [f"{entry[key]['best_ms']:.2f}" if entry else "" for key in ("latency", "latency_batched")]
+    score = entry["score"] if entry else proof.get("score")
+    return (
+        proof["target"],
+        difference_text(proof),
+        "" if score is None else f"{score:.4f}",
+        f"{proof['bytes'] / 1e6:.1f}",
+        f"{proof['load_ms']:.0f}" if "load_ms" in proof else "",
+        f"{proof['peak_bytes'] / 1e6:.0f}" if "peak_bytes" in proof else "",
+        *took,
+        str(place),
+    )
 
 
 def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
@@ -193,16 +263,20 @@ def spoken(part: Any) -> Any:
     return part.spoken() if hasattr(part, "spoken") else part
 
 
-def asked_targets(config: ExportConfig, folder: Path) -> list[Target]:
-    """The checkpoint and the formats asked for: with integers where it was quantized."""
+def asked_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[Target]:
+    """The checkpoint and the formats asked for: with integers where it was quantized.
+
+    Raises:
+        CompressError: A format that isn't known, or holds no such model.
+    """
     from compress.quantize.prepare import bits_of
     from compress.quantize.store import is_rounded, load_rounding
 
-    formats = formats_of(config.export)
+    formats = formats_of(export)
     if is_rounded(folder):
         return [HUGGINGFACE, *rounded_targets(formats, bits_of(load_rounding(folder)))]
-    dynamic = [Target("onnxruntime", 8)] if config.dynamic else []
-    return [HUGGINGFACE, *(target_of(name) for name in formats), *dynamic]
+    check_float(formats, str(folder))
+    return [HUGGINGFACE, *(Target(name) for name in formats), *([Target("onnxruntime", 8)] if dynamic else [])]
 
 
 def rounded_targets(formats: Iterable[str], bits: int) -> list[Target]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compress.errors import ArtefactError
+from compress.export.decisions import kind_of
 from compress.export.decoder import prove_decoder
 from compress.export.huggingface import TorchModel
 from compress.export.onnx import OnnxModel
@@ -101,7 +102,14 @@ class Proof:
         layers = check_layers(self.source, target, self.folder, self.batch)
         texts, pairs = self.examples.texts, self.examples.pairs
         parity, logits = verify(
-            str(target), self.folder / str(target), texts, pairs, self.max_length, self.trained, rounds=True
+            str(target),
+            self.folder / str(target),
+            texts,
+            pairs,
+            self.max_length,
+            self.trained,
+            rounds=True,
+            kind=kind_of(self.source.model),
         )
         proof = asdict(parity) | {"layers": layers}
         if self.of_classes:
@@ -186,6 +194,7 @@ def tokenized(
         list(texts),
         list(pairs) if pairs else None,
         padding=True,
+        padding_side="right",
         truncation=True,
         max_length=max_length,
         is_split_into_words=not isinstance(texts[0], str),

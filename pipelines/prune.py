@@ -21,7 +21,7 @@ MODEL_SHORT = SHORT | {"model": "student.spec"}
 def main(argv: Sequence[str]) -> None:
     config = cli.parse(
         DistillConfig,
-        with_teacher(argv, MODEL_SHORT),
+        with_teacher(argv),
         prog="pipelines.prune",
         about="Prune a trained model to a speed that is measured on this machine: its heads, neurons, width, "
         "layers and vocabulary, each shape tried out; then train what is left on the cached signals of a teacher (the "
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> None:
     follow("pipelines.prune", argv, config)
 
 
-def with_teacher(argv: Sequence[str], short: Mapping[str, str]) -> list[str]:
+def with_teacher(argv: Sequence[str], short: Mapping[str, str] = MODEL_SHORT) -> list[str]:
     """Where only a model is named, it is its own teacher and is pruned whole."""
     words = [cli.full_flag(word, short) for word in argv]
     if named(words) & {"--teacher.model", "--config"}:

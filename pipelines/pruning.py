@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from compress.export.huggingface import export_huggingface
+from compress.export.targets import by_scheme
 from compress.latency import Latency
 from compress.prune.axes import Axis
 from compress.prune.candidates import first_units, outline_of
@@ -20,6 +21,7 @@ from compress.prune.sizes import head_width
 from compress.prune.slice import prune
 from compress.prune.trace import find_axes
 from compress.prune.vocabulary import choose_words, count_words, prune_vocabulary
+from compress.quantize.config import QuantizeConfig
 from distill.data.splits import Splits
 from distill.errors import InputError
 from distill.student.spec import is_relative
@@ -108,12 +110,12 @@ def training_texts(splits: Splits) -> Iterator[str] | Iterator[list[str]]:
 def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact) -> Artefact:
     """Measures the teacher and a dozen sizes of the start in the budget's runtime: what heads, neurons, layers cost."""
     conditions = {k: v for k, v in asdict(config.budget).items() if k not in GOALS}
-    scheme = scheme_for(config)
+    how = rounded_as(config)
     settings = {
         "budget": conditions,
         "max_length": config.data.max_length,
         "machine": describe(),
-        "scheme": scheme,
+        "scheme": rounding_key(config),
     }
 
     def work(folder: Path) -> dict[str, Any]:
@@ -132,7 +134,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
             for number, outline in enumerate(outlines):
                 small = prune(model, axes, first_units(axes, outline))
                 place = scratch / str(number)
-                built[str(number)] = build(small, tokenizer, target_for(config.budget), place, texts, scheme)
+                built[str(number)] = build(small, tokenizer, target_for(config.budget), place, texts, how)
                 advance(1)
         found = time_together(built, config.budget)
         costs = fit_costs(outlines, [found[str(i)].best_ms for i in range(len(outlines))])
@@ -148,9 +150,17 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
     return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work)
 
 
-def scheme_for(config: DistillConfig) -> str:
-    """The scheme that students are measured in: that of their quantization where the budget is about int8."""
-    return config.quantize.scheme if config.budget.precision == "int8" else ""
+def rounded_as(config: DistillConfig) -> QuantizeConfig | None:
+    """How students are rounded when they are measured: as they will be quantized, where the budget is about int8."""
+    if not config.quantize.scheme or config.budget.precision != "int8":
+        return None
+    return replace(config.quantize, scheme=next(iter(by_scheme([config.budget.runtime], config.quantize.scheme))))
+
+
+def rounding_key(config: DistillConfig) -> Any:
+    """What of it a measurement depends on."""
+    how = rounded_as(config)
+    return [how.scheme, how.keep, how.reduced] if how is not None else ""
 
 
 GOALS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a budget, not how it is measured

@@ -15,9 +15,7 @@ EXAMPLES = """\
   python -m pipelines.quantize --model M --data D --method ptq --scheme auto --min_score 0.995 --output runs/mixed
   python -m pipelines.quantize --model M --data D --scheme int4-weights --quantize.weights gptq --output runs/int4"""
 
-OWN = MODEL_SHORT | {
-    name: f"quantize.{name}" for name in ("scheme", "method", "min_score", "epochs", "learning_rate")
-}
+OWN = MODEL_SHORT | {name: f"quantize.{name}" for name in ("scheme", "method", "min_score", "epochs", "learning_rate")}
 
 
 def main(argv: Sequence[str]) -> None:

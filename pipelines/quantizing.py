@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from compress.prune.checkpoint import load_pruned
 from compress.quantize.gptq import gptq_model
-from compress.quantize.prepare import convert
+from compress.quantize.prepare import convert, learn_scales
 from compress.quantize.rounding import round_model
 from compress.quantize.sensitivity import ease_most_sensitive, sensitivities
 from compress.quantize.store import save_rounding
@@ -95,6 +95,8 @@ def quantize_stage(
         run.console.say(f"  quantize: validation {before:.4f}, in float {validation.in_float:.4f}")
         metrics: dict[str, Any] = {"val/float": validation.in_float, "val/calibrated": before}
         if how.method == "qat":
+            if how.learned:
+                learn_scales(model)
             lightning.seed_everything(run.seed, verbose=False)
             metrics |= fit(
                 DistillationModule(

@@ -222,8 +222,8 @@ def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
 
 def measured(config: ReportConfig, console: Console) -> None:
     """Evaluates a checkpoint and reports on it."""
+    from pipelines.alone import standalone
     from pipelines.data import read_task
-    from pipelines.evaluate import standalone
 
     settings = EvaluateConfig(
         config.model, config.output, config.teacher, config.data, config.measure, config.seed, config.task

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compress.quantize.schemes import scheme_of
 from pipelines.stage import Artefact
 
 
@@ -59,7 +60,20 @@ def student_road(named: Mapping[str, Artefact], target: str, students: int) -> d
         "trials": found["trials"],
         "teacher_score": shape.metrics.get("teacher_score"),
         "score": trained.metrics["val/score"],
+        "quantized": quantized_of(named.get(f"quantize-{target}")),
         "params": trained.metrics["params"],
+    }
+
+
+def quantized_of(stage: Artefact | None) -> dict[str, Any] | None:
+    """What few bits did to a student's validation score; None where it wasn't quantized."""
+    if stage is None:
+        return None
+    bits = scheme_of(stage.manifest["config"]["quantize"]["scheme"]).stored
+    return {
+        "precision": f"int{bits}",
+        "calibrated": stage.metrics["val/calibrated"],
+        "score": stage.metrics["val/score"],
     }
 
 

@@ -52,8 +52,8 @@ def road_table(report: Report) -> tuple[list[str], Table]:
         score_row(report, "fp32"),
     ]
     stages = [("start: words removed", before), ("shape: units removed", cut), ("trained", trained)]
-    if any(entry["precision"] == "int8" for entry in report["models"]):
-        stages.append(("int8", [score_row(report, "int8"), lost_row(report)]))
+    for bits in dict.fromkeys(entry["precision"] for entry in report["models"] if entry["precision"] != "fp32"):
+        stages.append((bits, [*rounding_rows(report, bits), score_row(report, bits), lost_row(report, bits)]))
     asked = [
         row("asked", NONE, (asked_text(each["target"]) for each in students)),
         row("met", NONE, (met_text(each["target"], met(report, each)) for each in students)),
@@ -80,17 +80,29 @@ def score_row(report: Report, precision: str) -> tuple[str, list[str]]:
     return f"test {metric}, {precision}", cells
 
 
-def lost_row(report: Report) -> tuple[str, list[str]]:
-    """What int8 takes of the score, in points of a percentage where it is one."""
+def rounding_rows(report: Report, bits: str) -> list[tuple[str, list[str]]]:
+    """What calibration left of the validation score, and what training in few bits brought back."""
+    told = [each.get("quantized") or {} for each in report["road"]["students"]]
+    if not any(each.get("precision") == bits for each in told):
+        return []
+    metric = report["metric"]
+    return [
+        (f"validation {metric}, {how}", [NONE, *(score_or_none(each.get(key), metric) for each in told)])
+        for key, how in (("calibrated", "calibrated"), ("score", "trained in few bits"))
+    ]
+
+
+def lost_row(report: Report, bits: str) -> tuple[str, list[str]]:
+    """What few bits take of the score, in points of a percentage where it is one."""
     cells = []
-    for whole, rounded in zip(entries_of(report, "fp32"), entries_of(report, "int8"), strict=True):
+    for whole, rounded in zip(entries_of(report, "fp32"), entries_of(report, bits), strict=True):
         if whole is None or rounded is None:
             cells.append(NONE)
         else:
             change = rounded["score"] - whole["score"]
             percent = report["metric"] == "accuracy"
             cells.append(f"{change * 100:+.2f} points" if percent else f"{change:+.4f}")
-    return "change by int8", cells
+    return f"change by {bits}", cells
 
 
 def bytes_row(report: Report) -> tuple[str, list[str]]:
@@ -124,6 +136,13 @@ def kept(student: Mapping[str, Any]) -> float | None:
     return student["score"] / student["teacher_score"] if student["teacher_score"] else None
 
 
+def shares_kept(models: Iterable[Row]) -> dict[str, float]:
+    """Student -> share of the teacher's validation score that its deployed file keeps, where that was measured."""
+    found = {entry["name"]: entry["validation"] for entry in models if "validation" in entry}
+    teacher = found.pop("teacher", None)
+    return {name: score / teacher for name, score in found.items()} if teacher else {}
+
+
 def met(report: Report, student: Mapping[str, Any]) -> tuple[float, float]:
     """(speed-up, milliseconds) of the student as the budget wants it measured: those of the evaluation, or those of
     the shape where the evaluation was under other conditions.
@@ -136,7 +155,8 @@ def evaluated(report: Report, student: Mapping[str, Any]) -> tuple[float, float]
     wanted = report["road"]["conditions"]
     entry = entry_of(report, student["name"], wanted["precision"])
     for latency, speedup in (("latency", "speedup"), ("latency_batched", "speedup_batched")):
-        if entry and entry.get(speedup) and evaluated_alike(wanted, entry[latency]):
+        ratios = entry.get(speedup) if entry else None
+        if entry and ratios and ratios["vs_teacher_same_runtime"] and evaluated_alike(wanted, entry[latency]):
             return entry[speedup]["vs_teacher_same_runtime"], entry[latency]["best_ms"]
     return None
 
@@ -164,9 +184,9 @@ def shortfall(target: Mapping[str, Any], figures: tuple[float, float]) -> float:
 def verdicts(report: Report) -> list[tuple[bool, str]]:
     """For each target and the least score whether it was met, and a sentence that says so."""
     said = []
-    least = report["config"].get("budget", {}).get("min_score", 0)
+    least, shares = report["config"].get("budget", {}).get("min_score", 0), shares_kept(report["models"])
     for each in report["road"]["students"]:
-        name, target, figures, share = each["name"], each["target"], met(report, each), kept(each)
+        name, target, figures, share = each["name"], each["target"], met(report, each), shares.get(each["name"])
         good = shortfall(target, figures) <= 0
         said.append((good, f"{name}: {asked_text(target)} asked, {met_text(target, figures)}{' met' * good}."))
         if least and share is not None:
@@ -193,7 +213,10 @@ def road_notes(report: Report) -> list[str]:
         "chosen by; the shape that won may then have lost or gained units until the speed was met.",
     ]
     if any(each["teacher_score"] for each in road["students"]):
-        notes.append("Validation scores are those of the trained weights in fp32.")
+        notes.append(
+            "Validation scores are those of the trained weights in fp32; the least score that was asked for is judged "
+            "on the files that are deployed."
+        )
     return notes
 
 

@@ -27,7 +27,7 @@ from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.data import read_data, read_task
 from pipelines.judge import Judge, Said, said_of
-from pipelines.pruning import axes_of, read_costs, read_sizes, scheme_for
+from pipelines.pruning import axes_of, read_costs, read_sizes, rounded_as, rounding_key
 from pipelines.recovery import RULE
 from pipelines.scoring import SCORES
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
@@ -87,7 +87,7 @@ def shape_stage(run: Run, config: DistillConfig, given: Inputs, target: Target) 
         "train": {name: getattr(config.train, name) for name in TRAINED} | {"rate": RULE},
         "loss": vars(config.loss.of_outputs),
         "max_length": config.data.max_length,
-        "scheme": scheme_for(config),
+        "scheme": rounding_key(config),
     }
 
     def work(folder: Path) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Search:
         place = self.scratch / "candidate"
         shutil.rmtree(place, ignore_errors=True)
         model = prune(self.model, self.axes, chosen.shape, uniform=self.budget.uniform)
-        return build(model, self.tokenizer, target_for(self.budget), place, self.texts, scheme_for(self.config))
+        return build(model, self.tokenizer, target_for(self.budget), place, self.texts, rounded_as(self.config))
 
     def within(self, chosen: Candidate) -> tuple[Candidate, Built]:
         """The candidate, or one with fewer units where the solver expected less bytes than there are; and its files."""

@@ -184,18 +184,24 @@ class Pruned:
         given = {"begun": self.begun, "words": self.words, "shape": self.shape}
         return {name: stage for name, stage in given.items() if stage is not None}
 
+    @property
+    def untrained(self) -> bool:
+        """Whether what is cut was built just before, of some of its teacher's layers or a table in few columns."""
+        about = (self.words or self.begun).manifest["config"]
+        return bool(about["embedding_rank"]) or (about["student"] != "teacher" and is_relative(about["student"]))
+
     def is_whole(self, student: PreTrainedModel) -> bool:
-        """Whether nothing was cut of the teacher but words, as where few bits alone are fast enough."""
-        return student.num_parameters() == self.whole.num_parameters()
+        """Whether nothing was cut but words of a model that was trained, as where few bits alone are fast enough."""
+        return not self.untrained and student.num_parameters() == self.whole.num_parameters()
 
     @cached_property
     def whole(self) -> PreTrainedModel:
-        """The teacher without the words that went."""
+        """What is cut, without the words that went."""
         return load_pruned((self.words or self.begun).folder / MODEL)
 
     def training(self, train: TrainConfig, student: PreTrainedModel) -> TrainConfig:
         """How it is trained: as fast as what was cut of it asks for."""
-        return recovering(train, student, self.whole)
+        return train if self.untrained else recovering(train, student, self.whole)
 
     def model(self) -> PreTrainedModel:
         """The student before it is trained."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from compress.export.targets import by_scheme, formats_of
 from compress.precision import MODES
 from distill.errors import InputError
 from distill.teacher.load import checkpoint_folder
@@ -11,7 +12,7 @@ from pipelines.data import read_task
 from pipelines.given import by_label_stage
 from pipelines.gradual import close_stage
 from pipelines.layouts import Layouts
-from pipelines.pruning import costs_stage, start_stage
+from pipelines.pruning import costs_stage, rounded_as, start_stage
 from pipelines.quantizing import quantize_stage
 from pipelines.road import name_of
 from pipelines.rounds import round_name, round_stage
@@ -32,18 +33,14 @@ class Trained:
         suffix: Of its stages' names.
         made: The stage that trained it.
         shape: The stage that chose its shape, where it was pruned.
+        scheme: By which it was quantized.
     """
 
     name: str
     suffix: str
     made: Artefact
     shape: Artefact | None = None
-
-    @property
-    def kept(self) -> float:
-        """Share of the teacher's score on the validation split; of a pruned student."""
-        assert self.shape is not None
-        return self.made.metrics["val/score"] / max(self.shape.metrics["teacher_score"], 1e-9)
+    scheme: str = ""
 
 
 @dataclass(frozen=True)
@@ -105,16 +102,29 @@ def in_few_bits(
     stages: Stages,
     precision: str,
 ) -> tuple[list[Trained], Stages]:
-    """The students quantized, where that is asked for."""
-    if not config.quantize.scheme:
+    """The students quantized, where that is asked for: each by every scheme that a format needs."""
+    schemes = list(schemes_of(config))
+    if not schemes:
         return students, stages
     found = []
     for each in students:
-        start = Pruned(each.suffix, each.made, None, stages.get("start"))
-        done = quantize_stage(run, config, made["data"], made["teacher"], made["cache"], start, precision)
-        stages = stages | {f"quantize{each.suffix}": done}
-        found.append(replace(each, made=done))
+        for scheme in schemes:
+            other = f"-{scheme}" if scheme != schemes[0] else ""
+            name, suffix = f"{each.name}{other}", f"{each.suffix}{other}"
+            asked = replace(config, quantize=replace(config.quantize, scheme=scheme))
+            start = Pruned(suffix, each.made, None, stages.get("start"))
+            done = quantize_stage(run, asked, made["data"], made["teacher"], made["cache"], start, precision)
+            stages = stages | {f"quantize{suffix}": done}
+            found.append(replace(each, name=name, suffix=suffix, made=done, scheme=scheme))
     return found, stages
+
+
+def schemes_of(config: DistillConfig) -> dict[str, list[str]]:
+    """Each scheme that students are quantized by -> the formats that take it; the first is the main one's."""
+    if not config.quantize.scheme:
+        return {}
+    measured = [config.budget.runtime] if rounded_as(config) is not None else []
+    return by_scheme(dict.fromkeys((*formats_of(config.export), *measured)), config.quantize.scheme)
 
 
 def oneshot(road: Road, target: Target) -> Stages:

@@ -1,7 +1,7 @@
 """Models as a budget wants them measured: exported for its runtime and precision, on texts like those to come."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from compress.export.targets import FLOAT, Target
 from compress.export.write import write_targets
 from compress.latency import Latency, Runner, measure
 from compress.prune.budget import Budget
-from compress.quantize.prepare import Rounded, convert, prepare
-from compress.quantize.ranges import calibrate
-from compress.quantize.schemes import scheme_of
+from compress.quantize.config import QuantizeConfig
+from compress.quantize.prepare import Rounded, convert
+from compress.quantize.rounding import round_model
 from distill.tasks.task import Task
 from pipelines.evaluate import arrays
 from pipelines.export import HUGGINGFACE, artefact_bytes, chosen
@@ -53,21 +53,23 @@ def build(
     target: Target,
     folder: Path,
     texts: "Texts",
-    scheme: str = "",
+    how: QuantizeConfig | None = None,
 ) -> Built:
-    """Writes the model's files into `folder` and opens them; with a scheme its weights are put on that grid first."""
+    """Writes the model's files into `folder` and opens them; where it is quantized its weights are rounded first."""
     inputs = texts.inputs(tokenizer)
-    rounding = rounded_on(model, scheme, inputs) if scheme else None
+    rounding = rounded_on(model, how, inputs) if how is not None else None
     write_targets(Source(model, tokenizer, rounding), [target], folder)
     place = folder / str(target)
     runner: Any = TorchModel.of(model) if target == HUGGINGFACE else open_export(target, place, texts.budget.threads)
     return Built(target, folder, runner, inputs)
 
 
-def rounded_on(model: PreTrainedModel, scheme: str, inputs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Rounded]:
+def rounded_on(
+    model: PreTrainedModel, how: QuantizeConfig, inputs: Sequence[Mapping[str, np.ndarray]]
+) -> dict[str, Rounded]:
     """Calibrates and converts the model in place: what it will be as fast as, not as good as."""
-    prepare(model, scheme_of(scheme))
-    calibrate(model, ({name: torch.from_numpy(value) for name, value in batch.items()} for batch in inputs))
+    batches = [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in inputs]
+    round_model(model, replace(how, smooth=0, weights="nearest"), batches)
     return convert(model)
 
 

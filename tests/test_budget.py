@@ -18,6 +18,7 @@ from compress.prune.candidates import (
     candidates,
     evenly,
     first_units,
+    options,
     outline_of,
     reallocated,
     smallest,
@@ -136,6 +137,11 @@ def test_the_plan_cannot_tell_the_parts_apart():
     assert {each.hidden for each in outlines} == {384, 192, 96}
 
 
+def test_a_width_is_planned_that_the_model_lacks():
+    assert {each.hidden for each in plan(Outline(640, (4,) * 3, (2048,) * 3), step=256)} == {640, 256}
+    assert {each.hidden for each in plan(Outline(96, (2,) * 2, (384,) * 2), step=64)} == {96, 64}
+
+
 # --- the solver
 
 
@@ -238,6 +244,15 @@ def test_candidates_miss_the_budget_or_leave_it(space):
     assert len({each.label for each in found}) == len(found), "each is tried once"
     assert len({each.outline.hidden for each in found}) > 1
     assert len({each.outline.depth for each in found}) > 1
+
+
+@pytest.mark.parametrize("neurons", [512, 1000, 2048, 4096])
+def test_a_free_budget_still_cuts(neurons):
+    model = build_model("bert", intermediate_size=neurons)
+    axes = find_axes(model)
+    space = Space(axes, magnitude(model, axes), COSTS, 24)  # a step that doesn't divide the width
+    assert space.widths()[0] == space.hidden
+    assert all(each.ffn[-1] == neurons for each in options(space, space.hidden))
 
 
 def test_candidates_are_too_large(space):

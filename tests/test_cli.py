@@ -8,7 +8,7 @@ import pytest
 
 from commands import command, refused
 from distill.errors import InputError
-from pipelines import cli, distill
+from pipelines import cli, distill, quantize
 from pipelines.config import SHORT, DistillConfig
 
 NEEDED = ("--teacher", "T", "--data", "D", "--output", "O")
@@ -35,6 +35,33 @@ def test_short_names_dashes_and_switches_reach_the_nested_settings():
     config = parse(*NEEDED, "--batch-size", "7", "--learning-rate=0.5", "--dry-run", "--loss.ce", "0.25")
     assert (config.train.batch_size, config.train.learning_rate, config.dry_run, config.loss.ce) == (7, 0.5, True, 0.25)
     assert (config.teacher.model, config.data.path, config.output) == ("T", "D", "O")
+
+
+def test_a_switch_wants_a_word():
+    config = parse(*NEEDED, "--speedup", "4", "--uniform", "--quantize.learned", "--quantize", "int8", "--dry-run")
+    assert (config.budget.uniform, config.quantize.learned, config.dry_run) == (True, True, True)
+    assert not parse(*NEEDED, "--speedup", "4", "--uniform", "false").budget.uniform
+
+
+def test_a_runtime_gets_a_precision_that_nobody_asked_for():
+    assert parse(*NEEDED, "--speedup", "4", "--budget.runtime", "pytorch").budget.precision == "fp32"
+    assert parse(*NEEDED, "--speedup", "4").budget.precision == "int8"
+
+
+@pytest.mark.parametrize(
+    ("words", "scheme", "teacher", "student"),
+    [
+        (["--model", "m", "--quantize", "int4-weights"], "int4-weights", "m", "teacher"),
+        (["--model=m", "--quantize.scheme=int4-weights"], "int4-weights", "m", "teacher"),
+        (["--teacher", "t", "--student", "s"], "int8", "t", "s"),
+        (["--teacher.model", "t", "--model", "s", "--scheme", "auto"], "int8", "t", "s"),
+    ],
+)
+def test_what_is_taken_for_granted_wins_over_what_was_said(words, scheme, teacher, student):
+    told = quantize.with_defaults([*words, "--data", "D", "--output", "O"])
+    config = cli.parse(DistillConfig, told, prog="x", about="", examples="", short=quantize.OWN)
+    assert (config.quantize.scheme, config.teacher.model, config.student.spec) == (scheme, teacher, student)
+    assert config.quantize.min_score == (0.99 if "auto" in words else 0)
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):
@@ -72,6 +99,7 @@ def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path, content: str):
         ((*NEEDED, "--epochs", "0"), "train.epochs: expected at least 1, found 0"),
         ((*NEEDED, "--loss.kl", "0"), "nothing would be learnt"),
         ((*NEEDED, "--precision", "64"), "precision"),
+        ((*NEEDED, "--export", "torchao"), "export torchao: expected a quantized model, found a student without"),
         (("--data", "D", "--output", "O"), "--teacher: missing"),
         (("--config", "/nowhere.yaml"), "can't be read"),
     ],

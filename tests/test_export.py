@@ -321,5 +321,5 @@ def test_the_comparison_miscounts():
 @pytest.mark.parametrize(("same", "difference"), [(0.994, 0.1), (1.0, np.nan)])
 def test_a_model_that_rounds_is_told_by_its_logits(same: float, difference: float):
     refuse(Parity("onnx-int8", 1000, 3.0, 0.01, 0.995), Path("there"), rounds=True)
-    with pytest.raises(ArtefactError, match=r"other classes than the trained model: the same for .*99\.5"):
+    with pytest.raises(ArtefactError, match=r"other answers than the trained model: the same for .*99\.5"):
         refuse(Parity("onnx-int8", 1000, difference, 0.01, same), Path("there"), rounds=True)

@@ -1,6 +1,7 @@
 """`python -m pipelines.prune` on tiny models: what is asked for is measured, made, and told."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from conftest import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, sav
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.teacher.config import TeacherConfig
+from distill.training import TrainConfig
 from pipelines import prune
 from pipelines.config import DistillConfig
 from pipelines.distill import check_scores
-from pipelines.stage import Artefact
-from pipelines.students import Trained
+from pipelines.stage import Artefact, write_json
+from pipelines.student import Pruned
 from pipelines.words import tokenizer_of
 
 UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
@@ -184,18 +186,34 @@ def test_an_unreachable_speed_ends_without_the_best_point(place, model, data, mo
     assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
 
 
-def test_a_score_that_was_missed_is_not_told(data):
+def test_a_score_that_was_missed_is_not_told(data, tmp_path):
     config = DistillConfig(
         "out", teacher=TeacherConfig("t"), data=DataConfig(str(data)), budget=Budget(speedup="2,4", min_score=0.95)
     )
-    shape = Artefact("shape", data, "", {"metrics": {"teacher_score": 0.8}})
-    students = [
-        Trained(f"student-{name}", f"-{name}", Artefact("distill", data, "", {"metrics": {"val/score": score}}), shape)
-        for name, score in (("2x", 0.79), ("4x", 0.72))
-    ]
-    check_scores(config, students[:1])
+    evaluation = Artefact("evaluate", tmp_path, "", {})
+    scored = {"teacher": 0.8, "student-2x": 0.79, "student-4x": 0.72}
+    entries = [{"name": name, "precision": "fp32"} for name in scored]  # what isn't deployed isn't judged
+    entries += [{"name": name, "validation": score} for name, score in scored.items()]
+    write_json(tmp_path / "evaluation.json", entries[:-1])
+    check_scores(config, evaluation)
+    write_json(tmp_path / "evaluation.json", entries)
     with pytest.raises(InputError, match=r"min_score 0.95: .* student-4x keeps 90.0%.* student-2x keeps 98.8%"):
-        check_scores(config, students)
+        check_scores(config, evaluation)
+    check_scores(replace(config, budget=Budget(speedup="2,4")), evaluation)
+
+
+@pytest.mark.parametrize(
+    ("spec", "rank", "untrained"),
+    [("teacher", 0, False), ("runs/x", 0, False), ("layers=2", 0, True), ("teacher", 8, True)],
+)
+def test_what_was_just_built_counts_as_trained(spec, rank, untrained, tmp_path):
+    start = Artefact("start", tmp_path, "", {"config": {"student": spec, "embedding_rank": rank}})
+    pruned = Pruned("4x", start, None, start)
+    assert pruned.untrained is untrained
+    if untrained:
+        student, train = build_model("bert"), TrainConfig(learning_rate=1e-3)
+        assert not pruned.is_whole(student), "it would be handed over as it was built"
+        assert pruned.training(train, student) == train
 
 
 @pytest.mark.parametrize(
@@ -205,6 +223,7 @@ def test_a_score_that_was_missed_is_not_told(data):
         (("--speedup", "4", "--latency-ms", "2"), "expected a speed-up or a latency, found both"),
         (("--speedup", "4", "--teacher.signals", "online"), "recovers under the teacher's cached logits"),
         (("--speedup", "4", "--max-bytes", "10 potatoes"), "expected a size such as 10MB"),
+        (("--speedup", "4", "--budget.length", "5000"), "budget.length 5000: expected at most 64, the positions"),
         (("--speedup", "4", "--budget.runtime", "tpu"), "expected onnxruntime, openvino, pytorch, found 'tpu'"),
     ],
 )

@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from compress.errors import CompressError
+from compress.quantize.config import QuantizeConfig
 from compress.quantize.grid import (
     integers,
     on_grid,
+    on_learned_grid,
     snapped,
     tensor_grid,
     token_grid,
@@ -18,11 +20,14 @@ from compress.quantize.grid import (
     weight_scales,
 )
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
-from compress.quantize.prepare import convert, prepare, restore
+from compress.quantize.prepare import bits_of, convert, learn_scales, prepare, restore
 from compress.quantize.ranges import Seen, calibrate, rounding_error
+from compress.quantize.rounding import round_model
 from compress.quantize.schemes import SCHEMES, scheme_of
 from compress.quantize.store import load_rounding, save_rounding
 from conftest import build_model
+from distill.optimizer import build_optimizer
+from distill.training import TrainConfig
 from tiny_families import build
 
 SEEDED = torch.Generator().manual_seed(3)
@@ -95,6 +100,23 @@ def test_a_learned_scale_has_another_gradient_than_its_paper():
     slopes = torch.tensor([-z, *inside, 255 - z])
     expected = (given * slopes).sum() / (4 * 127) ** 0.5
     assert float(scale.grad) == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("group", [0, 32])
+def test_a_learned_scale_of_weights_has_another_gradient_than_its_paper(group: int):
+    weight, given = weights(), torch.randn(24, 64, generator=SEEDED)
+    scales = 0.4 * weight_scales(weight, 7, group)  # some are cut off
+    own, learned = weight.clone().requires_grad_(), scales.clone().requires_grad_()
+    (on_learned_grid(own, learned, 7) * given).sum().backward()
+    assert torch.equal(on_learned_grid(weight, scales, 7), on_grid(weight, scales, 7))
+    each = scales.double().repeat_interleave(64 // scales.shape[1], dim=1)
+    steps = weight.double() / each
+    inside = (steps > -7.5) & (steps < 7.5)
+    assert 0 < inside.sum() < inside.numel()
+    slope = torch.where(inside, steps.round() - steps, 7 * steps.sign())
+    expected = (given * slope).view(*scales.shape, -1).sum(-1)
+    torch.testing.assert_close(learned.grad.double(), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(own.grad, given * inside)
 
 
 def test_tokens_share_a_scale():
@@ -243,7 +265,91 @@ def test_scales_that_are_learned_stay(token_batch):
     assert all(not torch.equal(p, before[n]) for n, p in model.named_parameters() if n in before)
 
 
+@pytest.mark.parametrize("keep", ["lm_head", "*.embed_tokens"])
+def test_a_layer_that_is_kept_is_rounded_with_the_one_that_shares_its_weight(keep: str, token_batch):
+    token_batch["input_ids"] %= 60
+    model = build("llama", tie_word_embeddings=True)
+    before = model.lm_head.weight.detach().clone()
+    names = prepare(model, scheme_of("int8-weights"), keep=(keep,))
+    assert not {"lm_head", "model.embed_tokens"} & set(names)
+    convert(model)
+    assert torch.equal(model.lm_head.weight, before)
+
+
+def test_a_table_that_does_more_than_look_up_rows_loses_that(token_batch):
+    class Scaled(nn.Embedding):
+        def forward(self, input):  # noqa: A002
+            return 8 * super().forward(input)
+
+    model = build_model("bert")
+    table = Scaled(*model.bert.embeddings.word_embeddings.weight.shape)
+    table.weight = model.bert.embeddings.word_embeddings.weight
+    model.bert.embeddings.word_embeddings = table
+    names = prepare(model, scheme_of("int8-weights"))
+    assert "bert.embeddings.position_embeddings" in names
+    assert "bert.embeddings.word_embeddings" not in names
+    assert model.bert.embeddings.word_embeddings is table
+
+
+def test_scales_that_are_kept_stay_on_another_device(token_batch):
+    model = prepared("int4-weights", token_batch)
+    learn_scales(model)
+    layer = model.to("meta").bert.encoder.layer[0].output.dense
+    assert layer.scales.device.type == layer.stretch.device.type == "meta"
+    assert not any("scales" in name for name in model.state_dict()), "a checkpoint has them twice"
+
+
+@pytest.mark.parametrize("name", ["int8-static", "int4-weights"])
+def test_learned_scales_of_weights_are_not_deployed(name: str, token_batch):
+    model = prepared(name, token_batch).eval()
+    learn_scales(model)
+    groups = build_optimizer(model, [], TrainConfig(learning_rate=1e-2, weight_decay=0.5)).param_groups
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    stretches = [p for n, p in model.named_parameters() if n.endswith("stretch")]
+    assert len(stretches) == 4 * 6 + 2
+    assert not any(id(p) in decayed for p in stretches), "weight decay would shrink every scale"
+    optimizer = torch.optim.Adam(stretches, lr=1e-2)
+    goal = torch.randint(0, 5, (6,), generator=SEEDED)
+    losses = []
+    for _ in range(60):
+        loss = F.cross_entropy(model(**token_batch).logits, goal)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert min(losses[-10:]) < 0.95 * losses[0], "scales alone learn"
+    with torch.no_grad():
+        trained = model(**token_batch).logits
+    rounding = convert(model)
+    assert not any(name.endswith("stretch") for name in model.state_dict())
+    restore(model, rounding)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
+
+
 # --- what can't be
+
+
+def test_products_of_bytes_saturate_without_vnni(token_batch):
+    for name in ("int8-static", "int8-dynamic"):
+        model = build_model("bert")
+        round_model(model, QuantizeConfig(scheme=name, reduced=True), [token_batch])
+        rounding = convert(model)
+        weight = rounding["bert.encoder.layer.0.intermediate.dense"].integers(
+            model.bert.encoder.layer[0].intermediate.dense.weight
+        )
+        assert int(weight.abs().max()) == 63
+        assert 2 * 255 * int(weight.abs().max()) < 2**15
+        assert bits_of(rounding) == 8
+    with pytest.raises(CompressError, match="quantize.reduced: expected a scheme with products of bytes"):
+        QuantizeConfig(scheme="int8-weights", reduced=True)
+
+
+def test_a_setting_that_no_scheme_reads_is_taken():
+    with pytest.raises(CompressError, match="quantize.ranges mse: expected int8-static, found int4-weights"):
+        QuantizeConfig(scheme="int4-weights", ranges="mse")
+    with pytest.raises(CompressError, match="quantize.learned: expected method qat, found ptq"):
+        QuantizeConfig(scheme="int8", learned=True, method="ptq")
 
 
 def test_a_model_is_rounded_twice(token_batch):

@@ -109,6 +109,41 @@ def test_a_trained_model_is_trained_again(finished, trained, tmp_path):
     assert {(e["name"], e["precision"]) for e in report["models"]} >= {("teacher", "fp32"), ("student", "int8")}
 
 
+@pytest.mark.slow
+def test_a_format_that_wants_other_products_gets_no_student(finished, trained, tmp_path):
+    make_inputs(tmp_path)
+    words = own_words(trained, tmp_path / "data", tmp_path / "run")
+    finish("quantize", [*words, "--method", "ptq", "--export", "onnx,executorch"])
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    found = {(e["name"], e["runtime"], e["precision"]) for e in report["models"]}
+    assert ("student-int8-dynamic", "executorch", "int8") in found
+    assert ("student", "executorch", "int8") not in found
+    for name, scheme in (("student", "int8-static"), ("student-int8-dynamic", "int8-dynamic")):
+        rounding = load_rounding(tmp_path / "run" / name)
+        assert {each.scheme.name for each in rounding.values() if each.scheme is not None} == {scheme}
+    assert list((tmp_path / "run" / "student-int8-dynamic" / "executorch-int8").glob("*.pte"))
+
+
+@pytest.mark.slow
+def test_a_pruned_student_is_quantized_as_another(tmp_path):
+    teacher, data = make_inputs(tmp_path)
+    words = small_run(
+        teacher, data, tmp_path / "run", "--epochs", "2", "--quantize", "int8", "--quantize.samples", "32"
+    )
+    words += ["--speedup", "1.5", "--student", "teacher", "--prune.samples", "16", "--prune.trials", "16"]
+    words += ["--min-score", "0.01", "--quantize.weights", "gptq", "--quantize.smooth", "0.5"]
+    finish("distill", words)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    (student,) = report["road"]["students"]
+    assert student["quantized"]["precision"] == "int8"
+    whole, cut = (next(e for e in report["models"] if e["name"] == name) for name in ("teacher", "student"))
+    assert cut["params"] < whole["params"]
+    judged = {(e["name"], e["runtime"], e["precision"]) for e in report["models"] if "validation" in e}
+    assert judged == {("teacher", "onnxruntime", "fp32"), ("student", "onnxruntime", "int8")}
+    proofs = json.loads(next((tmp_path / "run").glob("export-*/*/manifest.json")).read_text())["metrics"]["parity"]
+    assert {p["target"] for p in proofs} >= {"onnx"}
+
+
 def test_a_quantized_model_is_quantized_again(finished, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     words = own_words(finished[0] / "student", tmp_path / "data", tmp_path / "run")
@@ -120,7 +155,7 @@ def test_a_quantized_model_is_quantized_again(finished, tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--export", "executorch"], "export executorch: can't hold int8-static: XNNPACK"),
+        (["--export", "executorch", "--scheme", "int8-static"], "export executorch: can't hold int8-static: XNNPACK"),
         (["--export", "tflite"], "export: expected one or several of"),
         (["--speedup", "4"], "budget: pipelines.quantize doesn't prune"),
         (["--student.spec", "layers=2"], "student.given: expected a checkpoint, or teacher"),

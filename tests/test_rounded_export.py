@@ -19,7 +19,7 @@ from compress.export.rounded import round_graph
 from compress.export.rows import Rows
 from compress.export.runtimes import open_export
 from compress.export.source import Source
-from compress.export.targets import FORMATS, Target, check_scheme, target_of, with_sources
+from compress.export.targets import FORMATS, Target, by_scheme, check_float, target_of, with_sources
 from compress.export.write import check_layers, write_targets
 from compress.quantize.prepare import bits_of, convert, prepare
 from compress.quantize.ranges import calibrate
@@ -109,10 +109,24 @@ def test_a_file_answers_otherwise_than_the_model(scheme: str, form: str, files: 
     assert size - scales < (0.95 if packed else 1.1) * weights + {"executorch": 130_000}.get(form, 80_000)
 
 
+def test_a_format_gets_a_scheme_of_other_bits_or_the_worse_one():
+    assert by_scheme(["onnx", "executorch", "openvino"], "int8") == {
+        "int8-static": ["onnx", "openvino"],
+        "int8-dynamic": ["executorch"],
+    }
+    assert by_scheme(["executorch", "litert"], "int8") == {"int8-dynamic": ["executorch", "litert"]}
+    assert by_scheme(["onnx", "executorch"], "int4") == {"int4-weights": ["onnx"], "int4-dynamic": ["executorch"]}
+
+
+def test_a_float_model_is_written_where_only_integers_are_held():
+    with pytest.raises(CompressError, match="export torchao: expected a quantized model, found runs/x, in float"):
+        check_float(["onnx", "torchao"], "runs/x")
+
+
 @pytest.mark.parametrize(("scheme", "form"), [pair for pair in EVERYWHERE if pair not in HELD])
 def test_a_format_holds_a_scheme_that_it_cannot(scheme: str, form: str, tmp_path):
     with pytest.raises(CompressError, match=f"export {form}: can't hold {scheme}: "):
-        check_scheme([form], scheme)
+        by_scheme([form], scheme)
     source = made(scheme)
     assert source.rounding is not None
     with pytest.raises(CompressError, match=f"can't hold {scheme}: "):

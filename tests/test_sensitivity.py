@@ -10,8 +10,9 @@ from compress.quantize.config import QuantizeConfig
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
 from compress.quantize.prepare import convert, restore
 from compress.quantize.rounding import round_model
-from compress.quantize.sensitivity import ease_most_sensitive, rounding_layers, sensitivities
+from compress.quantize.sensitivity import ease_most_sensitive, grouped_layers, rounding_layers, sensitivities
 from conftest import build_model
+from tiny_families import build
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 WEAK = "bert.encoder.layer.2.output.dense"
@@ -95,6 +96,16 @@ def test_a_score_that_cannot_be_kept_is_promised(rounded, batch):
         ease_most_sensitive(model, ranked, lambda: 0.5, 2.0)
 
 
+def test_a_head_is_eased_without_the_table_whose_weight_it_shares(batch):
+    model = build("bert-words")
+    round_model(model, QuantizeConfig(scheme="int4-weights", keep="*.2.*"), [batch])
+    layers = rounding_layers(model)
+    groups = grouped_layers(model, layers, batch)
+    table, head = "bert.embeddings.word_embeddings", "cls.predictions.decoder"
+    assert (table, head) in groups
+    assert sorted(name for group in groups for name in group) == sorted(layers), "each is in one group"
+
+
 def test_one_text_tells_ranges(batch):
     one = {name: value[:1] for name, value in batch.items()}
     with pytest.raises(CompressError, match="expected at least 2 texts to calibrate on, found 1"):
@@ -117,5 +128,5 @@ def test_settings_that_make_no_sense_are_taken(settings: dict, said: str):
 
 def test_auto_is_no_scheme():
     chosen = QuantizeConfig(scheme="auto")
-    assert (chosen.scheme, chosen.min_score) == ("int8-static", 0.99)
+    assert (chosen.scheme, chosen.min_score) == ("int8", 0.99)
     assert QuantizeConfig(scheme="auto", min_score=0.5).min_score == 0.5

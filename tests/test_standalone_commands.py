@@ -7,7 +7,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from commands import finish
-from conftest import build_model, saved
+from conftest import build_model, make_rows, saved
 
 QUICK = ["--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8"]
 
@@ -23,9 +23,20 @@ def test_a_checkpoint_is_not_evaluated_alone(base, tmp_path):
 
 
 def test_a_checkpoint_is_not_exported_alone(base, tmp_path):
-    said = finish("export", [*base, "--output", str(tmp_path / "x"), "--export", "onnx", "--parity", "8"])
-    assert list((tmp_path / "x").rglob("model.onnx"))
+    said = finish("export", [*base, "--output", str(tmp_path / "x"), "--export", "onnxruntime", "--parity", "8"])
+    assert list((tmp_path / "x").rglob("onnxruntime/model.onnx"))
     assert "of logits" in said
+    entries = json.loads(next((tmp_path / "x").rglob("evaluation.json")).read_text())
+    assert {e["runtime"] for e in entries} == {"pytorch", "onnxruntime"}
+    assert all(0 <= e["score"] <= 1 and e["latency"]["best_ms"] > 0 for e in entries), "labels are there to score by"
+
+
+def test_texts_without_labels_are_scored(headed_folder: Path, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(8, 0)))
+    words = ["--model", str(headed_folder), "--data", str(texts), "--export", "onnx", "--output", str(tmp_path / "x")]
+    assert "nothing was scored" in finish("export", words)
+    assert not list((tmp_path / "x").rglob("evaluation.json"))
 
 
 @pytest.mark.slow

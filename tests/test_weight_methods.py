@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 from compress.errors import CompressError
+from compress.quantize.config import QuantizeConfig
 from compress.quantize.folds import Fold, apply, find_folds, tied
 from compress.quantize.gptq import gptq, gptq_model
 from compress.quantize.grid import on_grid, weight_scales
 from compress.quantize.layers import QuantizedLinear
 from compress.quantize.prepare import convert, prepare
 from compress.quantize.ranges import calibrate
+from compress.quantize.rounding import round_model
 from compress.quantize.schemes import scheme_of
 from compress.quantize.smooth import awq, smooth
 from conftest import build_model
@@ -110,6 +112,19 @@ def test_scales_are_taken_up_where_they_change_the_model(family: str):
         apply(model, fold, tied(torch.rand(inputs, generator=seeded()) + 0.5, model, fold))
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_spans_have_no_logits_to_try_folds_by():
+    model = build_model("bert", "ForQuestionAnswering", num_labels=2)
+    assert {re.split(r"layers?\.\d+\.", fold.producer)[-1] for fold in find_folds(model, words()[0])} == FOUND["bert"]
+
+
+def test_a_layer_that_stays_in_float_has_to_have_groups():
+    model = build("llama", intermediate_size=80)
+    how = QuantizeConfig(scheme="int4-weights", weights="awq", keep="*.down_proj")
+    names = round_model(model, how, words())
+    assert names
+    assert not any(name.endswith("down_proj") for name in names)
 
 
 def test_outliers_stay_in_activations():

@@ -18,7 +18,7 @@ class Layer:
         weight: On the grid, float32 [outputs, inputs].
         integers: The same as int8.
         scales: [outputs, groups].
-        bits: Of a weight.
+        bits: That a weight takes.
         inputs: `float`, `token` or `tensor`, as in `compress.quantize.schemes`; `table` of an embedding.
         grid: (scale, zero point) of the inputs where they are of a tensor.
     """
@@ -45,7 +45,7 @@ def layers_of(model: Any, rounding: Mapping[str, Any]) -> dict[str, Layer]:
             weight.numpy(),
             rounded.integers(weight).numpy(),
             rounded.scales.numpy(),
-            8 if scheme is None else scheme.bits,
+            8 if scheme is None else scheme.stored,
             "table" if scheme is None else scheme.inputs,
             rounded.grid,
         )

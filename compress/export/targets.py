@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from compress.errors import CompressError
+from compress.quantize.schemes import schemes_named
 
 FLOAT = 32
 EXTRAS = {  # formats whose library is an extra of this package of the same name -> what is imported of it
@@ -163,15 +164,33 @@ def formats_of(text: str) -> tuple[str, ...]:
     return names
 
 
-def check_scheme(formats: Iterable[str], scheme: str) -> None:
+def by_scheme(formats: Iterable[str], name: str) -> dict[str, list[str]]:
+    """Each scheme of the name that is needed, those to prefer first -> the formats that take it.
+
+    Raises:
+        CompressError: A format that can't hold any.
+    """
+    schemes = schemes_named(name)
+    found: dict[str, list[str]] = {scheme: [] for scheme in schemes}
+    for each in formats:
+        held = next((scheme for scheme in schemes if scheme not in FORMATS[each].refuses), None)
+        if held is None:
+            raise CompressError(f"export {each}: can't hold {name}: {FORMATS[each].refuses[schemes[0]]}")
+        found[held].append(each)
+    return {scheme: taken for scheme, taken in found.items() if taken}
+
+
+def check_float(formats: Iterable[str], what: str) -> None:
     """
     Raises:
-        CompressError: A format that can't hold the scheme.
+        CompressError: A format that holds quantized models only, for one that isn't.
     """
     for name in formats:
-        why = FORMATS[name].refuses.get(scheme)
-        if why:
-            raise CompressError(f"export {name}: can't hold {scheme}: {why}")
+        if not FORMATS[name].floats:
+            raise CompressError(
+                f"export {name}: expected a quantized model, found {what}, in float: it holds no other; "
+                "python -m pipelines.quantize, or --quantize of a run, makes one"
+            )
 
 
 def check_installed(formats: Iterable[str]) -> None:

@@ -10,19 +10,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from compress.errors import ArtefactError
+from compress.export.decisions import Kind, same
 from compress.export.runtimes import open_export
 from compress.export.targets import Target, target_of
 from compress.readers import READERS
 
 SAME = 0.995  # share of the texts that a model which rounds has to class alike: a flip of a last bit may move one
 BATCH = 16
+NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Parity:
         target: Its name.
         texts: Texts compared.
         max_difference, mean_difference: Of logits, absolute.
-        same_class: Share of the texts with the same class.
+        same_class: Share of the answers that come to the same: of a classifier, its classes.
         load_ms: From nothing to a model that can be called, the runtime's own start included.
         peak_bytes: Most memory of the process that loaded and ran it, Python included.
     """
@@ -56,6 +58,7 @@ def verify(
     expected: np.ndarray,
     *,
     rounds: bool = False,
+    kind: Kind = "class",
 ) -> tuple[Parity, np.ndarray]:
     """Compares the artefact in `folder`, reloaded with its own tokenizer in a fresh process, with `expected`.
 
@@ -65,14 +68,15 @@ def verify(
         texts, pairs: Real texts, or the words of each.
         max_length: Longest text in tokens.
         expected: Logits of the trained model for them, [texts, classes]; where each token has some, [tokens, classes].
-        rounds: Activations are rounded, so that a last bit may move logits by a step: classes are compared instead.
+        rounds: Activations are rounded, so that a last bit may move logits by a step: what they come to is compared.
+        kind: What they come to.
 
     Returns:
         The comparison, and the artefact's logits.
 
     Raises:
         ArtefactError: The fresh process fails, the logits differ by more than rounding of float32, or, of a model that
-            `rounds`, more than 1 - SAME of the classes.
+            `rounds`, more than 1 - SAME of what they come to.
     """
     with tempfile.TemporaryDirectory() as scratch:
         samples, out = Path(scratch) / "samples.json", Path(scratch) / "answers.npz"
@@ -92,17 +96,20 @@ def verify(
             raise ArtefactError(f"{target}: {folder} can't be reloaded in a fresh process:\n{done.stderr[-2000:]}")
         answers = np.load(out)
     found = answers["logits"]
-    parity = compare(target, found, expected, float(answers["load_ms"]), int(answers["peak_bytes"]))
+    parity = compare(target, found, expected, kind, answers["lengths"])
+    parity = replace(parity, load_ms=float(answers["load_ms"]), peak_bytes=int(answers["peak_bytes"]))
     refuse(parity, folder, rounds=rounds)
     return parity, found
 
 
-def compare(target: str, found: np.ndarray, expected: np.ndarray, load_ms: float = 0.0, peak_bytes: int = 0) -> Parity:
+def compare(
+    target: str, found: np.ndarray, expected: np.ndarray, kind: Kind = "class", lengths: np.ndarray = NONE
+) -> Parity:
     if found.shape != expected.shape:
         raise ArtefactError(f"{target}: expected logits {expected.shape}, found {found.shape}")
     difference = np.abs(found.astype(np.float64) - expected)
-    same = float((found.argmax(-1) == expected.argmax(-1)).mean())
-    return Parity(target, len(expected), float(difference.max()), float(difference.mean()), same, load_ms, peak_bytes)
+    alike = float(same(kind, found, expected, lengths).mean())
+    return Parity(target, len(expected), float(difference.max()), float(difference.mean()), alike)
 
 
 def refuse(parity: Parity, folder: Path, *, rounds: bool) -> None:
@@ -113,7 +120,7 @@ def refuse(parity: Parity, folder: Path, *, rounds: bool) -> None:
     most = target_of(parity.target).kind.tolerance
     if rounds and not (parity.same_class >= SAME and np.isfinite(parity.max_difference)):
         raise ArtefactError(
-            f"{parity.target}: {folder} gives other classes than the trained model: the same for "
+            f"{parity.target}: {folder} gives other answers than the trained model: the same for "
             f"{parity.same_class:.2%} of {parity.texts} texts, expected at least {SAME:.1%}"
         )
     if not rounds and not parity.max_difference <= most:  # also catches NaN
@@ -136,13 +143,15 @@ def answers(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, 
     model = open_export(target, folder, threads=1)
     load_ms = (time.perf_counter() - start) * 1e3
     words = not isinstance(samples["texts"][0], str)
-    parts = []
+    parts, lengths = [], []
     for first in range(0, len(rows), BATCH):
         encoded = tokenizer.encode_batch(rows[first : first + BATCH], is_pretokenized=words)
         mask = np.asarray([each.attention_mask for each in encoded])
         parts.append(flat(model(arrays(encoded, model)), mask))
+        lengths.append(mask.sum(1))
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"logits": np.concatenate(parts), "load_ms": load_ms, "peak_bytes": most}
+    told = {"logits": np.concatenate(parts), "lengths": np.concatenate(lengths)}
+    return told | {"load_ms": load_ms, "peak_bytes": most}
 
 
 def flat(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from compress.export.parity import worst_layer
 from compress.export.probe import PROBES, Inputs
 from compress.export.rounded import round_graph, round_joined
 from compress.export.source import Source
-from compress.export.targets import Target, check_scheme, with_sources
+from compress.export.targets import Target, by_scheme, with_sources
 from compress.quantize.store import save_rounding
 
 LAYER = 1e-5  # a product of a deployed layer differs by at most this share of its largest value
@@ -49,7 +49,7 @@ def check_rounded(source: Source, target: Target) -> None:
             f"export {target}: expected a quantized model, found one in float; python -m pipelines.quantize makes one"
         )
     for scheme in {rounded.scheme.name for rounded in source.rounding.values() if rounded.scheme is not None}:
-        check_scheme([target.format], scheme)
+        by_scheme([target.format], scheme)
 
 
 def check_layers(source: Source, target: Target, folder: Path, inputs: Inputs) -> float:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compress.errors import CompressError
-from compress.quantize.schemes import scheme_of
+from compress.quantize.schemes import SCHEMES, reduced, schemes_named
 
 AUTO = 0.99  # share of the score that --quantize auto keeps
 
@@ -14,8 +14,9 @@ class QuantizeConfig:
     """Settings of quantization.
 
     Args:
-        scheme: int8-static, int8-dynamic, int8-weights, int4-weights or int4-dynamic, see `SCHEMES`; int8 is
-            int8-static; auto is int8-static with a min_score of 0.99; empty leaves the model in float.
+        scheme: int8-static, int8-dynamic, int8-weights, int4-weights or int4-dynamic, see `SCHEMES`; int8 takes
+            int8-static for each format that holds it, int8-dynamic for the others, and makes a student of each that is
+            needed; so does int4 with int4-weights; auto is int8 with a min_score of 0.99; empty: in float.
         method: qat trains the student as it will be deployed, on the teacher's signals; ptq only calibrates it.
         ranges: Of activations with a scale a tensor: minmax, percentile, or mse (least squared error).
         weights: nearest: to the nearest integer; gptq: those not yet rounded make up for errors; awq: weights that meet
@@ -23,7 +24,8 @@ class QuantizeConfig:
         smooth: SmoothQuant's alpha: how far outliers of activations move into weights; 0: not at all.
         min_score: Share of the float model's validation score that calibration has to keep: layers that bear rounding
             least get 8 bits instead of 4, or stay in float, until it does.
-        learned: Also train the scales of activations (LSQ).
+        learned: Also train the scales, those of weights and of activations (LSQ).
+        reduced: 7 bits for weights whose inputs have 8: for x86 processors without VNNI, whose products saturate.
         samples: Training texts that ranges are told from.
         epochs: Of qat.
         learning_rate: Of qat; its schedule and the rest are those of the student's training.
@@ -37,6 +39,7 @@ class QuantizeConfig:
     smooth: float = 0.0
     min_score: float = 0.0
     learned: bool = False
+    reduced: bool = False
     samples: int = 256
     epochs: int = 2
     learning_rate: float = 1e-4
@@ -45,10 +48,9 @@ class QuantizeConfig:
     def __post_init__(self) -> None:
         if self.scheme == "auto":
             object.__setattr__(self, "min_score", self.min_score or AUTO)
-        if self.scheme in ("int8", "auto"):
-            object.__setattr__(self, "scheme", "int8-static")
+            object.__setattr__(self, "scheme", "int8")
         if self.scheme:
-            scheme_of(self.scheme)
+            self.check_scheme()
         for name in ("samples", "epochs"):
             if getattr(self, name) < 1:
                 raise CompressError(f"quantize.{name}: expected at least 1, found {getattr(self, name)}")
@@ -57,6 +59,25 @@ class QuantizeConfig:
                 raise CompressError(f"quantize.{name}: expected a number from 0 to 1, found {getattr(self, name)}")
         if not self.learning_rate > 0:
             raise CompressError(f"quantize.learning_rate: expected more than 0, found {self.learning_rate}")
+
+    def check_scheme(self) -> None:
+        """
+        Raises:
+            CompressError: A scheme that isn't known, or a setting that no scheme of that name reads.
+        """
+        schemes = [SCHEMES[name] for name in schemes_named(self.scheme)]
+        if self.ranges != "minmax" and all(each.inputs != "tensor" for each in schemes):
+            raise CompressError(
+                f"quantize.ranges {self.ranges}: expected int8-static, found {self.scheme}: no range is kept of its "
+                "inputs; leave quantize.ranges out"
+            )
+        if self.reduced and all(each == reduced(each) for each in schemes):
+            raise CompressError(
+                f"quantize.reduced: expected a scheme with products of bytes, found {self.scheme}: it has none that "
+                "saturate; leave it out"
+            )
+        if self.learned and self.method == "ptq":
+            raise CompressError("quantize.learned: expected method qat, found ptq: nothing is trained")
 
     @property
     def kept(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress.export.huggingface import logits_of
 from compress.prune.sizes import head_width
 from compress.quantize.gptq import block_of
 
@@ -44,13 +45,13 @@ def find_folds(model: nn.Module, batch: Mapping[str, Tensor]) -> list[Fold]:
         model: In eval mode and float32; afterwards as it was.
         batch: A small batch of its inputs.
     """
-    expected, found = model(**batch).logits, []
+    expected, found = logits_of(model(**batch)), []
     seeded = torch.Generator().manual_seed(0)
     for fold in suspects(model, batch):
         inputs = weight_of(model, fold.readers[0]).shape[1]
         scales = tied(torch.rand(inputs, generator=seeded) + 0.5, model, fold)
         apply(model, fold, scales)
-        moved = (model(**batch).logits - expected).abs().max()
+        moved = (logits_of(model(**batch)) - expected).abs().max()
         apply(model, fold, 1 / scales)
         if moved <= SAME * expected.abs().max():
             found.append(fold)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from compress.errors import CompressError
 from compress.quantize.layers import QuantizedLinear
+from compress.quantize.prepare import shared
 from compress.quantize.ranges import Batch, Reader, words
 
 DAMP = 0.01  # of the mean energy, added to each input's: inputs that hardly vary have no inverse
@@ -118,8 +119,3 @@ def block_of(name: str) -> str:
 def order_of(model: nn.Module, block: Mapping[str, nn.Module]) -> int:
     """Place of the block's first layer among the model's modules."""
     return min(number for number, (name, _) in enumerate(model.named_modules()) if name in block)
-
-
-def shared(model: nn.Module, layer: nn.Module) -> bool:
-    """A head that is the word table too is rounded as that."""
-    return any(isinstance(m, nn.Embedding) and m.weight is layer.weight for m in model.modules())

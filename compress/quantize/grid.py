@@ -53,6 +53,40 @@ def on_grid(
     return OnGrid.apply(weight, scales, largest, kind or weight.dtype)
 
 
+def on_learned_grid(
+    weight: Float[Tensor, "rows inputs"],
+    scales: Float[Tensor, "rows groups"],
+    largest: int,
+    kind: torch.dtype | None = None,
+) -> Float[Tensor, "rows inputs"]:
+    """As `on_grid`, with a gradient for the scales; a weight that is cut off passes none.
+
+    Source: LSQ, Esser et al. 2020 (arXiv 1902.08153), equations 3 and 4. Its factor on the scale's gradient is left
+    out: Adam divides by it again.
+    """
+    return OnLearnedGrid.apply(weight, scales, largest, kind or weight.dtype)
+
+
+class OnLearnedGrid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, scales: Tensor, largest: int, kind: torch.dtype) -> Tensor:
+        each = scales.reshape(-1, 1)
+        steps = weight.reshape(len(each), -1) / each
+        whole = steps.round().clamp_(-largest, largest)
+        ctx.save_for_backward(steps, whole)
+        ctx.largest = largest
+        return (whole * each).view(weight.shape).to(kind)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        steps, whole = ctx.saved_tensors
+        rows = gradient.reshape(steps.shape).to(steps.dtype)
+        within = steps.abs() <= ctx.largest + 0.5
+        slope = torch.where(within, whole - steps, whole)
+        shape = gradient.shape[0], -1
+        return (rows * within).view(gradient.shape).to(gradient.dtype), (rows * slope).sum(1).view(shape), None, None
+
+
 class OnGrid(torch.autograd.Function):
     """In place where it can be: on a CPU a third of the time that torch's own fake quantization takes."""
 

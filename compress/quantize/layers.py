@@ -6,7 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compress.quantize.grid import near_tie, on_grid, snapped, tensor_grid, token_grid, token_snapped, weight_scales
+from compress.quantize.grid import (
+    SMALLEST,
+    near_tie,
+    on_grid,
+    on_learned_grid,
+    snapped,
+    tensor_grid,
+    token_grid,
+    token_snapped,
+    weight_scales,
+)
 from compress.quantize.schemes import Scheme
 from compress.quantize.sharing import Sharing, products_dtype
 
@@ -69,14 +79,24 @@ class QuantizedLinear(nn.Linear):
     scheme: Scheme
     grid: InputGrid | None
     scales: Tensor | None
+    stretch: nn.Parameter | None
     rounds = True  # False: for the moment it computes as a plain layer
 
     @classmethod
     def of(cls, layer: nn.Linear, scheme: Scheme) -> "QuantizedLinear":
         """The layer with the same parameters."""
         made = linear_as(cls, layer)
-        made.scheme, made.grid, made.scales = scheme, None, None
+        made.scheme, made.grid, made.stretch = scheme, None, None
+        made.register_buffer("scales", None, persistent=False)
         return made
+
+    def learn_scales(self) -> None:
+        """From now on the scales are those of the weights as they are, each times a number that is trained.
+
+        The number begins at 1: so a step of Adam moves each scale by the same small part of it, whatever its size.
+        """
+        self.scales = self.weight_scales()
+        self.stretch = nn.Parameter(torch.ones(self.scales.numel()))  # flat: weight decay leaves it alone
 
     @property
     def largest(self) -> int:
@@ -84,12 +104,15 @@ class QuantizedLinear(nn.Linear):
 
     def weight_scales(self) -> Tensor:
         """[outputs, groups]; those of the weights as they are unless they are kept."""
+        if self.stretch is not None and self.scales is not None:
+            return stretched(self.scales, self.stretch.view_as(self.scales), self.scheme.group)
         if self.scales is not None:
             return self.scales
         return weight_scales(self.weight.detach(), self.largest, self.scheme.group)
 
     def rounded_weight(self) -> Tensor:
-        return on_grid(self.weight, self.weight_scales(), self.largest, products_dtype(self.weight))
+        snap = on_grid if self.stretch is None else on_learned_grid
+        return snap(self.weight, self.weight_scales(), self.largest, products_dtype(self.weight))
 
     def rounded_input(self, x: Tensor) -> Tensor:
         if self.scheme.inputs == "token":
@@ -108,6 +131,12 @@ class QuantizedLinear(nn.Linear):
         if not self.rounds:
             return F.linear(input, self.weight, self.bias)
         return F.linear(self.rounded_input(input), self.rounded_weight(), self.bias)
+
+
+def stretched(scales: Tensor, stretch: Tensor, group: int) -> Tensor:
+    """Scales as they will be deployed: those of groups in bfloat16, which the gradient passes."""
+    found = (scales * stretch).abs().clamp(min=SMALLEST)
+    return found + (found.bfloat16().float() - found).detach() if group else found
 
 
 class QuantizedEmbedding(nn.Embedding):

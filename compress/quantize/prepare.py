@@ -62,9 +62,7 @@ def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tu
     check_plain(model)
     tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     found = []
-    for name, layer in list(model.named_modules()):
-        if any(fnmatch(name, pattern) for pattern in keep):
-            continue
+    for name, layer in rounded_layers(model, keep).items():
         chosen = scheme if isinstance(scheme, Scheme) else scheme.get(name)
         if isinstance(layer, nn.Linear) and chosen is not None:
             if id(layer.weight) in tables:  # a decoder's head: one tensor can't be on two grids
@@ -75,17 +73,47 @@ def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tu
         elif isinstance(layer, nn.Embedding):
             check_finite(name, layer.weight)
             replace(model, name, table_as(QuantizedEmbedding, layer))
-        elif type(layer).__name__ == "Conv1D":
-            raise CompressError(
-                f"quantize: {name} is a Conv1D, expected linear layers: of {type(model).__name__} only the head "
-                "would be rounded; families with linear layers can be, such as Llama and Qwen"
-            )
         else:
             continue
         found.append(name)
     if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise CompressError(f"quantize: {type(model).__name__} has no linear layer that the scheme is for")
     return found
+
+
+def rounded_layers(model: nn.Module, keep: tuple[str, ...] = ()) -> dict[str, nn.Linear | nn.Embedding]:
+    """Linear layers and tables that can be on a grid. A table that does more than look up rows, as Gemma 3's, which
+    multiplies them, isn't, nor one of `keep`, nor any layer that shares its weight with one of these.
+
+    Raises:
+        CompressError: Layers of another kind that hold most of the weights.
+    """
+    layers: dict[str, nn.Linear | nn.Embedding] = {}
+    apart: set[int] = set()
+    for name, layer in model.named_modules():
+        if type(layer).__name__ == "Conv1D":
+            raise CompressError(
+                f"quantize: {name} is a Conv1D, expected linear layers: of {type(model).__name__} only the head "
+                "would be rounded; families with linear layers can be, such as Llama and Qwen"
+            )
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            layers[name] = layer
+            other = isinstance(layer, nn.Embedding) and type(layer).forward is not nn.Embedding.forward
+            if other or any(fnmatch(name, pattern) for pattern in keep):
+                apart.add(id(layer.weight))
+    return {name: layer for name, layer in layers.items() if id(layer.weight) not in apart}
+
+
+def learn_scales(model: nn.Module) -> None:
+    """Makes the scales of a `prepare`d model's weights parameters, see `QuantizedLinear.learn_scales`."""
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear) and not shared(model, layer):
+            layer.learn_scales()
+
+
+def shared(model: nn.Module, layer: nn.Module) -> bool:
+    """A head that is the word table too is rounded as that."""
+    return any(isinstance(m, nn.Embedding) and m.weight is layer.weight for m in model.modules())
 
 
 def check_plain(model: nn.Module) -> None:
@@ -125,7 +153,7 @@ def convert(model: nn.Module) -> dict[str, Rounded]:
     layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear | QuantizedEmbedding)}
     for name, layer in layers.items():
         if id(layer.weight) not in done:
-            done[id(layer.weight)] = scales = layer.weight_scales().clone()
+            done[id(layer.weight)] = scales = layer.weight_scales().detach().clone()
             layer.weight.data = on_grid(layer.weight, scales, layer.largest)
         scales = done[id(layer.weight)]
         if isinstance(layer, QuantizedLinear):

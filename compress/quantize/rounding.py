@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from compress.errors import CompressError
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.folds import find_folds
-from compress.quantize.prepare import check_plain, prepare
+from compress.quantize.prepare import check_plain, prepare, rounded_layers
 from compress.quantize.ranges import Batch, calibrate
-from compress.quantize.schemes import scheme_of
+from compress.quantize.schemes import reduced, scheme_of
 from compress.quantize.smooth import awq, smooth
 
 ROUNDED = (nn.Linear, nn.Embedding)
@@ -60,12 +60,15 @@ def round_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batc
         )
     check_plain(model)
     scheme = scheme_of(config.scheme)
+    scheme = reduced(scheme) if config.reduced else scheme
+    keep = (*config.kept, *unread(model, batches))
     if config.smooth or config.weights == "awq":
         folds = find_folds(model, batches[0])
         if config.smooth:
             smooth(model, folds, batches, config.smooth)
         if config.weights == "awq":
-            awq(model, folds, batches, {n: scheme for n, m in model.named_modules() if isinstance(m, nn.Linear)})
-    names = prepare(model, scheme, keep=(*config.kept, *unread(model, batches)))
+            linears = [n for n, m in rounded_layers(model, keep).items() if isinstance(m, nn.Linear)]
+            awq(model, folds, batches, dict.fromkeys(linears, scheme))
+    names = prepare(model, scheme, keep=keep)
     calibrate(model, batches, config.ranges, learned=config.learned, seed=seed)
     return names

@@ -1,7 +1,7 @@
 """What is rounded to how many bits: the schemes by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from compress.errors import CompressError
@@ -16,7 +16,7 @@ class Scheme:
 
     Args:
         name: As it is asked for.
-        bits: Of a weight; 7 is 8 bits of which the largest aren't used, for processors whose 8-bit products saturate.
+        bits: Of a weight; 7 is 8 bits of which the largest aren't used, see `reduced`.
         group: Inputs that share a scale; 0: all of an output's.
         inputs: Of a linear layer: `float`, left as they are; `token`, 8 bits with a scale and zero point that each
             token gets when the layer is called; `tensor`, 8 bits with one of both that calibration or training found.
@@ -50,16 +50,41 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
+def reduced(scheme: Scheme) -> Scheme:
+    """The scheme with weights from -63 to 63 in the place of 127.
+
+    x86 processors without VNNI add pairs of products of bytes in 16 bits. 255 x 127 twice doesn't fit there and is cut
+    off; 255 x 63 twice does.
+    """
+    return replace(scheme, bits=7) if scheme.bits == 8 and scheme.inputs != "float" else scheme
+
+
 def wider(scheme: Scheme) -> Scheme | None:
     """The scheme with more bits, for layers that don't bear it; None: they stay in float."""
     return SCHEMES.get(scheme.name.replace("int4", "int8")) if scheme.bits == 4 else None
 
 
-def scheme_of(name: str) -> Scheme:
-    """
+BITS: Mapping[str, tuple[str, ...]] = {  # asked for by bits alone: each format takes the first that it holds
+    "int8": ("int8-static", "int8-dynamic"),
+    "int4": ("int4-weights", "int4-dynamic"),
+}
+
+
+def schemes_named(name: str) -> tuple[str, ...]:
+    """The schemes that a name stands for, those to prefer first.
+
     Raises:
         CompressError: A name that isn't known.
     """
-    if name not in SCHEMES:
-        raise CompressError(f"quantize.scheme: expected one of {', '.join(SCHEMES)}, found {name!r}")
-    return SCHEMES[name]
+    if name not in BITS and name not in SCHEMES:
+        raise CompressError(f"quantize.scheme: expected one of {', '.join((*SCHEMES, *BITS))}, found {name!r}")
+    return BITS.get(name, (name,))
+
+
+def scheme_of(name: str) -> Scheme:
+    """The scheme of a name, of several the first.
+
+    Raises:
+        CompressError: A name that isn't known.
+    """
+    return SCHEMES[schemes_named(name)[0]]

@@ -52,12 +52,13 @@ def rounding_layers(model: nn.Module) -> dict[str, QuantizedLinear | QuantizedEm
 
 
 def grouped_layers(model: nn.Module, layers: Layers, batch: Mapping[str, torch.Tensor]) -> list[tuple[str, ...]]:
-    """Linear layers that read the same tensor, and each table alone."""
+    """Linear layers that read the same tensor, and each table with the head that shares its weight."""
     linears = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
-    groups: dict[str, list[str]] = {}
+    tables = {id(layer.weight): name for name, layer in layers.items() if name not in linears}
+    groups: dict[str, list[str]] = {name: [name] for name in tables.values()}
     for name, first in same_inputs(model, linears, batch).items():
-        groups.setdefault(first, []).append(name)
-    return [*(tuple(names) for names in groups.values()), *((name,) for name in layers if name not in linears)]
+        groups.setdefault(tables.get(id(layers[first].weight), first), []).append(name)
+    return [tuple(names) for names in groups.values()]
 
 
 @contextmanager

@@ -1,0 +1,47 @@
+"""What an answer comes to, by the kind of model: a class, several labels, a number, a span, a vector."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+Kind = Literal["class", "labels", "number", "span", "vector"]
+NUMBER = 0.01  # of the spread of the true numbers: nearer than that they are the same
+COSINE = 0.999  # of two vectors that are the same
+
+
+def kind_of(model: Any) -> Kind:
+    """By the model's class and config."""
+    name, config = type(model).__name__, model.config
+    if name.endswith("QuestionAnswering"):
+        return "span"
+    if name == "PooledModel":
+        return "vector"
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        return "labels"
+    one = name.endswith("SequenceClassification") and config.num_labels == 1
+    return "number" if one or getattr(config, "problem_type", None) == "regression" else "class"
+
+
+def same(kind: Kind, found: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Which answers come to the same.
+
+    Args:
+        kind: Of the model.
+        found, expected: Logits [rows, classes]; a row is a text, or a token of a text.
+        lengths: Tokens of each text [texts], of which the rows of spans are made; of other kinds they aren't read.
+
+    Returns:
+        [answers] bool: an answer a row, or a start and an end of a text.
+    """
+    if kind == "labels":
+        return ((found > 0) == (expected > 0)).all(-1)
+    if kind == "number":
+        return np.abs(found - expected).max(-1) <= NUMBER * max(float(np.ptp(expected)), 1e-9)
+    if kind == "vector":
+        norms = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
+        return (found * expected).sum(-1) >= COSINE * np.maximum(norms, 1e-12)
+    if kind == "span":
+        ends = np.cumsum(lengths)[:-1]
+        pairs = zip(np.split(found, ends), np.split(expected, ends), strict=True)
+        return np.concatenate([own.argmax(0) == other.argmax(0) for own, other in pairs])
+    return found.argmax(-1) == expected.argmax(-1)
