@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.numbers import Report, Row, percent_text, runtime_text, score_text
+from pipelines.numbers import Report, Row, begun, percent_text, runtime_text, score_text
 
 Lines = Mapping[str, list[tuple[float, float]]]
 Draw = Callable[..., Callable[[], None] | None]
@@ -42,7 +42,7 @@ def speed_charts(report: Report) -> list[tuple[str, str]]:
     for key in ("latency", "latency_batched"):
         if entries := [entry for entry in report["models"] if entry.get(key)]:
             batch = entries[0][key]["batch"]
-            caption = f"{report['metric'].capitalize()} against latency, {batch} text{'s' * (batch > 1)} a call"
+            caption = f"{begun(report['metric'])} against latency, {batch} text{'s' * (batch > 1)} a call"
             charts.append((caption, chart(caption, draw_speed, entries, key, report["metric"])))
     return charts
 
@@ -58,7 +58,7 @@ def draw_speed(axes: Any, entries: Sequence[Row], key: str, metric: str) -> None
         axes.plot([], [], color=colour, linewidth=6, label=entry["name"])
     for name, marker in zip(runtimes, MARKERS * len(runtimes), strict=False):
         axes.plot([], [], color=MUTED, marker=marker, linestyle="", label=name)
-    axes.set_xlabel("ms a call (each text at its best, on to the 90 % quantile; log scale)")
+    axes.set_xlabel("ms a call, fastest to 90 % quantile (log scale)")
     log_axis(axes, [entry[key][q] for entry in entries for q in ("best_ms", "p90_ms")])
     score_axis(axes, metric, [entry["score"] for entry in entries])
 
@@ -133,8 +133,9 @@ def draw_layers(axes: Any, lines: Lines, colours: Mapping[str, str]) -> None:
 
 
 def score_axis(axes: Any, metric: str, scores: Sequence[float]) -> None:
-    """At least two points high, so that noise doesn't look like a difference."""
-    middle, half = (max(scores) + min(scores)) / 2, max((max(scores) - min(scores)) * 0.6, 0.01)
+    """At least two points high, so that noise doesn't look like a difference. A correlation with a constant is NaN."""
+    known = [score for score in scores if math.isfinite(score)] or [0.0]
+    middle, half = (max(known) + min(known)) / 2, max((max(known) - min(known)) * 0.6, 0.01)
     axes.set_ylim(middle - half, middle + half)
     axes.set_ylabel(metric)
     axes.yaxis.set_major_formatter(lambda value, _: score_text(value, metric, 1))

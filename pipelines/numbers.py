@@ -1,5 +1,6 @@
 """How numbers are written in reports, and what its entries are called."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,38 @@ def runtime_text(entry: Row) -> str:
     return name if entry["precision"] == "fp32" else f"{name} {entry['precision']}"
 
 
+CORRELATIONS = frozenset({"Spearman", "Pearson"})
+LOWER = frozenset({"perplexity", "RMSE"})  # is better; these and correlations are no shares, all other scores are
+
+
 def score_text(score: float, metric: str, digits: int = 2) -> str:
-    return percent_text(score, digits) if metric == "accuracy" else f"{score:.{digits + 2}f}"
+    """In percent where it is a share; a dash where it isn't known, as a correlation with a constant."""
+    if not math.isfinite(score):
+        return "–"
+    if metric == "perplexity":
+        return f"{score:,.{digits}f}"
+    return f"{score:,.{digits + 2}f}" if metric in CORRELATIONS | LOWER else percent_text(score, digits)
+
+
+def metric_text(metric: str) -> str:
+    """A score's name in a sentence."""
+    return f"{metric} correlation" if metric in CORRELATIONS else metric
+
+
+def direction_text(metric: str) -> str:
+    return "lower is better" if metric in LOWER else "higher is better"
+
+
+def begun(text: str) -> str:
+    """As a sentence begins; what else is written large stays so: Span F1."""
+    return text[:1].upper() + text[1:]
+
+
+def counted(count: int, things: str) -> str:
+    """1 text, 3,080 texts, 1 pair of sentences."""
+    first, _, rest = things.partition(" of ")
+    first = first.removesuffix("s") if count == 1 else first
+    return f"{count:,} {first}" + (f" of {rest}" if rest else "")
 
 
 def percent_text(share: float | None, digits: int = 1) -> str:

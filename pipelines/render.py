@@ -3,16 +3,22 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.charts import alone, colours_of, speed_charts, stage_charts
 from pipelines.numbers import (
+    LOWER,
     Report,
     Row,
+    begun,
     count_text,
+    counted,
+    direction_text,
     listed,
+    metric_text,
     ms_text,
     percent_text,
     runtime_text,
@@ -21,16 +27,45 @@ from pipelines.numbers import (
 )
 from pipelines.pareto import pareto_charts
 from pipelines.road_text import kept, road_notes, road_table, shape_text, verdicts, winner
+from pipelines.wording import WORDING, parity_text, validated_text
+
+Chart = tuple[str, str]  # caption, SVG
 
 
-def render_html(report: dict[str, Any], curves: dict[str, list[dict[str, Any]]]) -> str:
+@dataclass(frozen=True)
+class Charts:
+    """Of the models' speed and size, and of each stage's training."""
+
+    speed: Sequence[Chart]
+    stages: Mapping[str, Sequence[Chart]]
+
+    @classmethod
+    def of(cls, report: Report, curves: Mapping[str, Sequence[Row]]) -> "Charts":
+        metric = validated_text(report)
+        stages = {stage: stage_charts(rows, metric) for stage, rows in curves.items()}
+        return cls(speed_charts(report) + pareto_charts(report), stages)
+
+    def files(self) -> dict[str, str]:
+        """Each as an SVG file of its own, by name."""
+        found = dict(self.speed)
+        for stage, charts in self.stages.items():
+            found |= {f"{stage} {caption}": svg for caption, svg in charts}
+        return {re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg": alone(svg) for name, svg in found.items()}
+
+
+def render_html(report: dict[str, Any], curves: Mapping[str, Sequence[Row]]) -> str:
     """The report as one page that needs no other file and asks for none.
 
     Args:
         report: The finished report.
         curves: Stage -> the rows of its training log.
     """
-    several = family(report)
+    return render_page(report, Charts.of(report, curves))
+
+
+def render_page(report: dict[str, Any], charts: Charts) -> str:
+    """The page with charts that are drawn already."""
+    several, words = family(report), WORDING[report["task"]]
     return template("report.html.jinja").render(
         report=report,
         headline=headline(report),
@@ -38,21 +73,16 @@ def render_html(report: dict[str, Any], curves: dict[str, list[dict[str, Any]]])
         why_best=why_shown(report) if several else None,
         teacher=teacher_of(report, shown(report)),
         summary=summary_rows(report),
+        scores=score_rows(report),
+        score_notes=score_notes(report),
+        words=words,
+        data={name: value for name, value in report["data"].items() if name != "classes" or words.labels},
         measured=measured(report),
-        speed_charts=speed_charts(report) + pareto_charts(report),
-        stage_charts={stage: stage_charts(rows, report["metric"]) for stage, rows in curves.items()},
+        charts=charts,
         config=json.dumps(report["config"], indent=2, default=str, ensure_ascii=False),
         dots=colours_of(entry["name"] for entry in report["models"]) if several else {},
         road=road_of_page(report) if report.get("road") else None,
     )
-
-
-def chart_files(report: dict[str, Any], curves: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
-    """The page's charts as SVG files of their own, by name."""
-    found = dict(speed_charts(report) + pareto_charts(report))
-    for stage, rows in curves.items():
-        found |= {f"{stage} {caption}": svg for caption, svg in stage_charts(rows, report["metric"])}
-    return {re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg": alone(svg) for name, svg in found.items()}
 
 
 def road_of_page(report: Report) -> dict[str, Any]:
@@ -90,6 +120,9 @@ def render_card(report: dict[str, Any], name: str | None = None) -> str:
         headline=headline(own),
         teacher=teacher_of(own, shown(own)),
         summary=summary_rows(report),
+        scores=score_rows(report),
+        score_notes=score_notes(report),
+        words=WORDING[report["task"]],
         measured=measured(own),
         max_length=report["config"].get("data", {}).get("max_length"),
         folders=folders,
@@ -117,6 +150,35 @@ def summary_rows(report: Report) -> tuple[list[str], list[list[str]]]:
         for entry in report["models"]
     ]
     return header, rows
+
+
+def score_rows(report: Report) -> tuple[list[str], list[list[str]]] | None:
+    """Header and rows of every score of the task, the teacher's first; None where it has a single one."""
+    models = sorted(report["models"], key=lambda entry: entry["name"] != "teacher")
+    names = list(dict.fromkeys(name for entry in models for name in entry.get("scores", {})))
+    if len(names) < 2:
+        return None
+    header = ["model", "runtime", *(f"{name} ({direction_text(name)})" if name in LOWER else name for name in names)]
+    rows = [
+        [
+            entry["name"],
+            runtime_text(entry),
+            *(score_text(entry.get("scores", {}).get(name, math.nan), name) for name in names),
+        ]
+        for entry in models
+    ]
+    return header, rows
+
+
+def score_notes(report: Report) -> list[str]:
+    """What each score says, and which way it is better."""
+    said = WORDING[report["task"]].scores
+    names = dict.fromkeys(name for entry in report["models"] for name in entry.get("scores", {}))
+    notes = [f"{begun(name)}: {said[name]}; {direction_text(name)}." for name in names if name in said]
+    compared = {entry["name"]: entry["agreement_with_teacher"] for entry in report["models"] if entry["speedup"]}
+    if apart := [name for name, agreement in compared.items() if agreement is None]:
+        notes.append(f"Scores of {listed(apart)} are of other tokens than the teacher's, cut by another tokenizer.")
+    return notes
 
 
 def students(report: Report) -> Sequence[Row]:
@@ -160,7 +222,7 @@ def why_shown(report: Report) -> str:
     name, least = shown(report)["name"], least_score(report)
     if not least:
         return f"The figures below are those of {name}, the fastest."
-    asked = f"at least {percent_text(least)} of the teacher's validation {report['metric']}"
+    asked = f"at least {percent_text(least)} of the teacher's validation {validated_text(report)}"
     share = next(kept(each) or 0 for each in report["road"]["students"] if each["name"] == name)
     if share < least:
         return f"No student keeps {asked}, as was asked; the figures below are those of {name}, which keeps most."
@@ -181,29 +243,38 @@ def headline(report: Report) -> str:
         return headline_of_one(report, shown(report))
     runtimes = list(dict.fromkeys(map(runtime_text, found)))
     said = listed([family_part(report, entry, first=i == 0) for i, entry in enumerate(found)])
-    return f"{said[0].upper()}{said[1:]}, on {listed(runtimes)}."
+    return f"{begun(said)}, on {listed(runtimes)}."
 
 
 def family_part(report: Report, entry: Row, *, first: bool) -> str:
     """One student in the sentence; what the first says in full the others need not."""
-    name, metric, teacher = entry["name"], report["metric"], teacher_of(report, entry)
+    name, metric, teacher = entry["name"], metric_text(report["metric"]), teacher_of(report, entry)
     speedup = (entry["speedup"] or {}).get("vs_teacher_same_runtime")
-    if speedup is None or teacher is None or not teacher["score"]:
+    share = share_of(entry, teacher)
+    if speedup is None or share is None:
         took = f"{ms_text(entry['latency']['best_ms'])} ms a text"
-        return f"{name} reaches {score_text(entry['score'], metric)} {metric} in {took}"
-    kept_share = percent_text(entry["score"] / teacher["score"])
+        return f"{name} reaches {score_text(entry['score'], report['metric'])} {metric} in {took}"
     if first:
-        return f"{name} keeps {kept_share} of the teacher's {metric} at {times_text(speedup)} its speed"
-    return f"{name} {kept_share} at {times_text(speedup)}"
+        return f"{name} keeps {percent_text(share)} of the teacher's {metric} at {times_text(speedup)} its speed"
+    return f"{name} {percent_text(share)} at {times_text(speedup)}"
+
+
+def share_of(entry: Row, teacher: Row | None) -> float | None:
+    """Of the teacher's score; None where that tells nothing: hardly trained it can be 0, a correlation below 0, or NaN
+    with a constant.
+    """
+    if teacher is None or not teacher["score"] > 0 or not math.isfinite(entry["score"]):
+        return None
+    return entry["score"] / teacher["score"]
 
 
 def headline_of_one(report: Report, entry: Row) -> str:
-    metric = report["metric"]
+    metric = metric_text(report["metric"])
     teacher, speedup = teacher_of(report, entry), (entry["speedup"] or {}).get("vs_teacher_same_runtime")
     took = f"{ms_text(entry['latency']['best_ms'])} ms a text on {runtime_text(entry)}"
-    if teacher is None or not teacher["score"]:  # a teacher that was hardly trained can score 0
-        return f"The {entry['name']} reaches {score_text(entry['score'], metric)} {metric} in {took}."
-    keeps = f"The {entry['name']} keeps {percent_text(entry['score'] / teacher['score'])} of the teacher's {metric}"
+    if (share := share_of(entry, teacher)) is None:
+        return f"The {entry['name']} reaches {score_text(entry['score'], report['metric'])} {metric} in {took}."
+    keeps = f"The {entry['name']} keeps {percent_text(share)} of the teacher's {metric}"
     if speedup is None:
         return f"{keeps} and takes {took}."
     return f"{keeps} at {times_text(speedup)} its speed on {runtime_text(entry)}."
@@ -212,9 +283,9 @@ def headline_of_one(report: Report, entry: Row) -> str:
 def measured(report: Report) -> list[str]:
     """How the figures were taken."""
     entry, metric, test = shown(report), report["metric"], report["data"]["test"]
-    took, score = entry["latency"], score_text(entry["score"], metric)
-    said = [f"{metric.capitalize()} is taken on the {test:,} texts of the test split."]
-    if metric == "accuracy" and test:
+    took, score, words = entry["latency"], score_text(entry["score"], metric), WORDING[report["task"]]
+    said = [f"{begun(metric_text(metric))} is taken on the {counted(test, words.rows)} of the test split."]
+    if report["task"] == "text-classification" and test:
         error = math.sqrt(entry["score"] * (1 - entry["score"]) / test)
         said.append(f"The standard error of an accuracy of {score} on {test:,} texts is {error * 100:.2f} points.")
     said.append(
@@ -226,42 +297,15 @@ def measured(report: Report) -> list[str]:
     if entry["speedup"]:
         said.append("A speedup is the teacher's latency divided by the model's.")
     if entry["agreement_with_teacher"] is not None:
-        said.append("Agreement is the share of the test texts that get the same class from the model and the teacher.")
-    said += [parity_text(other) for other in report["models"] if other["parity"]]
+        about, decision = words.decided
+        said.append(
+            f"Agreement is the share of the {about} that get the same {decision} from the model and the teacher."
+        )
+    said += [parity_text(other, *words.compared) for other in report["models"] if other["parity"]]
     return said + [
         f"{each['stage']}: {each['target']} was refused and lies aside in {each['where']}: {each['reason']}."
         for each in report.get("refused", [])
     ]
-
-
-def parity_text(entry: Row) -> str:
-    parity = entry["parity"]
-    if "layers" in parity:
-        return (
-            f"The {entry['name']} on {runtime_text(entry)} has the integers that it was trained with: each product "
-            f"differs from its layer's, on the same input, by at most {parity['layers']:.1e} of its largest value; "
-            f"loaded in a fresh process ({ms_text(parity['load_ms'])} ms, {parity['peak_bytes'] / 1e6:.0f} MB at most) "
-            f"it gave {percent_text(parity['same_class'], 2)} of {parity['texts']:,} texts the class of the trained "
-            "model that rounds" + scores_text(parity) + "."
-        )
-    if entry["precision"] == "int8":
-        return (
-            f"The {entry['name']} on {runtime_text(entry)}, loaded in a fresh process, gave the logits that it gave "
-            f"where it was written, on {parity['texts']:,} texts to within {parity['max_difference']:.1e}; what "
-            "rounding to int8 takes is in its score."
-        )
-    return (
-        f"The {entry['name']} on {runtime_text(entry)}, loaded in a fresh process, was compared with the trained model "
-        f"on {parity['texts']:,} texts: the logits differ by {parity['max_difference']:.1e} at most, "
-        f"{percent_text(parity['same_class'])} of the classes are the same."
-    )
-
-
-def scores_text(parity: Row) -> str:
-    if "score" not in parity:
-        return ""
-    found, trained = (percent_text(parity[name], 2) for name in ("score", "trained_score"))
-    return f", and reached an accuracy of {found}, {trained} as trained"
 
 
 def template(name: str) -> Any:
@@ -275,6 +319,6 @@ def template(name: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    texts = (score_text, percent_text, times_text, ms_text, runtime_text)
+    texts = (score_text, metric_text, percent_text, times_text, ms_text, runtime_text, begun, counted)
     environment.filters |= {text.__name__: text for text in texts} | {"quoted": json.dumps}
     return environment.get_template(name)

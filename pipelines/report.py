@@ -17,7 +17,7 @@ from pipelines.console import Console
 from pipelines.evaluate import EvaluateConfig
 from pipelines.export import HUGGINGFACE
 from pipelines.machine import commit, describe
-from pipelines.render import chart_files, render_cards, render_html, summary_rows
+from pipelines.render import Charts, render_cards, render_html, render_page, score_rows, summary_rows
 from pipelines.road import code_of, road_of
 from pipelines.stage import LOGS, Artefact, Run, replacing, write_json
 
@@ -168,9 +168,10 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def show(console: Console, report: dict[str, Any], places: Mapping[str, Path]) -> None:
-    """The table at the end, and where the files are."""
-    header, rows = summary_rows(report)
-    console.table("Result", header, rows)
+    """The tables at the end, and where the files are."""
+    console.table("Result", *summary_rows(report))
+    if scores := score_rows(report):
+        console.table("Scores", *scores)
     for name, path in places.items():
         console.say(f"{name:>8}: {path}")
 
@@ -208,14 +209,15 @@ def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
         )
     report = json.loads(found[-1].read_text())
     curves = json.loads((found[-1].parent / "curves.json").read_text())
+    drawn = Charts.of(report, curves)
     partial = output / f".{PAGE}.partial"
-    partial.write_text(render_html(report, curves))
+    partial.write_text(render_page(report, drawn))
     partial.replace(output / PAGE)
     places = {"report": output / PAGE}
     if charts:
         places["charts"] = output / "charts"
         places["charts"].mkdir(exist_ok=True)
-        for name, svg in chart_files(report, curves).items():
+        for name, svg in drawn.files().items():
             (places["charts"] / name).write_text(svg)
     show(console, report, places)
 
