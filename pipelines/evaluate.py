@@ -286,13 +286,15 @@ def main(argv: Sequence[str]) -> None:
         short={"data": "data.path"},
     )
     from pipelines.alone import standalone
-    from pipelines.render import summary_rows
+    from pipelines.render import score_rows, summary_rows
 
     console = Console()
     run, candidates, _, done = standalone(config, console)
     entries = json.loads((done.folder / "evaluation.json").read_text())
     header, rows = summary_rows({"models": entries, "metric": next(iter(entries[0]["scores"]))})
     console.table("Evaluation", header, rows)
+    if found := score_rows({"models": entries}):
+        console.table("Scores", *found)
     console.say(f"written to {done.folder / 'evaluation.json'}")
     check_refused([candidate.export for candidate in candidates])
 

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from pipelines.charts import MUTED, SERIES, chart, log_axis, score_axis
-from pipelines.numbers import RUNTIMES, Report, Row
+from pipelines.numbers import RUNTIMES, Report, Row, begun
 
 RUNTIME = "onnxruntime"
 COLOURS = {"teacher": SERIES[0], "fp32": SERIES[1], "int8": SERIES[3]}
@@ -36,8 +36,8 @@ def pareto_charts(report: Report) -> list[tuple[str, str]]:
     speeds = [point(entry, entry["speedup"]["vs_teacher_same_runtime"]) for entry in entries]
     sizes = [point(entry, entry["bytes"] / 1e6) for entry in entries]
     wanted = (
-        (f"{metric.capitalize()} against speed-up on {where}", speeds, True, "times the teacher's speed in fp32"),
-        (f"{metric.capitalize()} against size on {where}", sizes, False, "MB on disk"),
+        (f"{begun(metric)} against speed-up on {where}", speeds, True, "times the teacher's speed in fp32"),
+        (f"{begun(metric)} against size on {where}", sizes, False, "MB on disk"),
     )
     return [
         (

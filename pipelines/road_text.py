@@ -3,7 +3,19 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipelines.numbers import RUNTIMES, Report, Row, count_text, listed, percent_text, score_text, times_text
+from pipelines.numbers import (
+    CORRELATIONS,
+    LOWER,
+    RUNTIMES,
+    Report,
+    Row,
+    count_text,
+    listed,
+    percent_text,
+    score_text,
+    times_text,
+)
+from pipelines.wording import validated_text
 
 Table = list[tuple[str, list[tuple[str, list[str]]]]]  # stage -> rows: what, and a cell for each model
 NONE = "–"
@@ -11,7 +23,7 @@ NONE = "–"
 
 def road_table(report: Report) -> tuple[list[str], Table]:
     """Header and rows, stage by stage from the top down: the teacher's column first, then a student's each."""
-    road, metric = report["road"], report["metric"]
+    road, metric, validated = report["road"], report["metric"], f"validation {validated_text(report)}"
     start, students, teacher = road["start"], road["students"], entry_of(report, "teacher")
     whole, own = start["outline"], start["student"] == "teacher"
 
@@ -45,9 +57,7 @@ def road_table(report: Report) -> tuple[list[str], Table]:
     ]
     scores = [each["teacher_score"] for each in students]
     trained = [
-        row(
-            f"validation {metric}", score_or_none(scores[0], metric), (score_text(s["score"], metric) for s in students)
-        ),
+        row(validated, score_or_none(scores[0], metric), (score_text(s["score"], metric) for s in students)),
         row("of the teacher's", NONE, (percent_text(kept(each)) for each in students)),
         score_row(report, "fp32"),
     ]
@@ -85,9 +95,9 @@ def rounding_rows(report: Report, bits: str) -> list[tuple[str, list[str]]]:
     told = [each.get("quantized") or {} for each in report["road"]["students"]]
     if not any(each.get("precision") == bits for each in told):
         return []
-    metric = report["metric"]
+    metric, validated = report["metric"], f"validation {validated_text(report)}"
     return [
-        (f"validation {metric}, {how}", [NONE, *(score_or_none(each.get(key), metric) for each in told)])
+        (f"{validated}, {how}", [NONE, *(score_or_none(each.get(key), metric) for each in told)])
         for key, how in (("calibrated", "calibrated"), ("score", "trained in few bits"))
     ]
 
@@ -100,8 +110,8 @@ def lost_row(report: Report, bits: str) -> tuple[str, list[str]]:
             cells.append(NONE)
         else:
             change = rounded["score"] - whole["score"]
-            percent = report["metric"] == "accuracy"
-            cells.append(f"{change * 100:+.2f} points" if percent else f"{change:+.4f}")
+            share = report["metric"] not in CORRELATIONS | LOWER
+            cells.append(f"{change * 100:+.2f} points" if share else f"{change:+.4f}")
     return f"change by {bits}", cells
 
 
@@ -227,7 +237,8 @@ def shape_text(report: Report, name: str) -> str | None:
         return None
     heads, ffn, width = found["outline"]["heads"], found["outline"]["ffn"], found["outline"]["hidden"]
     return (
-        f"{len(heads)} layer{'s' * (len(heads) > 1)} of width {width} with {sizes_text(heads)} attention heads and "
+        f"{len(heads)} layer{'s' * (len(heads) > 1)}{f' of width {width}' if width else ''} with "
+        f"{sizes_text(heads)} attention heads and "
         f"{sizes_text(ffn)} feed-forward neurons"
     )
 
