@@ -14,6 +14,7 @@ from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.encode import encode
 from distill.data.mask_config import MaskConfig
+from distill.data.packing import padding_id
 from distill.errors import InputError
 from distill.layout import Layout
 from distill.samples import samples_of
@@ -84,6 +85,7 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
         model = load_model(folder, task, config.teacher)
     else:
         model = laid_out(folder, auto_class, layout, mesh, frozen=True)
+        TASKS[task](()).settle(model.config, folder)
     staged = layout is not None and layout.pp > 1
     weights = stored_fingerprint(folder, auto_class) if staged else weights_fingerprint(model)
     # Preprocessing is named by the task alone: the ids themselves, which the keys hash, tell the rest.
@@ -120,7 +122,7 @@ def check_cut(names: list[str], layout: Layout | None) -> None:
 
 def load_model(folder: Path, task: str, name: str) -> PreTrainedModel:
     try:
-        return frozen(TASKS[task](()).auto.from_pretrained(folder, use_safetensors=True))
+        return frozen(TASKS[task](()).whole(folder))
     except ValueError as error:
         raise InputError(
             f"teacher {name!r}: can't be loaded for {task} ({str(error).splitlines()[0]}); name another --task"
@@ -150,7 +152,7 @@ def device_of(name: str) -> torch.device:
 
 
 def samples_for(task: str, config: WriteConfig, tokenizer: PreTrainedTokenizerBase, names: list[str]) -> Samples:
-    pad_id, data = int(tokenizer.pad_token_id or 0), config.data
+    pad_id, data = padding_id(tokenizer), config.data
     kind = TASKS[task]
     rows = kind.read_bare(data)
     if "generated" in names:

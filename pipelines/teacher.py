@@ -167,4 +167,4 @@ def finetune(
 
 def load_source(source: Path, task: type[Task]) -> PreTrainedModel:
     """The checkpoint as it came, with any head of the task's, to be timed."""
-    return task(()).auto.from_pretrained(source, use_safetensors=True)
+    return task(()).whole(source)

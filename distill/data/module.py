@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches import EvalBatches, Rows, Signals, TrainBatches
 from distill.data.encode import encode as encode_texts
+from distill.data.packing import padding_id
 from distill.data.splits import Splits
 
 
@@ -126,7 +127,7 @@ class TextDataModule(RowsDataModule):
         super().__init__(
             train,
             encode(tokenizer, splits.validation, max_length),
-            pad_id=int(tokenizer.pad_token_id or 0),
+            pad_id=padding_id(tokenizer),
             batch_size=batch_size,
             seed=seed,
             signals=signals,

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
@@ -104,6 +105,19 @@ class Task(ABC):
         """
         check_head(config, path, cls.head, cls.name)
 
+    def settle(self, config: PretrainedConfig, folder: Path) -> None:  # noqa: B027
+        """Completes the config of a checkpoint in `folder`, where stock classes would do otherwise than its tokenizer.
+
+        Raises:
+            InputError: A tokenizer that the task can't be done with.
+        """
+
+    def whole(self, folder: Path) -> PreTrainedModel:
+        """The checkpoint as it came, with any head of the task's."""
+        model = self.auto.from_pretrained(folder, use_safetensors=True)
+        self.settle(model.config, folder)
+        return model
+
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: B027
         """
         Raises:
@@ -124,6 +138,7 @@ class Task(ABC):
             config.label2id = {name: i for i, name in enumerate(self.labels)}
         if self.problem is not None:
             config.problem_type = self.problem
+        self.settle(config, Path(path))
         return config
 
     def load(self, path: str, seed: int) -> PreTrainedModel:
@@ -145,6 +160,7 @@ class Task(ABC):
     def load_headed(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
         """Loads a checkpoint with its head, the rows put into the order of our labels."""
         model = self.auto.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
+        self.settle(model.config, Path(path))
         if not self.labels:
             return model
         layer = output_layer(model)

@@ -1,6 +1,7 @@
 """One of several classes for a text or a pair of texts; several labels at once; a number."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
 from distill.data.splits import Examples, Splits, load_bare, load_labelled, load_numbers, load_splits
 from distill.tasks.task import Scorer, Task, check_head, output_layer, plain
+from distill.teacher.load import agree_on_padding
 
 __all__ = ["HEAD", "Numbers", "Several", "TextClassification", "check_task", "output_layer", "plain"]
 HEAD = "ForSequenceClassification"
@@ -37,6 +39,9 @@ class TextClassification(Task):
     @classmethod
     def read_bare(cls, config: DataConfig) -> Examples:
         return load_bare(config)
+
+    def settle(self, config: PretrainedConfig, folder: Path) -> None:
+        agree_on_padding(config, folder)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
         return encode(tokenizer, part, max_length)

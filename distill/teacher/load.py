@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from distill.errors import InputError
 from distill.sharding.apply import whole
@@ -76,15 +77,50 @@ def check_weights(folder: Path, role: str) -> None:
 
 
 def load_tokenizer(folder: Path, role: str = "teacher") -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a checkpoint.
+    """Loads the tokenizer of a checkpoint; one without a padding token pads with the config's, else with its eos.
 
     Raises:
         InputError: The folder holds none.
     """
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{role} {str(folder)!r}: no tokenizer can be loaded from the folder: {error}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = word_of(tokenizer, configured_padding(folder)) or tokenizer.eos_token
+    return tokenizer
+
+
+def configured_padding(folder: Path) -> int | None:
+    file = folder / "config.json"
+    return json.loads(file.read_text(encoding="utf-8")).get("pad_token_id") if file.is_file() else None
+
+
+def word_of(tokenizer: PreTrainedTokenizerBase, number: int | None) -> str | None:
+    """The token with this id; None where there is none, as for the -1 of the first Llamas."""
+    known = number is not None and 0 <= number < len(tokenizer)
+    return str(tokenizer.convert_ids_to_tokens(number)) if known else None
+
+
+def agree_on_padding(config: PretrainedConfig, folder: Path) -> None:
+    """Has a decoder's config name the padding of the tokenizer in its folder; encoders leave padding out by the mask.
+
+    A decoder's stock classifier reads the last token that isn't the config's padding: it refuses batches where there is
+    none, and reads some padding where rows are filled up with another one.
+
+    Raises:
+        InputError: The tokenizer has neither a padding nor an eos token.
+    """
+    kind = config.model_type
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return
+    tokenizer = load_tokenizer(folder, "model")
+    if tokenizer.pad_token_id is None:
+        raise InputError(
+            f"model {str(folder)!r}: expected a tokenizer with a padding or an eos token, found neither: a "
+            "classifier couldn't tell where a text ends"
+        )
+    config.pad_token_id = tokenizer.pad_token_id
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
