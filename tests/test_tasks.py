@@ -15,6 +15,7 @@ from transformers import BertTokenizerFast
 from conftest import VOCABULARY, build_model
 from distill.answers import LabelAnswers, SpanAnswers, logits_of
 from distill.data.config import DataConfig
+from distill.data.conll import read_conll
 from distill.data.encode import IGNORED
 from distill.data.share import counts, share_of
 from distill.data.splits import Examples
@@ -246,6 +247,19 @@ def test_a_line_without_a_tag_is_read(tmp_path):
     (tmp_path / "train.conll").write_text("Ann B-person\nvisits\n")
     with pytest.raises(InputError, match="line 2: expected a word and its tag, found 'visits'"):
         load_tagged(DataConfig(path=str(tmp_path / "train.conll")))
+
+
+def test_a_word_is_taken_for_a_comment_or_a_comment_for_a_word(tmp_path):
+    file = tmp_path / "train.conll"
+    file.write_text("# newdoc\n# id = 1\n#text here\n# O\n1 O\nis O\n\n#\nsay O\n# O\n#tag B-x\n# B-y\n\n# O\n")
+    rows = read_conll(file)
+    assert rows["tokens"].to_pylist() == [["#", "1", "is"], ["say", "#", "#tag", "#"], ["#"]]
+    assert rows["tags"].to_pylist()[1] == ["O", "O", "B-x", "B-y"]
+    file.write_text("# id = 1\nsay NN I-NP O\n# # I-NP O\n")
+    assert read_conll(file)["tokens"].to_pylist() == [["say", "#"]]
+    file.write_text("say O\n# a comment\nmore O\n")
+    with pytest.raises(InputError, match="line 2: expected comments before a sentence"):
+        read_conll(file)
 
 
 def test_a_tag_is_laid_on_another_piece_than_its_words_first(tokenizer):
