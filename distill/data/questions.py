@@ -1,7 +1,5 @@
 """Questions, the contexts that answer them, and where the answers stand."""
 
-import ast
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -14,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from distill.data.cells import spelt
 from distill.data.columns import first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows
@@ -128,12 +127,9 @@ def answers_of(cell: Any, where: str) -> list[Answer]:
     """Answers of a cell: SQuAD's lists, one answer as a text, or either as JSON."""
     if isinstance(cell, str) and cell.lstrip().startswith(("{", "[")):
         try:
-            cell = json.loads(cell)
+            cell = spelt(cell)
         except ValueError:
-            try:
-                cell = ast.literal_eval(cell)  # as csv files of pandas have it
-            except (ValueError, SyntaxError):
-                raise InputError(f"{where}: answers are neither JSON nor a text: {cell[:60]!r}") from None
+            raise InputError(f"{where}: answers are neither JSON nor a text: {cell[:60]!r}") from None
     if cell is None or cell == "":
         return []
     if isinstance(cell, str):

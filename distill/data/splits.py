@@ -1,6 +1,5 @@
 """Turns raw tables into labelled splits: the same text, the same labels, nothing of test in train."""
 
-import json
 import math
 import re
 from collections import Counter
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from distill.data.cells import BRACKETS, list_in
 from distill.data.columns import find_columns
 from distill.data.config import DataConfig
 from distill.data.source import read_splits, read_table
@@ -235,10 +235,15 @@ def clean(
 def several_labels(cell: Any, where: str) -> list[str]:
     if cell is None:
         return []
-    if isinstance(cell, str):
-        cell = json.loads(cell) if re.match(r"\s*\[.*\]\s*$", cell) else re.split(r"[|;]", cell)
-    names = cell if isinstance(cell, list) else [cell]
-    return sorted({str(name).strip() for name in names} - {""})
+    names = list_in(cell)
+    if names is None and isinstance(cell, str):
+        if BRACKETS.fullmatch(cell):
+            raise InputError(
+                f"{where}: expected a list of labels in JSON, or names between | or ;, found {cell[:60]!r}: its "
+                "brackets and commas would be parts of a label"
+            )
+        names = re.split(r"[|;]", cell)
+    return sorted({str(name).strip() for name in ([cell] if names is None else names)} - {""})
 
 
 def a_number(cell: Any, where: str) -> float:

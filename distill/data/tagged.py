@@ -1,6 +1,5 @@
 """Words with a tag each, from columns or CoNLL files."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import pyarrow as pa
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from distill.data.cells import is_bracketed, list_in
 from distill.data.columns import first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows, padded
@@ -87,8 +87,7 @@ def sentences(table: pa.Table, config: DataConfig, split: str) -> tuple[list[lis
         raise missing("text", WORDS, table, where)
     if label is None:
         raise missing("label", TAGS, table, where)
-    words = [listed(value) for value in table[text].to_pylist()]
-    tags = [listed(value) for value in table[label].to_pylist()]
+    words, tags = (lists_of(table, column, where) for column in (text, label))
     for row, (one, other) in enumerate(zip(words, tags, strict=True), 1):
         if len(one) != len(other):
             raise InputError(
@@ -101,13 +100,26 @@ def sentences(table: pa.Table, config: DataConfig, split: str) -> tuple[list[lis
     return [words[i] for i in kept], [tags[i] for i in kept], len(words) - len(kept)
 
 
-def listed(value: Any) -> list[str]:
-    """A cell as strings: a list, JSON of one, or words between blanks."""
-    if value is None:
-        return []
-    if isinstance(value, str):
-        value = json.loads(value) if re.match(r"\s*\[.*\]\s*$", value) else value.split()
-    return [str(each) for each in value]
+def lists_of(table: pa.Table, column: str, where: str) -> list[list[str]]:
+    cells = enumerate(table[column].to_pylist(), 1)
+    return [listed(cell, f"{where}: row {row}, column {column!r}") for row, cell in cells]
+
+
+def listed(cell: Any, where: str) -> list[str]:
+    """A cell as strings: a list, JSON of one, or words between blanks.
+
+    Raises:
+        InputError: It looks like a list and can't be read as one.
+    """
+    found = list_in(cell)
+    if found is None:
+        if isinstance(cell, str) and is_bracketed(cell):
+            raise InputError(
+                f"{where}: expected a list in JSON or words between blanks, found {cell[:60]!r}: its brackets and "
+                "commas would be parts of words"
+            )
+        found = [] if cell is None else str(cell).split()
+    return [str(each) for each in found]
 
 
 Row = tuple[list[str], list[str]]
@@ -150,8 +162,7 @@ def bare_words(table: pa.Table, config: DataConfig, where: str) -> Tagged:
     text = named(table, config.text, "text", where) or first_of(table, WORDS) or first_of(table, ("text",))
     if text is None:
         raise missing("text", WORDS, table, where)
-    rows = [listed(value) for value in table[text].to_pylist()]
-    return Tagged([row for row in rows if row])
+    return Tagged([row for row in lists_of(table, text, where) if row])
 
 
 @dataclass(frozen=True)

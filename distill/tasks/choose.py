@@ -1,11 +1,11 @@
 """Which task a run is about: as the user says, as the teacher was trained, or as the data look."""
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from transformers import PretrainedConfig
 
+from distill.data.cells import hold_fractions, hold_lists
 from distill.data.chat import INSTRUCTION, MESSAGES, PROMPT
 from distill.data.columns import LABEL, PAIR, first_of
 from distill.data.config import DataConfig
@@ -94,7 +94,8 @@ def by_columns(train: pa.Table, config: DataConfig, words_head: str) -> tuple[st
     if turns and words_head == CausalLM.name:
         return Chatting.name, f"column {turns}, and the teacher's head for words"
     words, tags = first_of(train, WORDS), first_of(train, TAGS)
-    if words and tags and is_list(train[words]) and is_list(train[tags]) and config.text in (None, words):
+    tagged = words and tags and config.text in (None, words)
+    if tagged and all(hold_lists(train[each].to_pylist()) for each in (words, tags)):
         return TokenClassification.name, f"columns {words} and {tags} hold lists"
     question, context, answers = (first_of(train, names) for names in (QUESTION, CONTEXT, ANSWERS))
     if question and context and answers and config.label in (None, answers):
@@ -105,13 +106,9 @@ def by_columns(train: pa.Table, config: DataConfig, words_head: str) -> tuple[st
             return SentenceEmbedding.name, "pairs of texts with a number"
         plain = words_head and (config.text or "text") in train.column_names and config.label is None
         return (words_head, "text without labels") if plain else (TextClassification.name, "the data")
-    column = train[label]
-    if is_list(column):
+    cells = train[label].to_pylist()
+    if hold_lists(cells):
         return "multi-label", f"column {label} holds lists"
-    if pa.types.is_floating(column.type) and any(value is not None and value % 1 for value in column.to_pylist()):
+    if hold_fractions(cells):
         return "regression", f"column {label} holds fractions"
     return TextClassification.name, f"column {label} holds classes"
-
-
-def is_list(column: Any) -> bool:
-    return pa.types.is_list(column.type) or pa.types.is_large_list(column.type)

@@ -1,0 +1,71 @@
+"""What the cells of a table hold, whatever the file has written them as: csv and jsonl give text alone."""
+
+import ast
+import io
+import json
+import math
+import re
+import tokenize
+from typing import Any
+
+NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+BRACKETS = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
+
+
+def spelt(cell: str) -> Any:
+    """The value that a cell spells in JSON, or in Python as pandas writes lists to csv.
+
+    Raises:
+        ValueError: It spells none.
+    """
+    try:
+        return json.loads(cell)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        kinds = [each.type for each in tokenize.generate_tokens(io.StringIO(cell.strip()).readline)]
+        kinds = [kind for kind in kinds if kind != tokenize.NL]
+        # Python joins neighbours to one string, and NumPy's arrays are written without commas.
+        if (tokenize.STRING, tokenize.STRING) in zip(kinds, kinds[1:], strict=False):
+            raise ValueError("strings without a comma between them")
+        return ast.literal_eval(cell.strip())
+    except (SyntaxError, tokenize.TokenError, RecursionError, MemoryError) as error:
+        raise ValueError(str(error)) from error
+
+
+def list_in(cell: Any) -> list[Any] | None:
+    """The list that a cell is or spells, see `spelt`; None where it is none."""
+    if isinstance(cell, list):
+        return cell
+    if not isinstance(cell, str) or not BRACKETS.fullmatch(cell):
+        return None
+    try:
+        found = spelt(cell)
+    except ValueError:
+        return None
+    return found if isinstance(found, list) else None
+
+
+def is_bracketed(cell: str) -> bool:
+    """Whether it looks like a list: brackets around all of it, not around its first word, nor that word themselves."""
+    words = cell.split()
+    return bool(BRACKETS.fullmatch(cell)) and words[0] != "[" and "]" not in words[0]
+
+
+def hold_lists(cells: list[Any]) -> bool:
+    """Whether there is a list in each that isn't empty, and in one at least."""
+    some = [cell for cell in cells if cell is not None and cell != ""]
+    return bool(some) and all(list_in(cell) is not None for cell in some)
+
+
+def hold_fractions(cells: list[Any]) -> bool:
+    """Whether there is a number in each that isn't empty, and a fraction in one at least."""
+    some = [cell for cell in cells if cell is not None and cell != ""]
+    return all(is_number(cell) for cell in some) and any(float(cell) % 1 for cell in some)
+
+
+def is_number(cell: Any) -> bool:
+    """Of text only what is written in digits: `nan` and `inf` may be names."""
+    if isinstance(cell, str):
+        return bool(NUMBER.fullmatch(cell)) and math.isfinite(float(cell))
+    return isinstance(cell, (int, float)) and not isinstance(cell, bool)
