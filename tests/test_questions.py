@@ -66,7 +66,8 @@ def test_a_question_without_its_answer_is_trained_on_or_goes_uncounted(tmp_path)
     for split in ("train", "validation", "test"):
         written(tmp_path / "data", rows, split)
     splits = load_questions(DataConfig(path=str(tmp_path / "data")))
-    assert splits.notes["answers_not_in_context"] == 1
+    lost = {split: splits.notes[f"{split}_answers_not_in_context"] for split in ("train", "validation", "test")}
+    assert lost == {"train": 1, "validation": 1, "test": 1}
     assert splits.notes["dropped_empty"] == 3
     assert splits.train.texts == ["q0", "q1", "q2", "q3", "none"]
     assert splits.train.labels[-1] == []
@@ -74,6 +75,23 @@ def test_a_question_without_its_answer_is_trained_on_or_goes_uncounted(tmp_path)
     written(tmp_path / "bad", [rows[4]])
     with pytest.raises(InputError, match="expected answers in their contexts, found none"):
         load_questions(DataConfig(path=str(tmp_path / "bad")))
+
+
+def test_silence_is_right_where_the_answer_is_not_in_its_context(tokenizer, tmp_path):
+    rows = [squad_row("q", CONTEXT, answer(2)), squad_row("q", "ba ka", Answer("deka", 0)), squad_row("q", "ba ka")]
+    for split in ("train", "validation", "test"):
+        written(tmp_path, rows, split)
+    part = Questions.of(load_questions(DataConfig(path=str(tmp_path))).test.table())
+    task = QuestionAnswering(())
+    made = task.encode(tokenizer, part, 64)
+    assert [made.starts[row] for row in (1, 2)] == [IGNORED, 0], "silence would be trained on or measured as right"
+    assert made.notes == {"whose answer isn't in its context": 1}
+    scorer = task.scorer(made)
+    logits = torch.zeros(3, int(made.lengths.max()), 2)
+    logits[:, 0] = 5
+    scorer.update(np.arange(3), {}, logits)
+    assert scorer.texts() == ["", "", ""]
+    assert scorer.scores() == {"F1": pytest.approx(1 / 3), "exact match": pytest.approx(1 / 3)}
 
 
 def test_a_context_is_trained_on_and_held_out(tmp_path):

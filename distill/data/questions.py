@@ -26,7 +26,7 @@ WINDOW_SHARE = 3  # windows on a long context overlap by a third of their length
 
 @dataclass(frozen=True)
 class Answer:
-    """One way to answer: its text and the number of its first character in the context."""
+    """One way to answer: its text and the number of its first character in the context, -1 where it isn't in it."""
 
     text: str
     start: int
@@ -65,7 +65,8 @@ def load_questions(config: DataConfig, seed: int = 0) -> Splits:
     `text` and `answer_start`.
 
     Answers that don't stand in their context where they should are moved to where they do; questions whose answers
-    stand nowhere in it are left out of train and counted, and stay in validation and test, where they can't be right.
+    stand nowhere in it are counted in every split. They are left out of train, and stay in validation and test, where
+    no span of the context is all of the answer, and to say that there is none is wrong.
 
     Raises:
         InputError: No such columns, answers of another form, or nothing to learn from.
@@ -75,21 +76,31 @@ def load_questions(config: DataConfig, seed: int = 0) -> Splits:
     read = {name: asked(table, config, name) for name, table in read_splits(config.path, config.subset).items()}
     notes: dict[str, int | str] = {"dropped_empty": sum(dropped for _, dropped in read.values())}
     rows = {name: part for name, (part, _) in read.items()}
-    train = [row for row in rows["train"] if row[2] or not row[3]]
-    notes["answers_not_in_context"] = len(rows["train"]) - len(train)
-    if not any(row[2] for row in train):
-        raise InputError(f"data {config.path!r}, train: expected answers in their contexts, found none")
-    rows["train"] = train
+    check_answered(rows["train"], config)
     hold(rows, notes, config, partial(by_context, seed))
+    for split, part in rows.items():
+        notes[f"{split}_answers_not_in_context"] = sum(is_lost(answers) for *_, answers in part)
+    rows["train"] = [row for row in rows["train"] if not is_lost(row[2])]
+    check_answered(rows["train"], config)
     parts: dict[str, Any] = {
-        split: Questions([q for q, *_ in part], [c for _, c, *_ in part], [found for *_, found, _ in part])
+        split: Questions([q for q, *_ in part], [c for _, c, _ in part], [answers for *_, answers in part])
         for split, part in rows.items()
     }
     notes["test_texts_also_in_train"] = overlap(*(Examples(parts[n].texts, parts[n].pairs) for n in ("test", "train")))
     return Splits((), parts["train"], parts["validation"], parts["test"], unlabelled_questions(config), notes)
 
 
-Row = tuple[str, str, list[Answer], int]  # question, context, answers that stand in it, how many were given
+Row = tuple[str, str, list[Answer]]  # question, context, answers
+
+
+def is_lost(answers: Sequence[Answer]) -> bool:
+    """Whether there are answers and none of them is in the context."""
+    return bool(answers) and all(each.start < 0 for each in answers)
+
+
+def check_answered(train: Sequence[Row], config: DataConfig) -> None:
+    if all(is_lost(answers) or not answers for *_, answers in train):
+        raise InputError(f"data {config.path!r}, train: expected answers in their contexts, found none")
 
 
 def asked(table: pa.Table, config: DataConfig, split: str) -> tuple[list[Row], int]:
@@ -103,8 +114,7 @@ def asked(table: pa.Table, config: DataConfig, split: str) -> tuple[list[Row], i
             dropped += 1
             continue
         answers = answers_of(given, f"{where}: row {number}")
-        placed = [found for each in answers if (found := placed_in(context, each)) is not None]
-        rows.append((question, context, placed, len(answers)))
+        rows.append((question, context, [placed_in(context, each) or Answer(each.text, -1) for each in answers]))
     if not rows:
         raise InputError(f"{where}: expected questions with contexts, found none in {dropped} rows")
     return rows, dropped
@@ -196,7 +206,7 @@ class Windows(TokenRows):
         input_ids, token_type_ids: As of `Encoded`.
         allowed: Where an answer may be [length]: the context's tokens, and the first, which says there is none.
         starts, ends: Numbers of the first and the last token of the first answer that stands whole in the window, 0
-            where none does; IGNORED where nothing is known.
+            where none does; IGNORED where nothing is known, or the answer isn't in the context.
         owners: Number of each window's question.
         offsets: First and last character of each token in the context [length, 2].
         part: The questions.
@@ -219,7 +229,9 @@ class Windows(TokenRows):
 
     @property
     def notes(self) -> dict[str, int]:
-        return {"in several windows": self.truncated} if self.truncated else {}
+        lost = sum(map(is_lost, self.part.labels))
+        counted = {"in several windows": self.truncated, "whose answer isn't in its context": lost}
+        return {what: count for what, count in counted.items() if count}
 
     def joined(self, other: "Windows") -> "Windows":
         """The windows of both, in order."""
@@ -276,7 +288,8 @@ def encode_questions(tokenizer: PreTrainedTokenizerBase, part: Questions, max_le
     for row, owner in enumerate(owners):
         inside = np.array([each == 1 for each in made.sequence_ids(row)])
         places = np.asarray(made["offset_mapping"][row], np.int64)
-        spans.append(span_in(part.labels[owner], inside, places) if part.labels else (IGNORED, IGNORED))
+        known = part.labels and not is_lost(part.labels[owner])
+        spans.append(span_in(part.labels[owner], inside, places) if known else (IGNORED, IGNORED))
         inside[0] = True
         allowed.append(inside)
         offsets.append(places)
@@ -300,7 +313,8 @@ def span_in(answers: Sequence[Answer], inside: np.ndarray, offsets: np.ndarray) 
     places = np.flatnonzero(inside)
     for answer in answers:
         end = answer.start + len(answer.text)
-        if not len(places) or offsets[places[0], 0] > answer.start or offsets[places[-1], 1] < end:
+        outside = not len(places) or offsets[places[0], 0] > answer.start or offsets[places[-1], 1] < end
+        if outside or answer.start < 0:
             continue
         touched = places[(offsets[places, 1] > answer.start) & (offsets[places, 0] < end)]
         if len(touched):
