@@ -100,6 +100,21 @@ def test_unlabelled_rows_count_in_a_loss_or_a_score(tokenizer):
     assert squared_error(said, torch.from_numpy(more.labels)) == pytest.approx(0.5)
 
 
+def test_a_number_that_marks_unlabelled_rows_is_not_learnt_or_scored(tokenizer):
+    task = Numbers(("number",))
+    rows = task.encode(tokenizer, Examples(["ba ka", "le mi", "so"], None, [float(IGNORED), 0.0, 100.0]), 16)
+    labels = torch.from_numpy(rows.labels)
+    assert rows.labels.dtype == np.float32
+    assert labels.tolist() == pytest.approx([-100.0, 0.0, 100.0], abs=1e-4)
+    said = torch.tensor([[0.0], [0.0], [0.0]])
+    assert squared_error(said, labels) == pytest.approx(20000 / 3)
+    metric = task.metric()
+    metric.update(torch.tensor([[3.0], [1.0], [2.0]]), labels)
+    assert metric.compute() == pytest.approx(-0.5, abs=1e-5)
+    unlabelled = rows.joined(task.encode(tokenizer, Examples(["so"], None), 16))
+    assert unlabelled.labels[3] == IGNORED
+
+
 def module(task, loss, signals=None, head="ForSequenceClassification", **changes) -> DistillationModule:
     return DistillationModule(
         build_model("bert", head, **changes),

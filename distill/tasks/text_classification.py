@@ -1,6 +1,6 @@
 """One of several classes for a text or a pair of texts; several labels at once; a number."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from distill.teacher.load import agree_on_padding
 
 __all__ = ["HEAD", "Numbers", "Several", "TextClassification", "check_task", "output_layer", "plain"]
 HEAD = "ForSequenceClassification"
+NEAR_IGNORED = np.nextafter(np.float32(IGNORED), np.float32(0))
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,13 @@ class Numbers(TextClassification):
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
         return load_numbers(config, seed)
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
+        rows = encode(tokenizer, part, max_length)
+        if not part.labels:
+            return rows
+        # The number that marks unlabelled rows would be left out of losses and scores: its neighbour takes its place.
+        return replace(rows, labels=np.where(rows.labels == IGNORED, NEAR_IGNORED, rows.labels))
 
     def metric(self) -> Metric:
         return RankCorrelation()
