@@ -22,6 +22,7 @@ from distill.sentence_folder import SentenceForm, read_form, set_form, vector_wi
 from distill.sharding.pipeline import PipelineForward
 from distill.tasks.choose import TASKS
 from distill.tasks.language import CausalLM, Chatting, MaskedLM
+from distill.tasks.positions import check_length
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.text_classification import TextClassification
@@ -74,6 +75,7 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     if task == EMBEDDING:
         set_form(own, read_form(folder) or SentenceForm())
     tokenizer = load_tokenizer(folder)
+    check_length(TASKS[task](()), own, tokenizer, config.data.max_length, "teacher")
     names = (TASKS[task].kept if config.keep.signals == "auto" else config.keep.signals).split(",")
     for name in names:
         check_name(name, task)

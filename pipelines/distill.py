@@ -14,10 +14,7 @@ from pipelines.launch import launch
 from pipelines.world import flat, join_world, launched, leave_world, processes
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
     from compress.export.targets import Target
-    from compress.prune.budget import Budget
     from pipelines.layouts import Layouts
     from pipelines.stage import Artefact, Run
     from pipelines.students import Trained
@@ -91,7 +88,7 @@ def check_inputs(config: DistillConfig) -> Path:
     from pipelines.ensemble import check_teachers
     from pipelines.general import check_general
     from pipelines.given import check_in_float
-    from pipelines.tasks import check_task_fits, check_tokenizers
+    from pipelines.tasks import check_lengths, check_task_fits, check_tokenizers
     from pipelines.teaching import config_of_student
 
     source = checkpoint_folder(config.teacher.model)
@@ -110,26 +107,13 @@ def check_inputs(config: DistillConfig) -> Path:
         TASKS[task].check(AutoConfig.from_pretrained(folder), config.student.spec)
         if config.quantize.scheme:
             check_in_float(folder, "student")
-    check_length(config.budget, teacher)
+    check_lengths(config, source)
     check_teachers(config.teacher, config.loss, source)
     if config.general.data:
         check_general(config, source)
         lessons(config.general.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     lessons(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     return source
-
-
-def check_length(budget: "Budget", teacher: "PretrainedConfig") -> None:
-    """
-    Raises:
-        InputError: Texts longer than the model's positions are to be timed.
-    """
-    most = getattr(teacher, "max_position_embeddings", None)
-    if budget.asked and most and budget.length > most:
-        raise InputError(
-            f"budget.length {budget.length}: expected at most {most}, the positions of the teacher: no such text could "
-            "be timed"
-        )
 
 
 def road(

@@ -104,6 +104,32 @@ def check_tokenizers(
             )
 
 
+def check_lengths(config: DistillConfig, source: Path) -> None:
+    """
+    Raises:
+        InputError: Rows that are longer than the teacher, in `source`, or the student.
+    """
+    from transformers import AutoConfig
+
+    from distill.student.spec import is_relative
+    from distill.tasks.choose import TASKS
+    from distill.tasks.positions import check_length, positions_of, too_long
+    from distill.teacher.load import checkpoint_folder, load_tokenizer
+
+    folders = {"teacher": source}
+    if not is_relative(config.student.spec):
+        folders["student"] = checkpoint_folder(config.student.spec, "student")
+    for name, folder in folders.items():
+        own, general = AutoConfig.from_pretrained(folder), config.general
+        check_length(TASKS[config.task](()), own, load_tokenizer(folder, name), config.data.max_length, name)
+        most = positions_of(own)
+        asked = {"general.length": general.length} if general.data else {}
+        asked |= {"budget.length": config.budget.length} if config.budget.asked else {}
+        for setting, length in asked.items():
+            if most is not None and length > most:
+                raise too_long(setting, most, length, name)
+
+
 def read_file(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")

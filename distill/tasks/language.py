@@ -42,6 +42,9 @@ class Language(Task):
     def read_bare(cls, config: DataConfig) -> Examples:
         return load_bare_documents(config)
 
+    def longest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
+        return max_length  # tokenizers' own limits are often those of another model
+
     def metric(self) -> Metric:
         return RowAccuracy()
 
@@ -116,6 +119,9 @@ class Chatting(CausalLM):
     @classmethod
     def read_bare(cls, config: DataConfig) -> Any:
         return load_bare_conversations(config)
+
+    def longest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
+        return min(max_length, tokenizer.model_max_length)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Conversations, max_length: int) -> AskedBlocks:
         return encode_chats(tokenizer, part.texts, max_length, self.chat)

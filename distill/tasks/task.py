@@ -79,6 +79,10 @@ class Task(ABC):
         """A split as rows to train on."""
         return self.encode(tokenizer, part, max_length)
 
+    def longest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
+        """Most tokens of a row that `encode` makes."""
+        return min(max_length, tokenizer.model_max_length)
+
     @classmethod
     def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
         """The task with these labels, and what a run's settings say of it; see `how_of`."""
