@@ -162,8 +162,12 @@ def blocks_of(general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, seed: 
 
 
 def with_head(run: Run, folder: Path, task: Task, texts: TextDataModule) -> PreTrainedModel:
-    """A classifier of a generally distilled body, its new head fitted to the labels on what the body gives."""
+    """A model of the task of a generally distilled body, its new head fitted to the labels, where the task has any, on
+    what the body gives.
+    """
     student = task.load(str(folder), run.seed)
+    if not task.labels:
+        return student.requires_grad_(True)
     with run.console.track("student: fitting the new head", len(texts.train)) as advance:
         probe_head(student, output_layer(student), EvalBatches(texts.train, 32, texts.pad_id), task.answers, advance)
     return student.requires_grad_(True)

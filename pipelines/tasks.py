@@ -158,7 +158,7 @@ def check_task_fits(config: DistillConfig, task: str) -> None:
             "teacher could write"
         )
     how_of_run(config, task)
-    if config.general.data and task in ("sentence-embedding", "question-answering", *LANGUAGE):
+    if config.general.data and task in ("sentence-embedding", *LANGUAGE):
         raise InputError(f"general.data: expected a task with labels after the plain text, found {task}")
     if task == "sentence-embedding" and config.teacher.finetune == "always":
         raise InputError("teacher.finetune always: expected auto or never for sentence-embedding, which has no labels")
