@@ -75,11 +75,12 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     if task == EMBEDDING:
         set_form(own, read_form(folder) or SentenceForm())
     tokenizer = load_tokenizer(folder)
-    check_length(TASKS[task](()), own, tokenizer, config.data.max_length, "teacher")
     names = (TASKS[task].kept if config.keep.signals == "auto" else config.keep.signals).split(",")
     for name in names:
         check_name(name, task)
     check_cut(names, layout)
+    if "generated" not in names:  # whose samples are prompts, cut at the tokenizer's own limit
+        check_length(TASKS[task](()), own, tokenizer, config.data.max_length, "teacher")
     samples = limited(samples_for(task, config, tokenizer, names), config.limit)
     signals = tuple(make_signal(name, task, config.keep, own, config.seed) for name in names)
     auto_class = TASKS[task](()).auto

@@ -107,12 +107,12 @@ def check_inputs(config: DistillConfig) -> Path:
         TASKS[task].check(AutoConfig.from_pretrained(folder), config.student.spec)
         if config.quantize.scheme:
             check_in_float(folder, "student")
-    check_lengths(config, source)
     check_teachers(config.teacher, config.loss, source)
     if config.general.data:
         check_general(config, source)
         lessons(config.general.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     lessons(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
+    check_lengths(config, source)
     return source
 
 

@@ -110,5 +110,5 @@ def test_brackets_end_the_run_with_a_traceback_or_become_words(tmp_path):
         ):
             load_tagged(DataConfig(path=str(tmp_path)))
     as_csv([*SEVERAL, {"text": "x", "labels": "[a, b]"}], tmp_path / "train")
-    with pytest.raises(InputError, match=r"row 13, column 'labels': expected a list of labels .* found '\[a, b\]'"):
+    with pytest.raises(InputError, match=r"row 13, column 'labels': expected labels as a list .* found '\[a, b\]'"):
         TASKS["multi-label"].read(DataConfig(path=str(tmp_path)), 0)

@@ -239,8 +239,7 @@ def several_labels(cell: Any, where: str) -> list[str]:
     if names is None and isinstance(cell, str):
         if BRACKETS.fullmatch(cell):
             raise InputError(
-                f"{where}: expected a list of labels in JSON, or names between | or ;, found {cell[:60]!r}: its "
-                "brackets and commas would be parts of a label"
+                f"{where}: expected labels as a list in JSON, or between | or ;, found {cell[:60]!r}: it would be one"
             )
         names = re.split(r"[|;]", cell)
     return sorted({str(name).strip() for name in ([cell] if names is None else names)} - {""})

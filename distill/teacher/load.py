@@ -98,8 +98,9 @@ def configured_padding(folder: Path) -> int | None:
 
 def word_of(tokenizer: PreTrainedTokenizerBase, number: int | None) -> str | None:
     """The token with this id; None where there is none, as for the -1 of the first Llamas."""
-    known = number is not None and 0 <= number < len(tokenizer)
-    return str(tokenizer.convert_ids_to_tokens(number)) if known else None
+    if number is None or not 0 <= number < len(tokenizer):
+        return None
+    return str(tokenizer.convert_ids_to_tokens(number))
 
 
 def agree_on_padding(config: PretrainedConfig, folder: Path) -> None:
