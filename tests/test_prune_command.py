@@ -225,7 +225,7 @@ def test_what_was_just_built_counts_as_trained(spec, rank, untrained, tmp_path):
         (("--speedup", "4", "--max-bytes", "10 potatoes"), "expected a size such as 10MB"),
         (
             ("--speedup", "4", "--budget.length", "5000"),
-            "budget.length: expected at most 64 tokens, the positions of the teacher, found 5000",
+            "budget.length: expected at most 64 tokens, the positions of",
         ),
         (("--speedup", "4", "--budget.runtime", "tpu"), "expected onnxruntime, openvino, pytorch, found 'tpu'"),
     ],

@@ -28,8 +28,8 @@ CACHE = {
 }
 CONFIGS = {
     "pipelines.distill": (DistillConfig, SHORT),
-    "pipelines.prune": (DistillConfig, prune.SHORT | {"model": "student.spec"}),
-    "pipelines.quantize": (DistillConfig, quantize.SHORT | quantize.OWN),
+    "pipelines.prune": (DistillConfig, prune.MODEL_SHORT),
+    "pipelines.quantize": (DistillConfig, quantize.OWN),
     "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
     "pipelines.export": (export.ExportConfig, {}),
     "pipelines.report": (report.ReportConfig, {"data": "data.path"}),
