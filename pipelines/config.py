@@ -7,6 +7,7 @@ from compress.export.targets import by_scheme, check_float, check_installed, for
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
+from compress.sparsity.recipe import SparseConfig
 from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.mask_config import MaskConfig
@@ -192,6 +193,7 @@ class DistillConfig:
         general: Distillation on plain text before that on the task.
         budget: A speed that the student is pruned to, measured here; without one it is built as `student` says.
         prune: How it is pruned.
+        sparsity: Which weights become zero while the student trains.
         quantize: In how many bits it computes in the end, and how it is trained for that.
         export: Formats that the student is handed over in, beside its checkpoint: onnx, onnxruntime, openvino,
             executorch, litert, torchao, compressed-tensors, separated by commas.
@@ -224,6 +226,7 @@ class DistillConfig:
     budget: Budget = field(default_factory=Budget)
     prune: PruneConfig = field(default_factory=PruneConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
+    sparsity: SparseConfig = field(default_factory=SparseConfig)
     export: str = "onnx,onnxruntime"
     data: DataConfig = field(default_factory=DataConfig)
     task: TaskName = "auto"
@@ -261,6 +264,11 @@ class DistillConfig:
         check_installed(formats)
         if self.quantize.scheme and self.budget.min_score and not self.budget.asked:
             object.__setattr__(self, "quantize", replace(self.quantize, min_score=self.budget.min_score))
+        if self.sparsity.asked and self.train.patience:
+            raise InputError(
+                f"train.patience {self.train.patience}: expected 0 with sparsity.pattern, for the weights that did best "
+                "may be those of before the last zeros"
+            )
         built = is_relative(self.student.spec) and self.student.spec != "teacher"
         if self.student.given and (built or not self.quantize.scheme):
             raise InputError(

@@ -28,6 +28,7 @@ from pipelines.student import Pruned, cached_signals, drawn_batches, texts_modul
 from pipelines.teacher import MODEL, training_settings
 from pipelines.trainer import fit
 from pipelines.words import tokenizer_of
+from pipelines.zeros import Zeros
 
 
 class Validation:
@@ -76,6 +77,7 @@ def quantize_stage(
         "precision": precision,
         "max_length": config.data.max_length,
     }
+    settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.asked else {}
 
     def work(folder: Path) -> dict[str, Any]:
         task, tokenizer = read_task(data), tokenizer_of(student.start)
@@ -117,6 +119,7 @@ def quantize_stage(
                 console=run.console,
                 world=run.world,
                 wandb_folder=run.output / "wandb",
+                callbacks=[Zeros(config.sparsity, held=True)] if config.sparsity.asked else [],
             )
         rounding = convert(model)
         save_model(model, tokenizer, folder / MODEL)

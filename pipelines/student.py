@@ -43,6 +43,7 @@ from pipelines.teacher import MODEL, training_settings
 from pipelines.teaching import asked_as, call_teacher
 from pipelines.trainer import fit, validate
 from pipelines.words import WORDS, Translated, tokenizer_of
+from pipelines.zeros import Zeros, share_of_zeros
 
 SHAPE = "shape.json"
 
@@ -73,6 +74,7 @@ def student_stage(
     }
     settings |= {"across": vars(config.across)} if config.task == "causal-lm" else {}
     settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
+    settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.asked else {}
     inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
     if cache is not None:
         inputs["cache"] = cache
@@ -149,11 +151,13 @@ def student_stage(
             console=run.console,
             world=run.world,
             wandb_folder=run.output / "wandb",
+            callbacks=[Zeros(config.sparsity)] if config.sparsity.asked else [],
         )
         if remote is not None:
             remote.finish()
         save_model(student, tokenizer, folder / MODEL)
-        noted = {"notes": training.notes} if training.notes else {}
+        noted: dict[str, Any] = {"notes": training.notes} if training.notes else {}
+        noted |= {"zeros": share_of_zeros(student)} if config.sparsity.asked else {}
         return metrics | {"params": student.num_parameters()} | noted
 
     name = "distill" if pruned is None else f"distill-{pruned.name}"

@@ -180,6 +180,13 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
         check_one_process(
             "quantize", "several were never tried; train without --devices, or leave the scheme out", config, layouts
         )
+    if config.sparsity.asked:
+        check_one_process("sparsity", "each would choose zeros of its own; leave --devices out", config, layouts)
+        if precision == "16-mixed" and config.sparsity.score == "movement":
+            raise InputError(
+                "sparsity.score movement: expected precision 32 or bf16-mixed, found 16-mixed: gradients that are "
+                "scaled anew in every step can't be summed into scores"
+            )
     if config.loss.attention or config.loss.relations:
         for whose, layout in (("student", layouts.student), ("teacher", layouts.teacher)):
             if layout.tp > 1 or layout.pp > 1:

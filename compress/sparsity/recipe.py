@@ -1,0 +1,57 @@
+"""Zeros of a run: the pattern, and when in its training they come."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from compress.errors import CompressError
+from compress.sparsity.config import Sparsity
+
+UPDATES = 50  # changes of the mask on the way
+
+
+@dataclass(frozen=True)
+class SparseConfig:
+    """Settings of sparse training; without a pattern the student stays dense.
+
+    Args:
+        pattern: unstructured; N:M, such as 2:4; or blocks of outputs x inputs, such as 4x1.
+        amount: Share of the weights of the layers that become zero; N:M has its own.
+        score: What a weight is worth: magnitude, or movement (weight times gradient, summed over the steps).
+        rewire: Share of the live weights that change place at `begin`, falling to 0 at `end` (RigL); 0 for none.
+        begin, end: Shares of the steps between which the zeros come by a cubic; the rest trains what stays.
+    """
+
+    pattern: str = ""
+    amount: float = 0.0
+    score: Literal["magnitude", "movement"] = "magnitude"
+    rewire: float = 0.0
+    begin: float = 0.1
+    end: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not self.pattern and self.amount:
+            raise CompressError(
+                f"sparsity.amount {self.amount:g}: expected a pattern beside it, such as --sparsity.pattern "
+                "unstructured, found none: nothing would become zero"
+            )
+        if not 0 <= self.begin < self.end <= 1:
+            raise CompressError(
+                f"sparsity.begin, sparsity.end: expected shares of the steps, the first below the second, found "
+                f"{self.begin:g} and {self.end:g}"
+            )
+        if self.pattern:
+            self.over(100)
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.pattern)
+
+    def over(self, steps: int) -> Sparsity:
+        """The schedule over so many steps.
+
+        Raises:
+            CompressError: Settings that can't be, or don't go together.
+        """
+        begin, end = int(self.begin * steps), max(int(self.end * steps), int(self.begin * steps) + 1)
+        given: dict[str, Any] = {"amount": self.amount or None, "score": self.score, "rewire": self.rewire}
+        return Sparsity(self.pattern, **given, begin=begin, end=end, every=max((end - begin) // UPDATES, 1))
