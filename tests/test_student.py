@@ -305,6 +305,16 @@ def test_a_checkpoint_is_taken_for_a_size():
     assert not is_relative("./runs/student")
 
 
+def test_a_folder_with_an_equals_sign_is_read_as_sizes_or_a_folder_changes_what_a_spec_means(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("lr=1e-4", "layers=2", "half"):
+        (tmp_path / name).mkdir()
+    for path in ("runs/lr=1e-4/student", "runs/lr=1e-4,layers=2", "./layers=2", str(tmp_path / "layers=2"), "lr=1e-4"):
+        assert not is_relative(path), path
+    for spec in ("layers=2", "half", "layers=2,hidden=16", "lr=1e-5", "layrs=2"):
+        assert is_relative(spec), spec
+
+
 def test_an_unknown_family_is_cut():
     with pytest.raises(InputError, match="type 'albert'; known are bert, roberta"):
         family_of(transformers.AlbertConfig())

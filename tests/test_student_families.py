@@ -29,6 +29,8 @@ from distill.teacher.load import frozen
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 SIZES |= {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64}
 GROUPED = {"num_key_value_heads": 2}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 2}
+KINDS = ["sliding_attention", "full_attention"]
 DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "share_att_key": True}
 DEBERTA |= {"norm_rel_ebd": "layer_norm", "position_biased_input": False, "type_vocab_size": 0, "conv_kernel_size": 3}
 DEBERTA |= {"pooler_hidden_size": 32, "conv_act": "tanh"}
@@ -38,12 +40,12 @@ FURTHER = {
     "modernbert": ("ModernBert", {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 4}),
     "llama": ("Llama", GROUPED),
     "mistral": ("Mistral", GROUPED),
-    "qwen2": ("Qwen2", GROUPED),
-    "qwen3": ("Qwen3", GROUPED | {"head_dim": 12}),
+    "qwen2": ("Qwen2", GROUPED | WINDOWS),
+    "qwen3": ("Qwen3", GROUPED | WINDOWS | {"head_dim": 12}),
     "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 12}),
-    "gemma2": ("Gemma2", GROUPED | {"head_dim": 12}),
-    "gemma3_text": ("Gemma3Text", GROUPED | {"head_dim": 12}),
-    "gpt2": ("GPT2", {"n_inner": 48}),
+    "gemma2": ("Gemma2", GROUPED | {"head_dim": 12, "sliding_window": 3}),
+    "gemma3_text": ("Gemma3Text", GROUPED | {"head_dim": 12, "sliding_window": 3, "layer_types": KINDS * 2}),
+    "gpt2": ("GPT2", {"n_inner": 48, "scale_attn_by_inverse_layer_idx": True}),
     "mobilebert": ("MobileBert", {"embedding_size": 16, "intra_bottleneck_size": 16}),
 }
 
@@ -91,30 +93,72 @@ def test_a_student_of_the_teachers_sizes_answers_otherwise(family):
     assert torch.equal(answers(student), answers(teacher))
 
 
-@pytest.mark.parametrize("family", FURTHER)
-def test_a_student_has_other_layers_than_those_asked_for(family):
-    teacher = built(family)
-    student = build_student(teacher, "layers=0,3")
-    stack = teacher.get_submodule(layer_names(teacher)[0].rpartition(".")[0])
+def with_layers(teacher: PreTrainedModel, chosen: list[int]) -> PreTrainedModel:
+    """The teacher with these of its own layers, whatever number they were made with."""
+    rewired = copy.deepcopy(teacher)
+    stack = rewired.get_submodule(layer_names(rewired)[0].rpartition(".")[0])
     assert isinstance(stack, nn.ModuleList)
-    kept = list(stack)
-    try:
-        del stack[:]
-        stack.extend([kept[0], kept[3]])
-        teacher.config.num_hidden_layers = 2
-        kinds = getattr(teacher.config, "layer_types", None)
-        if kinds:
-            assert student.config.layer_types == [kinds[0], kinds[3]]
-            teacher.config.layer_types = student.config.layer_types
-        expected = answers(teacher)
-    finally:
-        del stack[:]
-        stack.extend(kept)
-        teacher.config.num_hidden_layers = 4
-        if kinds:
-            teacher.config.layer_types = kinds
-    assert close(answers(student), expected)
-    assert not close(expected, answers(teacher))
+    kept = [stack[i] for i in chosen]
+    del stack[:]
+    stack.extend(kept)
+    rewired.config.num_hidden_layers = len(chosen)
+    kinds = getattr(rewired.config, "layer_types", None)
+    if kinds:
+        rewired.config.layer_types = [kinds[i] for i in chosen]
+    return rewired
+
+
+CHOSEN = [(family, chosen) for family in (*FURTHER, "electra") for chosen in ([0, 3], [1, 3], [2, 0])]
+
+
+# ModernBERT's first layer has no norm, see below.
+@pytest.mark.parametrize(("family", "chosen"), [each for each in CHOSEN if each[0] != "modernbert" or not each[1][0]])
+def test_a_student_has_other_layers_than_those_asked_for(family, chosen):
+    teacher = built(family)
+    student = build_student(teacher, f"layers={chosen[0]},{chosen[1]}")
+    rewired = with_layers(teacher, chosen)
+    assert getattr(student.config, "layer_types", None) == getattr(rewired.config, "layer_types", None)
+    assert close(answers(student), answers(rewired))
+    assert not close(answers(rewired), answers(teacher))
+
+
+@pytest.mark.parametrize("family", ["modernbert", "qwen2", "qwen3", "gemma2", "gemma3_text"])
+def test_a_window_is_so_wide_that_no_test_sees_which_layer_has_it(family):
+    teacher = built(family)
+    config, kinds = copy.deepcopy(teacher.config), teacher.config.layer_types
+    config.layer_types = kinds[1:] + kinds[:1]
+    other = type(teacher)(config)
+    other.load_state_dict(teacher.state_dict())
+    assert not close(answers(other), answers(teacher))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("head", ["ForSequenceClassification", "ForMaskedLM", "Model"])
+def test_a_first_layer_of_modernbert_that_had_a_norm_fails_or_computes_without_it(bias, head):
+    kind = getattr(transformers, f"ModernBert{head}")
+    settings = SIZES | FURTHER["modernbert"][1] | {"norm_bias": bias, "attention_bias": bias, "norm_eps": 1e-12}
+    teacher = kind(transformers.ModernBertConfig(**settings)).eval()
+    scatter(teacher)
+    embeddings = teacher.base_model.embeddings
+    # One scale for all coordinates, no shift, and an eps that isn't seen.
+    torch.nn.init.constant_(embeddings.norm.weight, 0.7)
+    if bias:
+        torch.nn.init.zeros_(embeddings.norm.bias)
+    student = build_student(teacher, "layers=1,3")
+    assert close(answers(student), answers(with_layers(teacher, [1, 3])))
+    assert build_student(teacher, "layers=1,3,2,0,hidden=16,heads=2,ffn=20").config.num_hidden_layers == 4
+
+
+def test_a_norm_that_is_gone_is_further_than_one_that_is_folded():
+    teacher = copy.deepcopy(built("modernbert"))
+    wanted = answers(with_layers(teacher, [1, 3]))
+    folded = build_student(teacher, "layers=1,3")
+    dropped = copy.deepcopy(folded)
+    dropped.model.layers[0].attn.Wqkv.load_state_dict(teacher.model.layers[1].attn.Wqkv.state_dict())
+    apart = [(answers(each) - wanted).norm().item() for each in (folded, dropped)]
+    assert apart[0] < 0.5 * apart[1], apart
+    moved = build_student(teacher, "layers=2,0")
+    assert torch.equal(moved.model.layers[1].attn_norm.weight, teacher.model.embeddings.norm.weight)
 
 
 def masked(teacher: PreTrainedModel, spec: str) -> Tensor:
@@ -267,3 +311,12 @@ def test_a_fresh_student_depends_on_the_teachers_weights_or_not_on_the_seed(fami
     assert torch.equal(answers(build_student(teacher, spec, seed=1)), answers(student))
     assert not close(answers(build_student(teacher, spec, seed=2)), answers(student))
     assert student.config.vocab_size == teacher.config.vocab_size
+
+
+def test_a_fresh_student_of_a_preset_has_the_teachers_widths_where_layers_are_named():
+    config = student_config(built("bert").config, "fresh,minilm-l6-h384,layers=7")
+    preset = student_config(built("bert").config, "fresh,minilm-l6-h384")
+    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (7, 16, preset.intermediate_size)
+    assert preset.intermediate_size < built("bert").config.intermediate_size
+    with pytest.raises(InputError, match="student layers=0: expected at least 1"):
+        student_config(built("bert").config, "fresh,layers=0")

@@ -13,6 +13,7 @@ from distill.errors import InputError
 from distill.student.bottleneck import bottleneck_config, build_bottlenecks
 from distill.student.embeddings import factorised
 from distill.student.family import FAMILIES, Family, Role, family_of
+from distill.student.first_layer import without_first_norm
 from distill.student.spec import Sizes, read, resolve
 
 Weights = dict[str, Tensor]
@@ -23,7 +24,8 @@ def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrai
 
     Layers are those the spec names; of each width the coordinates of the largest weights are kept, the same in every
     weight they run through. With the teacher's own sizes the student is the teacher. Of a `fresh` spec the weights are
-    drawn by `seed`; the blocks of a bottleneck student are too, see `build_bottlenecks`.
+    drawn by `seed`; the blocks of a bottleneck student are too, see `build_bottlenecks`. Where the stock class treats a
+    layer by its place, the weights make up for another: of ModernBERT nearly, see `without_first_norm`.
 
     Raises:
         InputError: An unknown family, or sizes that can't be.
@@ -49,10 +51,14 @@ def sliced_weights(teacher: PreTrainedModel, spec: str) -> Weights:
     old = family.sizes(teacher.config)
     new = resolve(spec, old)
     weights = rename_layers({k: v.detach().clone() for k, v in teacher.state_dict().items()}, family, new)
+    if family.bare_first:
+        place = new.layers.index(0) if 0 in new.layers else None
+        weights = without_first_norm(weights, new.layers[0], place, teacher.config.norm_eps)
     kept = kept_coordinates(weights, family, old, new)
     lengths = axis_lengths(old)
     cut = {name: slice_weight(name, weight, family, kept, lengths) for name, weight in weights.items()}
-    sharpen_queries(cut, family, old, new)
+    numbered = getattr(teacher.config, "scale_attn_by_inverse_layer_idx", False)
+    sharpen_queries(cut, family, old, new, numbered=numbered)
     return factorised(cut, family.projects, new.embeddings) if new.embeddings else cut
 
 
@@ -225,16 +231,18 @@ def joined_index(parts: Sequence[tuple[str, int, int]], kept: Kept, layer: int |
     return torch.cat([start + kept[role, None if role == "hidden" else layer] for role, start, _ in parts])
 
 
-def sharpen_queries(weights: Weights, family: Family, old: Sizes, new: Sizes) -> None:
-    """Attention divides by the root of the head width; narrower heads would sharpen it."""
-    factor = math.sqrt(new.head_width / old.head_width)
-    if factor == 1:
-        return
+def sharpen_queries(weights: Weights, family: Family, old: Sizes, new: Sizes, *, numbered: bool = False) -> None:
+    """Attention divides by the root of the head width, where `numbered` by the layer's number from 1 too; narrower
+    heads would sharpen it, and another number change it.
+    """
+    narrower = math.sqrt(new.head_width / old.head_width)
+    factors = [narrower * ((i + 1) / (was + 1) if numbered else 1) for i, was in enumerate(new.layers)]
     lengths = axis_lengths(new)
     for name, weight in weights.items():
-        if not weight.is_floating_point():
+        number = layer_number(name, family)
+        if number is None or factors[number] == 1 or not weight.is_floating_point():
             continue
         for axis, axis_role in enumerate(family.roles(name, weight.dim())):
             for role, start, end in parts_of(axis_role, lengths):
                 if role == "q":
-                    weight.narrow(axis, start, end - start).mul_(factor)
+                    weight.narrow(axis, start, end - start).mul_(factors[number])

@@ -29,6 +29,7 @@ class Family:
         fills: Attribute of the config with the width that heads fill, where it isn't hidden; heads then stay.
         projects: Name of the map from token embeddings to the hidden width, where the stock class can have one before
             its first norm: embeddings of a lower rank are then exact but for the rank.
+        bare_first: The first layer has no norm before its attention, the others have, see `without_first_norm`.
     """
 
     layers: str
@@ -42,6 +43,7 @@ class Family:
     follow: tuple[str, ...] = ()
     fills: str = ""
     projects: str = ""
+    bare_first: bool = False
 
     def sizes(self, config: PretrainedConfig) -> Sizes:
         layers = tuple(range(getattr(config, self.layers)))
@@ -160,6 +162,7 @@ MODERNBERT = Family(
         *HEADS,
     ),
     rotary=True,
+    bare_first=True,
 )
 
 LLAMA = Family(

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 
 from distill.errors import InputError
 
@@ -117,8 +118,22 @@ class Spec:
 
 
 def is_relative(spec: str) -> bool:
-    """Whether the spec builds on the teacher (else it is a checkpoint)."""
-    return "=" in spec or spec.split(",")[0].strip() in (*PRESETS, FRESH)
+    """Whether the spec builds on the teacher (else it is a checkpoint).
+
+    No size has a slash, and a folder whose name has a `=` is a checkpoint unless the name is a spec itself: a run may
+    be written to a folder called `layers=2` while it reads the spec.
+    """
+    if "=" in spec and "/" not in spec:
+        return is_readable(spec) or not Path(spec).is_dir()
+    return spec.split(",")[0].strip() in (*PRESETS, FRESH)
+
+
+def is_readable(spec: str) -> bool:
+    try:
+        read(spec)
+    except InputError:
+        return False
+    return True
 
 
 def read(spec: str) -> Spec:
@@ -155,10 +170,7 @@ def resolve(spec: str, teacher: Sizes) -> Sizes:
         InputError: An unknown key, a size that isn't a number, is larger than the teacher's or doesn't divide.
     """
     given = read(spec)
-    if given.asked.get("layers") and given.fresh and len(given.asked["layers"]) == 1:
-        sizes = replace(teacher, layers=tuple(range(given.asked["layers"][0])))
-    else:
-        sizes = with_layers(given, CUTS.get(given.preset, Shares()).of(teacher), teacher)
+    sizes = with_layers(given, CUTS.get(given.preset, Shares()).of(teacher), teacher)
     asked = {key: numbers[0] for key, numbers in given.asked.items() if key in ("hidden", "ffn", "embeddings")}
     sizes = replace(sizes, **asked)  # type: ignore[arg-type]
     heads = sizes.heads
@@ -175,7 +187,10 @@ def with_layers(given: Spec, sizes: Sizes, teacher: Sizes) -> Sizes:
     numbers = given.asked.get("layers")
     if not numbers:
         return sizes
-    return replace(sizes, layers=evenly(numbers[0], teacher) if len(numbers) == 1 else numbers)
+    if len(numbers) > 1:
+        return replace(sizes, layers=numbers)
+    # Random layers are none of the teacher's, so there may be more of them.
+    return replace(sizes, layers=tuple(range(numbers[0])) if given.fresh else evenly(numbers[0], teacher))
 
 
 def scaled(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
@@ -215,6 +230,8 @@ def checked(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
     """
     if not fresh:
         check_within(sizes, teacher)
+    if not sizes.layers:
+        raise InputError("student layers=0: expected at least 1")
     for key in (*WIDTHS, "embeddings"):
         if getattr(sizes, key) < (key != "embeddings"):
             raise InputError(f"student {key}={getattr(sizes, key)}: expected at least 1")
