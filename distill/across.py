@@ -42,7 +42,9 @@ class Across:
         return cls(teacher, config, None if pairs is None else torch.from_numpy(pairs))
 
     def __call__(self, student_logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """See `across_loss`; logits [batch, length, vocabulary] are the student's, the batch a `TwiceEncoded`'s."""
+        """See `across_loss`; logits [batch, length, vocabulary] are the student's, the batch of `TwiceEncoded` or
+        `TwiceMasked`.
+        """
         given = self.teacher(teacher_inputs(dict(batch)))["logits"]
         shared = None if self.shared is None else self.shared.to(student_logits.device)
         return across_loss(student_logits, given.to(student_logits.device), batch, self.config, shared)

@@ -204,7 +204,8 @@ class DistillConfig:
         masking: Which words are hidden, of masked-lm.
         chat: What of conversations is learnt.
         sequences: Share of the conversations whose answers the teacher writes before the training; 0 for none.
-        across: How a causal student with another tokenizer, a checkpoint of its own, is compared with the teacher.
+        across: How a causal or masked student with another tokenizer, a checkpoint of its own, is compared with the
+            teacher.
         on_policy: Share of the steps in which a causal student learns from what it writes itself; 0 for none.
         keep: What is cached of a language teacher's words (signals: sampled, topk or logits); of other tasks the loss
             decides. It is cached at the temperature of the loss.

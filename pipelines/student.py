@@ -15,12 +15,11 @@ from compress.prune.checkpoint import load_pruned
 from compress.prune.slice import Shape, prune
 from compress.prune.trace import find_axes
 from distill.across import Across
-from distill.data.batches import Signals
+from distill.data.batches import Rows, Signals
 from distill.data.encode import Batch
 from distill.data.encode import encode as encode_texts
 from distill.data.module import TextDataModule
 from distill.data.splits import Splits
-from distill.data.twice_encoded import TwiceEncoded, encode_twice
 from distill.module import DistillationModule, sizes_of
 from distill.onpolicy import OnPolicy
 from distill.student.build import build_student
@@ -38,7 +37,7 @@ from pipelines.layouts import Layouts
 from pipelines.placing import placed, save_model, stages_of
 from pipelines.recovery import RULE, recovering
 from pipelines.stage import Artefact, Run, content_hash
-from pipelines.tasks import is_across
+from pipelines.tasks import ACROSS, is_across, rows_across
 from pipelines.teacher import MODEL, training_settings
 from pipelines.teaching import asked_as, call_teacher
 from pipelines.trainer import fit, validate
@@ -72,7 +71,7 @@ def student_stage(
         "max_length": config.data.max_length,
         "signals": config.teacher.signals,
     }
-    settings |= {"across": vars(config.across)} if config.task == "causal-lm" else {}
+    settings |= {"across": vars(config.across)} if config.task in ACROSS else {}
     settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
     settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.asked else {}
     inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
@@ -226,9 +225,9 @@ def texts_module(
     them in tokens of its own (`taught`).
     """
 
-    def twice(tokenizer: PreTrainedTokenizerBase, part: Any, length: int) -> TwiceEncoded:
+    def twice(tokenizer: PreTrainedTokenizerBase, part: Any, length: int) -> Rows:
         assert taught is not None
-        return encode_twice(tokenizer, taught, part.texts, length, config.data.max_length)
+        return rows_across(config, tokenizer, taught, part.texts, length)
 
     encode_train = twice if taught is not None else task.encode_train if task else None
     return TextDataModule(

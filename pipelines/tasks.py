@@ -1,5 +1,6 @@
 """What a run is about, and what its task leaves out."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,8 +16,11 @@ from pipelines.config import DistillConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from distill.data.batches import Rows
+
 # Squared differences of cosines are a hundredth of those of vectors.
 VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
+ACROSS = ("causal-lm", "masked-lm")  # tasks whose student may read other tokens than its teacher
 
 
 def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
@@ -71,7 +75,27 @@ def is_across(config: DistillConfig, teacher: "PreTrainedTokenizerBase", student
     """Whether the student reads other tokens than its teacher."""
     from distill.teacher.load import tokenizer_fingerprint
 
-    return config.task == "causal-lm" and tokenizer_fingerprint(teacher) != tokenizer_fingerprint(student)
+    return config.task in ACROSS and tokenizer_fingerprint(teacher) != tokenizer_fingerprint(student)
+
+
+def rows_across(
+    config: DistillConfig,
+    student: "PreTrainedTokenizerBase",
+    teacher: "PreTrainedTokenizerBase",
+    texts: Sequence[str],
+    length: int,
+) -> "Rows":
+    """The texts as a student reads them, `length` tokens a row, and beside them as its teacher does.
+
+    Raises:
+        InputError: A tokenizer that can't be laid on another, has no end token or, of masked-lm, no mask token; or
+            lengths without room for text.
+    """
+    from distill.data.twice_encoded import encode_twice
+    from distill.data.twice_masked import TwiceMasked
+
+    rows = encode_twice(student, teacher, texts, length, config.data.max_length)
+    return TwiceMasked.of(rows, config.masking, student, teacher) if config.task == "masked-lm" else rows
 
 
 def check_tokenizers(
@@ -102,6 +126,7 @@ def check_tokenizers(
                 f"{name}: expected {expected} for a student with a tokenizer of its own, found {found}: positions of "
                 f"one are not those of the other (student {config.student.spec!r})"
             )
+    rows_across(config, student, teacher, [], config.data.max_length)  # refuses what the student stage would
 
 
 def check_lengths(config: DistillConfig, source: Path) -> None:

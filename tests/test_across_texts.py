@@ -2,12 +2,15 @@
 
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from distill import DistillationModule, LossConfig, OnlineTeacher, TrainConfig
+from distill.across import Across
 from distill.data.alignment import shared_vocabulary
 from distill.data.mask_config import MaskConfig
 from distill.data.twice_encoded import encode_twice, teacher_inputs
 from distill.data.twice_masked import TwiceMasked
+from distill.inputs import inputs_of
 from distill.losses.across import across_loss, answered_spans, sorted_distance
 from distill.losses.across_config import AcrossConfig
 from distill.losses.logits import cross_entropy
@@ -55,7 +58,7 @@ def test_a_masked_model_is_asked_elsewhere_than_at_hidden_words():
     assert torch.equal(own.grad.abs().sum(-1) > 0, batch["positions"])
 
 
-def fitted(model: GPT2LMHeadModel, steps: int, rate: float, loss) -> None:
+def fitted(model: PreTrainedModel, steps: int, rate: float, loss) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -86,3 +89,35 @@ def test_a_student_of_another_tokenizer_learns_nothing_from_its_teacher():
     before = next_token_loss()
     fitted(student, 60, 5e-3, lambda: across_loss(logits(), answers, batch, AcrossConfig(), shared))
     assert next_token_loss() < before / 4
+
+
+def tiny_encoder(vocabulary: int, seed: int) -> BertForMaskedLM:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return BertForMaskedLM(BertConfig(vocab_size=vocabulary, max_position_embeddings=64, **sizes)).eval()
+
+
+def test_a_masked_student_of_another_tokenizer_learns_nothing_from_its_teacher():
+    student_words, teacher_words = wordpiece(), byte_level(masked=True)
+    rows = encode_twice(student_words, teacher_words, [" ".join(SENTENCES[:5])], 32, 32)
+    data = TwiceMasked.of(rows, MaskConfig(passes=1), student_words, teacher_words)
+    batch = data.collate(range(len(rows)), student_words.pad_token_id)
+    teacher, student = tiny_encoder(len(teacher_words), 1), tiny_encoder(len(student_words), 2)
+    labels = batch["teacher_labels"].flatten()
+    fitted(teacher, 80, 5e-3, lambda: cross_entropy(teacher(**teacher_inputs(batch)).logits.flatten(0, 1), labels))
+    module = DistillationModule(
+        student,
+        loss=LossConfig(kl=1),
+        train=TrainConfig(),
+        across=Across.of(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words),
+    )
+
+    def guessed() -> float:
+        with torch.no_grad():
+            said = student(**inputs_of(batch)).logits[batch["positions"]].argmax(-1)
+        return (said == batch["labels"][batch["positions"]]).double().mean().item()
+
+    assert guessed() < 0.2
+    fitted(student, 80, 5e-3, lambda: module.terms(batch)["kl"])
+    assert guessed() > 0.9

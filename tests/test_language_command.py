@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForMaskedLM, AutoTokenizer, BertTokenizerFast, LlamaConfig, LlamaForCausalLM
 
 from commands import finish, refused, small_run
 from conftest import VOCABULARY, WORDS, build_model, saved
@@ -176,14 +176,55 @@ def test_a_student_with_other_words_is_refused_or_learns_nothing(tmp_path):
     assert AutoTokenizer.from_pretrained(output / "student").get_vocab() == wordpiece().get_vocab()
 
 
-def test_a_student_with_other_words_reads_a_cache_or_layers(tmp_path, monkeypatch, capsys):
-    teacher, student, texts = other_words(tmp_path)
+def other_masked_words(tmp_path) -> tuple[Path, Path, Path]:
+    """The same of masked models, RoBERTa with byte-level words and BERT with WordPiece; six words in ten are one."""
+    rng, folder = random.Random(0), tmp_path / "texts"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"{number}.txt").write_text(" ".join(rng.choices(WORDS[:5], [6, 1, 1, 1, 1], k=400)))
+    taught = byte_level(masked=True, texts=(" ".join(WORDS[:5] * 9),))
+    own = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
+    vocabulary = {"vocab_size": len(taught), "pad_token_id": taught.pad_token_id, "type_vocab_size": 1}
+    teacher = saved(build_model("roberta", "ForMaskedLM", **vocabulary), taught, tmp_path / "teacher")
+    return teacher, saved(build_model("bert", "ForMaskedLM"), own, tmp_path / "student"), folder
+
+
+@pytest.mark.slow
+def test_a_masked_student_with_other_words_is_refused_or_learns_nothing(tmp_path):
+    teacher, student, texts = other_masked_words(tmp_path)
+    output, words = tmp_path / "run", ("--student", str(student), "--teacher.signals", "online", "--temperature", "1")
+    said = finish("distill", small_run(teacher, texts, output, *TRAINED, *words))
+    assert "task: masked-lm (txt files, and the teacher's head for words)" in said
+    found = scores_of(output)
+    # It has no labels: that one word is more likely it has from its teacher, which would know it by another number.
+    assert found["student", "pytorch"]["token accuracy"] > 0.5
+    assert found["student", "pytorch"]["perplexity"] < 8
+    assert found["student", "pytorch"]["token accuracy"] == found["student", "onnxruntime"]["token accuracy"]
+    assert AutoTokenizer.from_pretrained(output / "student").get_vocab().keys() == set(VOCABULARY)
+    assert AutoModelForMaskedLM.from_pretrained(output / "student").config.vocab_size == len(VOCABULARY)
+
+
+@pytest.mark.parametrize("make", [other_words, other_masked_words])
+def test_a_student_with_other_words_reads_a_cache_or_layers(make, tmp_path, monkeypatch, capsys):
+    teacher, student, texts = make(tmp_path)
     for more, message in (
         ((), "teacher.signals: expected online"),
         (("--teacher.signals", "online", "--loss.hidden", "1"), "loss: expected kl and ce"),
+        (("--teacher.signals", "online", "--data.max_length", "3"), "expected at least"),
     ):
         words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)
         assert message in refused(distill, words, monkeypatch, capsys)
+        assert not (tmp_path / "run" / "data").exists()
+
+
+def test_a_student_without_a_mask_token_is_refused_after_its_teacher_was_trained(tmp_path, monkeypatch, capsys):
+    teacher, _, texts = other_masked_words(tmp_path)
+    own = byte_level(size=300)
+    vocabulary = {"vocab_size": len(own), "pad_token_id": own.pad_token_id}
+    student = saved(build_model("roberta", "ForMaskedLM", **vocabulary), own, tmp_path / "unmasked")
+    words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), "--teacher.signals", "online")
+    assert "expected a mask token, found none" in refused(distill, words, monkeypatch, capsys)
+    assert not (tmp_path / "run" / "data").exists()
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ def wordpiece(size: int = 140) -> BertTokenizerFast:
 
 
 @cache
-def byte_level(size: int = 330, trim: bool = True, masked: bool = False) -> PreTrainedTokenizerFast:
+def byte_level(
+    size: int = 330, trim: bool = True, masked: bool = False, texts: tuple[str, ...] = tuple(SENTENCES)
+) -> PreTrainedTokenizerFast:
     """Cased; with `trim` the offsets of ` word` are those of `word`."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -40,7 +42,7 @@ def byte_level(size: int = 330, trim: bool = True, masked: bool = False) -> PreT
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    backend.train_from_iterator(SENTENCES, trainer)
+    backend.train_from_iterator(texts, trainer)
     named = {"eos_token": "<eos>", "pad_token": "<pad>"} | ({"mask_token": "<mask>"} if masked else {})
     return PreTrainedTokenizerFast(tokenizer_object=backend, **named)
 

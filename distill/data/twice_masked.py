@@ -66,6 +66,10 @@ class TwiceMasked:
     def lengths(self) -> np.ndarray:
         return self.rows.lengths
 
+    @property
+    def notes(self) -> dict[str, int]:
+        return self.rows.notes
+
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Masks the rows for `epoch` and pads them, [batch, length] each.
 
