@@ -267,8 +267,8 @@ class DistillConfig:
             object.__setattr__(self, "quantize", replace(self.quantize, min_score=self.budget.min_score))
         if self.sparsity.asked and self.train.patience:
             raise InputError(
-                f"train.patience {self.train.patience}: expected 0 with sparsity.pattern, for the weights that did best "
-                "may be those of before the last zeros"
+                f"train.patience {self.train.patience}: expected 0 with sparsity.pattern, for the weights that did "
+                "best may be those of before the last zeros"
             )
         built = is_relative(self.student.spec) and self.student.spec != "teacher"
         if self.student.given and (built or not self.quantize.scheme):
