@@ -293,7 +293,7 @@ def parameters(model: PreTrainedModel) -> dict[str, Any]:
 
 def replace_inputs(built: Built, inputs: Sequence[dict[str, np.ndarray]], threads: int = 0) -> Built:
     """The same files on other inputs, opened once more where `threads` are given."""
-    runner = OnnxModel(built.folder / built.target, threads) if threads else built.runner
+    runner = OnnxModel(built.folder / str(built.target), threads) if threads else built.runner
     return Built(built.target, built.folder, runner, inputs)
 
 

@@ -51,8 +51,7 @@ def config_of_run(folder: Path, speedup: float) -> DistillConfig:
     config = rebuilt(DistillConfig, written | {"output": str(folder), "until": "distill"})
     if speedup not in config.budget.speedups:
         raise SystemExit(f"--ours {folder}: expected a run with --speedup {speedup:g}, found {config.budget.speedup}")
-    sizes = config.budget.max_bytes.split(",")
-    own = sizes[config.budget.speedups.index(speedup)] if len(sizes) > 1 else sizes[0]
+    own = str(config.budget.most_bytes(speedup) or "")
     return replace(config, budget=replace(config.budget, speedup=f"{speedup:g}", max_bytes=own))
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from compress.export.onnx import OnnxModel
 from compress.export.source import Source
 from compress.export.targets import Target
 from compress.export.write import write_targets
+from compress.prune.budget import Budget
 from conftest import LABELS, build_model, make_rows, saved
+from distill.data.config import DataConfig
 from distill.student.build import build_student
+from distill.teacher.config import TeacherConfig
+from pipelines.config import DistillConfig
 
 PEERS = ("textbrewer", "torch_pruning")
 ABSENT = [name for name in PEERS if find_spec(name) is None]
@@ -146,6 +151,39 @@ def bench(
     return words.split(), place / "out"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_trained_students_end_in_no_table(
+    teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Ours and whole layers, for which no peer has to be installed."""
+    from benchmarks.pruned_students import main
+
+    folder, data = saved(teacher, tokenizer, tmp_path / "teacher"), write_data(tmp_path / "data")
+    words = f"--teacher {folder} --data {data} --speedup 1.1 --epochs 1 --rates 1e-3 --trials 0 --rounds 1"
+    words += f" --batch-size 16 --max-length 32 --validation-fraction 0.2 --output {tmp_path / 'out'}"
+    main([*words.split(), "--ways", "ours", "layers"])
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [student["way"] for student in found["students"]] == ["ours", "layers"]
+    for student in found["students"]:
+        assert student["speedup"] == found["teacher"]["latency"]["best_ms"] / student["latency"]["best_ms"]
+        assert student["test"] == pytest.approx(accuracy(Path(student["folder"])))
+    table = capsys.readouterr().out
+    assert all(f"│ {way} " in table for way in ("teacher", "ours", "layers"))
+
+
+def test_a_speed_up_gets_the_size_of_another(tmp_path: Path):
+    """Sizes are in the order of the speed-ups as they were given, whatever that is."""
+    from benchmarks.pruning_settings import config_of_run
+
+    budget = Budget(speedup="4,2", max_bytes="8MB,10MB")
+    config = DistillConfig(str(tmp_path), TeacherConfig(model="t"), data=DataConfig(path="d"), budget=budget)
+    (tmp_path / "config.json").write_text(json.dumps(asdict(config)))
+    for speedup, most in ((4.0, 8_000_000), (2.0, 10_000_000)):
+        own = config_of_run(tmp_path, speedup).budget
+        assert (own.speedups, own.most_bytes(speedup)) == ((speedup,), most)
+
+
 def found_in(bench: tuple[list[str], Path]) -> dict[str, Any]:
     return json.loads((bench[1] / "results.json").read_text())
 
@@ -174,10 +212,8 @@ def accuracy(folder: Path) -> float:
     """By the deployed file and the tokenizer beside it, without the benchmark's code."""
     from tokenizers import Tokenizer
 
-    model, tokenizer = (
-        OnnxModel(folder / ONNXRUNTIME, 1),
-        Tokenizer.from_file(str(folder / ONNXRUNTIME / "tokenizer.json")),
-    )
+    place = folder / "onnxruntime"
+    model, tokenizer = OnnxModel(place, 1), Tokenizer.from_file(str(place / "tokenizer.json"))
     hits = []
     for text, label in make_rows(40, 2):
         row = tokenizer.encode(text)
