@@ -5,7 +5,7 @@
 
 Every way trains the same students on the same batches in the same order; only the target differs. A student has the
 teacher's embeddings and head, frozen or not, and layers of its own whose first weights the seed decides. A run that is
-already in the output's results.jsonl is not made again, so ways and seeds can be given in several calls.
+already in the output's results.jsonl is not made again, so ways, seeds and steps can be given in several calls.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.kept import keep_to
 from benchmarks.small_lm import mean_nats
 from distill.data.batches import TrainBatches
 from distill.data.language import LanguageBlocks
@@ -53,7 +54,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     console, output = Console(), Path(given.output)
-    output.mkdir(parents=True, exist_ok=True)
+    keep_to(output, given, free=("ways", "seeds", "steps"))
     teacher = LlamaForCausalLM.from_pretrained(Path(given.lm) / "model").eval()
     blocks = {name: np.load(Path(given.lm) / f"{name}.npy") for name in ("train", "dev")}
     data = LanguageBlocks([row.astype(np.int64) for row in blocks["train"][: given.steps * BATCH]])
@@ -170,7 +171,7 @@ def train(
                     torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
                     optimizer.step()
                     optimizer.zero_grad()
-                advance(1, f"loss {float(value):.3f}")
+                advance(1, f"loss {value.item():.3f}")
                 step += 1
                 if step == steps:
                     break

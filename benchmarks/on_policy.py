@@ -28,6 +28,7 @@ from transformers import LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.cached_students import exact
+from benchmarks.kept import keep_to
 from benchmarks.small_lm import mean_nats
 from distill.data.module import RowsDataModule
 from distill.generation import generate
@@ -97,7 +98,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     disable_progress_bar()
     console, output = Console(), Path(given.output)
-    keep_to(output, given)
+    keep_to(output, given, free=("shares", "seeds", "threads"))
     teacher, text = load(Path(given.lm)).eval(), read_text(given)
     lines = {"teacher": [measured(output / "teacher", teacher, teacher, text)]}
     for seed in given.seeds:
@@ -108,18 +109,6 @@ def main() -> None:
             lines.setdefault(name_of(share), []).append(measured(folder, load(folder).eval(), teacher, text))
             console.say(f"{folder.name}: {told(lines[name_of(share)][-1:])}")
     show(console, given, lines)
-
-
-def keep_to(output: Path, given: argparse.Namespace) -> None:
-    """What is kept in a folder was made with one set of settings; ways and seeds may be added."""
-    own = {name: value for name, value in vars(given).items() if name not in ("output", "shares", "seeds", "threads")}
-    output.mkdir(parents=True, exist_ok=True)
-    file = output / "settings.json"
-    before = json.loads(file.read_text()) if file.exists() else own
-    if before != own:
-        changed = ", ".join(f"{name} {before.get(name)}" for name, value in own.items() if before.get(name) != value)
-        raise SystemExit(f"{output} was made with {changed}: its students would be told beside others; name a new one")
-    file.write_text(json.dumps(own))
 
 
 def read_text(given: argparse.Namespace) -> Text:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kept import checkpoint_of
 from compress.export.targets import FORMATS
 from compress.quantize.schemes import SCHEMES
 from pipelines.console import Console
@@ -41,10 +42,10 @@ def main() -> None:
     console, reports = Console(), dict[tuple[int, str, str], Report]()
     floats: dict[int, float] = {}
     for seed in given.seeds:
-        student, floats[seed] = float_student(given, seed)
+        made, floats[seed] = float_student(given, seed)
         for scheme in given.schemes:
             for method in given.methods:
-                reports[seed, scheme, method] = quantized(given, seed, scheme, method, student)
+                reports[seed, scheme, method] = quantized(given, seed, scheme, method, made)
                 console.say(f"seed {seed}, {scheme}, {method}: {scores(reports[seed, scheme, method])}")
     show_scores(console, given, floats, reports)
     show_targets(console, reports)
@@ -55,25 +56,21 @@ def command(module: str, *words: str) -> None:
 
 
 def float_student(given: argparse.Namespace, seed: int) -> tuple[Path, float]:
-    """Checkpoint of the student in float, and its test accuracy."""
+    """The run that made the student in float, and its test accuracy."""
     output = Path(given.output) / f"seed-{seed}" / "float"
     teacher = ["--teacher", given.teacher] if given.teacher else []
     words = ["--config", given.config, *teacher, "--data", given.data, "--seed", str(seed)]
     command("distill", *words, "--output", str(output))
     whole = entry(json.loads((output / "report.json").read_text()), "student", "pytorch", "fp32")
     assert whole is not None
-    return newest(output / "distill"), whole["score"]
+    return output, whole["score"]
 
 
-def newest(stage: Path) -> Path:
-    return max(stage.iterdir(), key=lambda folder: folder.stat().st_mtime) / "model"
-
-
-def quantized(given: argparse.Namespace, seed: int, scheme: str, method: str, student: Path) -> Report:
-    """The report of the student made to round."""
+def quantized(given: argparse.Namespace, seed: int, scheme: str, method: str, made: Path) -> Report:
+    """The report of the student of a run, made to round."""
     output = Path(given.output) / f"seed-{seed}" / f"{scheme}-{method}"
     formats = [name for name in given.formats if scheme not in FORMATS[name].refuses]
-    teacher = newest(student.parents[2] / "teacher")
+    student, teacher = checkpoint_of(made, "distill"), checkpoint_of(made, "teacher")
     words = ["--config", given.config, "--model", str(student), "--teacher", str(teacher), "--data", given.data]
     words += ["--scheme", scheme, "--method", method, "--export", ",".join(formats), "--seed", str(seed)]
     command("quantize", *words, *given.more, "--output", str(output))

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from benchmarks.kept import checkpoint_of
 from compress.latency import Latency
 from compress.prune.budget import Budget
 from distill.data.config import DataConfig
@@ -147,8 +148,8 @@ def timed(given: argparse.Namespace, data: str, folders: dict[str, Path]) -> dic
     budget = Budget(runtime="onnxruntime", precision="fp32")
     splits = load_splits(DataConfig(path=data, validation_fraction=0.05), given.seed)
     texts = texts_of(splits.test, budget, 128, given.seed, TextClassification(splits.labels))
-    (teacher,) = (next(iter(folders.values())) / "teacher").glob("*/model")
-    places = {"teacher": teacher} | {name: newest(folder / "distill") for name, folder in folders.items()}
+    places = {"teacher": checkpoint_of(next(iter(folders.values())), "teacher")}
+    places |= {name: checkpoint_of(folder, "distill") for name, folder in folders.items()}
     with tempfile.TemporaryDirectory() as scratch:
         built = {}
         for i, (name, place) in enumerate(places.items()):
@@ -156,10 +157,6 @@ def timed(given: argparse.Namespace, data: str, folders: dict[str, Path]) -> dic
             folder.mkdir()
             built[name] = build(load(place), load_tokenizer(place), target_for(budget), folder, texts)
         return time_together(built, budget, given.rounds)
-
-
-def newest(stage: Path) -> Path:
-    return max(stage.iterdir(), key=lambda folder: folder.stat().st_mtime) / "model"
 
 
 def load(place: Path) -> PreTrainedModel:

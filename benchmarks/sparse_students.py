@@ -5,8 +5,8 @@
 Every way trains the same student on the same batches from the teacher's cached logits; the sparse ones reach their
 pattern by the gradual schedule. 4x1 are blocks of four outputs at one input, which Intel's papers call 1x4. Each
 runtime then runs all students in turn in one measurement, the dense one twice: what its second copy differs by is
-noise. Students are kept in the output folder and aren't trained again there. OpenVINO and NNCF are measured where
-they are installed.
+noise. Students are kept in the output folder and aren't trained again there; it is of one teacher and one data set.
+OpenVINO and NNCF are measured where they are installed.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from benchmarks.kept import keep_to
 from benchmarks.sparse_runtimes import RUNTIMES, Students, Unavailable
 from compress.latency import Inputs, Latency, Runner, measure
 from compress.sparsity.config import Sparsity
@@ -81,6 +82,7 @@ class Setup:
     """Teacher, data and the teacher's logits, asked once."""
 
     def __init__(self, given: argparse.Namespace):
+        keep_to(Path(given.output), given, free=("student", "epochs", "learning_rate", "rounds", "threads"))
         folder = Path(given.teacher)
         splits = load_splits(DataConfig(path=given.data, max_length=128, validation_fraction=0.05))
         self.given, self.task = given, TextClassification(splits.labels)

@@ -4,8 +4,8 @@
 
 Two teachers are fine-tuned with other seeds; the better on the validation split is the one to beat. For each seed the
 same student is distilled by `pipelines.distill` from the first, from the second, and from both as one checkpoint, and
-scored on the whole test split. What is finished is skipped when the same command runs again; words that aren't its own
-go to `pipelines.distill`.
+scored on the whole test split. What is finished is skipped when the same command runs again, or one with more seeds;
+words that aren't its own go to `pipelines.distill`.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from transformers import AutoModelForSequenceClassification
 
+from benchmarks.kept import keep_to, only_checkpoint
 from distill.data.config import DataConfig
 from distill.data.splits import load_splits
 from distill.tasks.text_classification import TextClassification
@@ -38,11 +39,13 @@ def main() -> None:
     parser.add_argument("--mix", choices=["weighted", "confidence"], default="weighted")
     parser.add_argument("--output", default="runs/two-teachers")
     given, more = parser.parse_known_args()
+    given.more = more
     console = Console()
-    teachers = [teacher(given, seed, more) for seed in given.teachers]
+    keep_to(Path(given.output), given, free=("seeds",))
+    teachers = [teacher(given, seed) for seed in given.teachers]
     scores = {f"teacher {i + 1}": [score(given, each)] for i, each in enumerate(teachers)}
     for way in WAYS:
-        scores[way] = [score(given, student(given, way, teachers, seed, more)) for seed in given.seeds]
+        scores[way] = [score(given, student(given, way, teachers, seed)) for seed in given.seeds]
         console.say(f"{way}: {told(scores[way])}")
     rows = [(name, told(values), ", ".join(f"{value:.2%}" for value in values)) for name, values in scores.items()]
     console.table(f"{Path(given.data).name}, test accuracy", ("taught by", "mean", "each seed"), rows)
@@ -56,25 +59,21 @@ def run(given: argparse.Namespace, output: Path, *words: str) -> None:
     subprocess.run([*command, "--output", str(output), *words], check=True)
 
 
-def teacher(given: argparse.Namespace, seed: int, more: Sequence[str]) -> Path:
+def teacher(given: argparse.Namespace, seed: int) -> Path:
     output = Path(given.output) / f"teacher-{seed}"
-    run(given, output, "--seed", str(seed), "--until", "teacher", *more)
-    return newest(output / "teacher")
+    run(given, output, "--seed", str(seed), "--until", "teacher", *given.more)
+    return only_checkpoint(output, "teacher")
 
 
-def student(given: argparse.Namespace, way: str, teachers: Sequence[Path], seed: int, more: Sequence[str]) -> Path:
+def student(given: argparse.Namespace, way: str, teachers: Sequence[Path], seed: int) -> Path:
     """The trained student's checkpoint."""
     output = Path(given.output) / f"{way}-{seed}"
     first = teachers[way == "second"]
-    words = ["--teacher", str(first), "--seed", str(seed), "--until", "distill", *more]
+    words = ["--teacher", str(first), "--seed", str(seed), "--until", "distill", *given.more]
     if way == "both":
         words += ["--teacher.also", json.dumps([str(teachers[1])]), "--teacher.mix", given.mix]
     run(given, output, *words)
-    return newest(output / "distill")
-
-
-def newest(stage: Path) -> Path:
-    return max(stage.iterdir(), key=lambda folder: folder.stat().st_mtime) / "model"
+    return only_checkpoint(output, "distill")
 
 
 def score(given: argparse.Namespace, folder: Path) -> float:
