@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compress.precision import ceiling
 from distill.losses.fused import fused_sampled_cross_entropy
 from distill.losses.logits import soft_cross_entropy
 from distill.losses.sparse import sampled_cross_entropy
@@ -63,7 +64,8 @@ def compare(given: argparse.Namespace, console: Any) -> None:
                 times[name].append(seconds)
     del setup.ways
     rows = []
-    floor = 6 * given.positions[0] * given.width * given.vocabulary / rate(given.device)
+    rate = ceiling(torch.device(given.device), torch.float32, 2048)
+    floor = 6 * given.positions[0] * given.width * given.vocabulary / rate
     bytes_of = {name: alone(given, name) for name in times}
     for name, own in times.items():
         ratio = statistics.median(a / b for a, b in zip(own, times["sparse"], strict=True))
@@ -123,13 +125,6 @@ class Setup:
         if self.device != "cpu":
             torch.cuda.synchronize()
         return time.perf_counter() - start
-
-
-def rate(device: str) -> float:
-    """Floating-point operations a second of one large product."""
-    from compress.precision import ceiling
-
-    return ceiling(torch.device(device), torch.float32, 2048)
 
 
 def alone(given: argparse.Namespace, name: str) -> int:

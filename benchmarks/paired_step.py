@@ -31,6 +31,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
 
+from compress.precision import ceiling
 from distill.layout import parse_layout
 from distill.losses.logits import forward_kl
 from distill.optimizer import build_optimizer
@@ -189,15 +190,7 @@ def rate(precision: str, size: int = 4096) -> float:
     """Floating-point operations a second that one large product reaches here; fp8 counts twice bfloat16's."""
     size = size if device_type() == "cuda" else 1024
     kind = torch.float32 if precision == "32" else torch.bfloat16
-    one = torch.randn(size, size, device=device_of("auto"), dtype=kind)
-    for _ in range(3):
-        one @ one
-    settle()
-    start = time.perf_counter()
-    for _ in range(5):
-        one @ one
-    settle()
-    return 5 * 2 * size**3 / (time.perf_counter() - start) * (2 if precision == "fp8" else 1)
+    return ceiling(device_of("auto"), kind, size) * (2 if precision == "fp8" else 1)
 
 
 def has_fp8() -> bool:

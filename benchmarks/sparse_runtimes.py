@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from compress.export.int8 import quantize_int8
 from compress.export.onnx import FILE, OnnxModel, export_onnx
 from compress.latency import Inputs, Runner
 from compress.sparsity.layers import sparse_layers
@@ -106,20 +107,8 @@ def onnx_float(students: Students, way: str) -> Runner:
 
 def onnx_int8(students: Students, way: str) -> Runner:
     """ONNX Runtime, dynamic int8, a scale an output."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    model = onnx.load(str(exported(students, way) / FILE))
-    del model.graph.value_info[:]  # the exporter's shapes mislead the quantizer
     folder = students.folder(way, "onnx-int8")
-    folder.mkdir(parents=True, exist_ok=True)
-    quantize_dynamic(
-        model,
-        str(folder / FILE),
-        per_channel=True,
-        weight_type=QuantType.QInt8,
-        extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
-    )
+    quantize_int8(exported(students, way) / FILE, folder / FILE)
     return OnnxModel(folder, students.threads)
 
 

@@ -50,15 +50,19 @@ def main() -> None:
 
 
 def compare(given: argparse.Namespace, console: Any) -> None:
+    import torch
+
+    from compress.precision import ceiling
+
     setup = Setup(given)
     steps = {way: setup.step(way) for way in WAYS}
     times = interleaved(steps, setup.batches, given.rounds)
-    rows = []
+    rows, rate = [], ceiling(torch.device("cpu"), torch.float32, rounds=30)
     for way in WAYS:
         median = statistics.median(times[way])
         ratio = statistics.median(a / b for a, b in zip(times[way], times["labels"], strict=True))
         memory = alone(given, way)
-        floor = setup.flops(way) / setup.peak_flops()
+        floor = setup.flops(way) / rate
         rows.append((way, f"{median * 1e3:.1f}", f"{ratio:.3f}", f"{floor * 1e3:.1f}", f"{memory / 1e6:.0f}"))
     online = statistics.median(a / b for a, b in zip(times["online"], times["cached"], strict=True))
     console.table(
@@ -148,14 +152,6 @@ class Setup:
         tokens = statistics.median(batch["input_ids"].numel() for batch in self.batches)
         work = 6 * tokens * layer_weights(self.student)
         return work + (2 * tokens * layer_weights(self.teacher) if way == "online" else 0)
-
-    def peak_flops(self) -> float:
-        """Floating-point operations a second of one large product."""
-        import torch
-
-        a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-        best = min(timed(lambda: torch.mm(a, b)) for _ in range(30))
-        return 2 * 1024**3 / best
 
 
 def layer_weights(model: Any) -> int:
