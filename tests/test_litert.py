@@ -12,11 +12,13 @@ from transformers import BertTokenizerFast, PreTrainedModel
 from compress.errors import ArtefactError, CompressError
 from compress.export.huggingface import TorchModel
 from compress.export.litert import FILE, LitertModel, lengths
-from compress.export.litert_integers import write_integers
+from compress.export.litert_integers import stored, write_integers
+from compress.export.rows import Layer
 from compress.export.source import Source
 from compress.export.targets import Target
 from compress.export.tflite import ALIGNED, File, schema
 from compress.export.write import check_layers, write_targets
+from compress.export.writer import Writer
 from compress.prune.slice import prune
 from compress.quantize.prepare import convert, prepare
 from compress.quantize.schemes import scheme_of
@@ -119,6 +121,14 @@ def test_a_layer_that_the_file_has_not_stays_in_float(tmp_path):
         source.model.classifier.weight.mul_(1.5)
     with pytest.raises(ArtefactError, match=r"no product with the weights of classifier \(1 of 8 layers that round\)"):
         write_integers((tmp_path / "litert" / FILE).read_bytes(), source.layers, {})
+
+
+def test_the_last_of_an_odd_number_of_small_integers_is_lost():
+    for shape in ((1, 1), (3, 5), (2, 4)):
+        integers = np.arange(-7, -7 + shape[0] * shape[1], dtype=np.int8).reshape(shape)
+        layer = Layer(integers.astype(np.float32), integers, np.ones((shape[0], 1), np.float32), 4, "token", None)
+        writer = Writer()
+        assert stored(layer).tobytes() == writer.constants[writer.nibbles("w", integers)].raw_data
 
 
 def test_signatures_leave_lengths_out():

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from compress.errors import CompressError
+from compress.quantize.gptq import stages
 from compress.sparsity.config import Sparsity
-from compress.sparsity.layers import sparse_layers, stages, zero_share
+from compress.sparsity.layers import sparse_layers, zero_share
 from compress.sparsity.oneshot import sparsify
 from compress.sparsity.patterns import keep
 

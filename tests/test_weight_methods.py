@@ -65,6 +65,16 @@ def test_inputs_that_are_no_numbers_are_made_up_for():
         gptq(torch.ones(2, 3), torch.full((3, 3), float("nan")), torch.ones(2, 1), 7)
 
 
+def test_an_input_that_is_always_zero_keeps_the_others_from_making_up():
+    weight, x = torch.randn(40, 64, generator=seeded()), correlated(500, 64)
+    x[:, 3] = 0
+    scales = weight_scales(weight, 7)
+    nearest, found = on_grid(weight, scales, 7), gptq(weight, x.T @ x, scales, 7)
+    errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
+    assert errors[1] < 0.5 * errors[0]
+    assert torch.equal(found[:, 3], nearest[:, 3])
+
+
 def rounding_error(model: nn.Module, plain: nn.Module, batches: list[dict[str, torch.Tensor]]) -> float:
     with torch.no_grad():
         return sum(float((model(**b).logits - plain(**b).logits).square().mean()) for b in batches)

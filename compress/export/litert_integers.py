@@ -193,7 +193,8 @@ def stored(layer: Layer) -> np.ndarray:
     """The integers as bytes; of 4 bits two a byte, the lower half first."""
     if layer.bits != 4:
         return layer.integers
-    halves = (layer.integers.reshape(-1) & 0xF).astype(np.uint8)
+    flat = layer.integers.reshape(-1)
+    halves = np.append(flat, np.zeros(flat.size % 2, flat.dtype)).astype(np.uint8) & 0xF
     return halves[0::2] | halves[1::2] << 4
 
 

@@ -5,6 +5,7 @@ scales are those of the weights before any is changed, so that groups stay where
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,8 @@ from compress.quantize.ranges import Batch, Reader, words
 
 DAMP = 0.01  # of the mean energy, added to each input's: inputs that hardly vary have no inverse
 BLOCK = 128  # inputs between two corrections of all that follow
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def gptq(
@@ -37,7 +40,7 @@ def gptq(
         CompressError: Inputs that aren't finite.
     """
     order = energy.diagonal().argsort(descending=True, stable=True)
-    spread = inverse_root(energy[order][:, order].double()).to(weight.dtype)
+    spread = inverse_factor("gptq", energy[order][:, order], DAMP).to(weight.dtype)
     steps = scales.repeat_interleave(weight.shape[1] // scales.shape[1], dim=1)[:, order]
     left, done = weight.detach()[:, order].clone(), torch.empty_like(weight)
     for start in range(0, left.shape[1], BLOCK):
@@ -52,12 +55,30 @@ def gptq(
     return torch.empty_like(done).index_copy_(1, order, done)
 
 
-def inverse_root(energy: Tensor) -> Tensor:
-    """Upper triangular factor of the inverse."""
-    if not torch.isfinite(energy).all():
-        raise CompressError("gptq: expected finite inputs of every layer, found others: no error can be made up for")
-    damped = energy + DAMP * energy.diagonal().mean().clamp(min=1e-6) * torch.eye(len(energy), dtype=energy.dtype)
-    return torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
+def inverse_factor(
+    whose: str, energy: Float[Tensor, "inputs inputs"], damping: float
+) -> Float[Tensor, "inputs inputs"]:
+    """Upper Cholesky factor of the inverse of the damped energy, float64; an input that is always 0 touches no other.
+
+    Args:
+        whose: The layer's, for errors.
+        energy: Sum of x xᵀ over the inputs x that the layer gets.
+        damping: Added to the diagonal, as a share of its mean.
+
+    Raises:
+        CompressError: There is no inverse.
+    """
+    damped = energy.double().clone()
+    diagonal = damped.diagonal()  # a view
+    diagonal[diagonal == 0] = 1
+    diagonal += damping * diagonal.mean()
+    lower, failed = torch.linalg.cholesky_ex(damped)
+    if failed or not lower.isfinite().all():
+        raise CompressError(
+            f"{whose}: expected finite inputs and damping above 0, found damping {damping:g} and inputs whose energy "
+            "has no inverse: nothing could make up for an error"
+        )
+    return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
 
 
 class Energies(Reader):
@@ -95,10 +116,8 @@ def gptq_model(
     kept, layers = list(batches), {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     if not kept:
         raise CompressError("gptq: expected some texts, found none: there is no error to make up for")
-    blocks: dict[str, dict[str, QuantizedLinear]] = {}
-    for name, layer in layers.items():
-        blocks.setdefault(block_of(name), {})[name] = layer
-    for number, (_, block) in enumerate(sorted(blocks.items(), key=lambda each: order_of(model, each[1])), 1):
+    blocks = stages(layers)
+    for number, block in enumerate(blocks, 1):
         seen = Energies()
         seen.watch(model, block, kept)
         for name, layer in block.items():
@@ -109,13 +128,16 @@ def gptq_model(
     return len(layers)
 
 
+def stages(layers: Mapping[str, M]) -> list[dict[str, M]]:
+    """The layers in groups of one block of the model each, in the order of their first layers."""
+    blocks: dict[str, dict[str, M]] = {}
+    for name, layer in layers.items():
+        blocks.setdefault(block_of(name), {})[name] = layer
+    return list(blocks.values())
+
+
 def block_of(name: str) -> str:
     """`model.layers.3` of `model.layers.3.mlp.up_proj`; a layer outside of blocks is its own."""
     parts = name.split(".")
     numbers = [i for i, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[0] + 1]) if numbers else name
-
-
-def order_of(model: nn.Module, block: Mapping[str, nn.Module]) -> int:
-    """Place of the block's first layer among the model's modules."""
-    return min(number for number, (name, _) in enumerate(model.named_modules()) if name in block)

@@ -1,6 +1,5 @@
 """Which linear layers become sparse, and what reaches them."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,15 +42,6 @@ def zero_share(model: nn.Module, chosen: Chosen | None = None) -> dict[str, floa
     """Name of each layer's weight -> share of it that is exactly zero."""
     layers = sparse_layers(model, chosen)
     return {f"{name}.weight": (layer.weight == 0).double().mean().item() for name, layer in layers.items()}
-
-
-def stages(layers: Mapping[str, nn.Linear]) -> list[dict[str, nn.Linear]]:
-    """The layers in groups of one block of the model each (`encoder.layer.0`), in the model's order."""
-    groups: dict[str, dict[str, nn.Linear]] = {}
-    for name, layer in layers.items():
-        block = re.match(r".*?\.\d+(?=\.|$)", name)
-        groups.setdefault(block[0] if block else name, {})[name] = layer
-    return list(groups.values())
 
 
 def sum_over_inputs(

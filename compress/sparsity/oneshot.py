@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
+from compress.quantize.gptq import stages
 from compress.sparsity.config import Sparsity
-from compress.sparsity.layers import Batch, Chosen, sparse_layers, stages, sum_over_inputs
+from compress.sparsity.layers import Batch, Chosen, sparse_layers, sum_over_inputs
 from compress.sparsity.patterns import Masks, check_shape, keep
 from compress.sparsity.sparsegpt import sparsegpt
 

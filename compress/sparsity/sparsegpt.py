@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from compress.errors import CompressError
+from compress.quantize.gptq import inverse_factor
 from compress.sparsity.config import Sparsity
 from compress.sparsity.patterns import check_shape, lowest_of_groups, without_lowest
 
@@ -42,7 +42,7 @@ def sparsegpt(
     rounded so that the layer's is exact. An input that is always 0 keeps no weight.
     """
     check_shape(name, weight, config)
-    work, factor = weight.double().clone(), inverse_factor(name, gram, damping)
+    work, factor = weight.double().clone(), inverse_factor(f"weight {name!r}", gram, damping)
     work[:, gram.diagonal() == 0] = 0
     mask = torch.ones_like(work, dtype=torch.bool)
     step = max(columns // config.n_m[1], 1) * config.n_m[1] if config.n_m else columns
@@ -53,21 +53,6 @@ def sparsegpt(
         errors = prune_block(work, factor, mask, begin, end, config)
         work[:, end:] -= errors @ factor[begin:end, end:]
     return work.to(weight.dtype).masked_fill(~mask, 0), mask
-
-
-def inverse_factor(name: str, gram: Float[Tensor, "in in"], damping: float) -> Float[Tensor, "in in"]:
-    """Upper Cholesky factor of the inverse of the damped gram matrix."""
-    hessian = gram.double().clone()
-    diagonal = hessian.diagonal()  # a view
-    diagonal[diagonal == 0] = 1
-    diagonal += damping * diagonal.mean()
-    lower, failed = torch.linalg.cholesky_ex(hessian)
-    if failed or not lower.isfinite().all():
-        raise CompressError(
-            f"weight {name!r}: the gram matrix of its inputs has no inverse: expected finite activations and "
-            f"damping above 0, found damping {damping:g}; nothing could make up for a removed weight"
-        )
-    return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
 
 
 def choose(work: Tensor, factor: Tensor, begin: int, end: int, config: Sparsity) -> Bool[Tensor, "out block"]:
