@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from compress.errors import CompressError
 from compress.prune.gates import LAYERS, Gates
 from compress.prune.importance import activation, layer_losses, magnitude, measured
-from compress.prune.scores import Scores, estimated_loss
+from compress.prune.scores import Scores
 from compress.prune.trace import find_axes
 from pruning_axes import tiny, tiny_llama, without_layer
 
@@ -182,7 +182,7 @@ def test_fisher_of_drawn_labels_is_what_removing_a_unit_costs(token_batch: Batch
         with gates, torch.no_grad():
             without = model(**token_batch).logits
         truth = F.kl_div(without.log_softmax(-1), whole.softmax(-1), reduction="batchmean").item()
-        assert estimated_loss(scores, {"layers.1.ffn": unit[None]}) == pytest.approx(truth, rel=0.1)
+        assert 0.5 * float(scores.values["layers.1.ffn"][unit]) == pytest.approx(truth, rel=0.1)
 
 
 def test_no_batch_and_unknown_methods_are_refused(bert, token_batch: Batch):
@@ -267,20 +267,6 @@ def test_layer_losses_are_those_of_models_without_the_layer(bert, token_batch: B
         whole = loss(model, token_batch).mean()
         expected = torch.stack([loss(without_layer(model, i), token_batch).mean() - whole for i in range(4)])
     torch.testing.assert_close(found, expected)
-
-
-def test_the_estimated_loss_adds_half_the_fisher_scores(bert, token_batch: Batch):
-    scores = measured(*bert, [token_batch], loss)
-    fisher = scores["fisher"]
-    removed = {"layers.0.heads": torch.tensor([1, 2]), "hidden": torch.tensor([5]), LAYERS: torch.tensor([3])}
-    expected = fisher.values["layers.0.heads"][1] + fisher.values["layers.0.heads"][2]
-    expected += fisher.values["hidden"][5] + fisher.layers[3]
-    assert estimated_loss(fisher, removed) == pytest.approx(0.5 * float(expected), rel=1e-12)
-    assert estimated_loss(fisher, {}) == 0
-    with pytest.raises(CompressError, match="expected 'fisher'"):
-        estimated_loss(scores["taylor"], removed)
-    with pytest.raises(CompressError, match="'layers.8.ffn'"):
-        estimated_loss(fisher, {"layers.8.ffn": torch.tensor([0])})
 
 
 def test_scores_come_back_as_saved(bert, token_batch: Batch, tmp_path: Path):

@@ -8,7 +8,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from compress.errors import CompressError
 from compress.prune.axes import Axis, Kind
-from compress.prune.trace import find_axes, layer_stack, why_not
+from compress.prune.trace import find_axes, layer_stack, trace
 from tiny_families import FAMILIES, axes_of, build, model_of, traced
 
 WIDER = {"hidden_size": 64, "num_attention_heads": 8}
@@ -145,7 +145,7 @@ def test_an_operator_that_is_not_understood_is_ignored():
     config = transformers.FNetConfig(hidden_size=32, num_hidden_layers=2, intermediate_size=40, vocab_size=60)
     model = transformers.FNetForSequenceClassification(config).eval()
     assert {axis.name for axis in find_axes(model)} == {"layers.0.ffn", "layers.1.ffn", "vocabulary"}
-    assert "fft" in why_not(model)["fnet.embeddings.projection.weight[0]"]
+    assert "fft" in trace(model).left_out["fnet.embeddings.projection.weight[0]"]
 
 
 class OddConfig(PretrainedConfig):

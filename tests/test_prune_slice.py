@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from compress.errors import CompressError
 from compress.prune.sizes import is_pruned
-from compress.prune.slice import Shape, is_uniform, masked, prune
+from compress.prune.slice import Shape, masked, prune
 from compress.prune.trace import find_axes
 from tiny_families import FAMILIES, axes_of, build, last, logits, model_of, padded_batch, random_shape
 
@@ -103,7 +103,6 @@ def test_the_stock_class_is_not_used_where_it_could_be(family: str):
     units, settings = STOCK[family]
     model, axes = model_of(family), axes_of(family)
     shape = last(axes, (0, 2), **units)
-    assert is_uniform(model, axes, shape)
     pruned = prune(model, axes, shape, uniform=True)
     assert type(pruned) is type(model)
     config = pruned.config.to_dict()
@@ -126,7 +125,6 @@ def test_the_stock_class_is_used_where_it_would_behave_otherwise(family: str):
     layers, units, reason = OTHERS[family]
     model, axes = model_of(family), axes_of(family)
     shape = last(axes, layers, **units)
-    assert not is_uniform(model, axes, shape)
     with pytest.raises(CompressError, match=rf"{type(model).__name__} can't express this shape.*{reason}"):
         prune(model, axes, shape, uniform=True)
 
@@ -135,8 +133,9 @@ def test_scores_scaled_by_the_number_of_the_layer_are_scaled_by_its_new_place():
     model = build("gpt2", scale_attn_by_inverse_layer_idx=True)
     axes = axes_of("gpt2")
     shape = Shape((1, 2))
-    assert not is_uniform(model, axes, shape)
-    assert_equal_logits(prune(model, axes, shape), masked(model, axes, shape), padded_batch(model))
+    pruned = prune(model, axes, shape)
+    assert is_pruned(pruned)
+    assert_equal_logits(pruned, masked(model, axes, shape), padded_batch(model))
 
 
 def test_local_and_global_attention_are_exchanged_where_a_layer_goes():
@@ -212,7 +211,7 @@ def test_an_impossible_shape_is_taken():
         (Shape(()), "layers: expected at least one of 3"),
         (Shape((0, 3)), "layers: expected rising numbers from 0 to 2"),
     ):
-        for act in (prune, masked, is_uniform):
+        for act in (prune, masked):
             with pytest.raises(CompressError, match=message):
                 act(model, axes, shape)
 

@@ -64,7 +64,7 @@ def measured(
 
     taylor: |mean of g|, what the loss changes to first order when the unit goes. absolute: mean of |g|. fisher: mean of
     g^2, the diagonal of the empirical Fisher information, so that 0.5 * fisher is the increase of the mean loss to
-    second order (`estimated_loss`). Samples keep their own gates in a batch, so one backward gives each sample's g, and
+    second order. Samples keep their own gates in a batch, so one backward gives each sample's g, and
     neither the size of the batches nor their order matters. The model runs in eval mode; nothing of it is changed.
 
     A distance to this model's own outputs has no gradient: where the teacher is the model that is pruned, take labels,

@@ -71,24 +71,3 @@ def weights_fingerprint(model: nn.Module) -> str:
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
         total.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
-
-
-def estimated_loss(scores: Scores, removed: Mapping[str, Tensor]) -> float:
-    """Increase of the mean loss if units go: half the sum of their Fisher scores.
-
-    Args:
-        removed: Axis name, or `layers` -> numbers of the units that go, [n].
-
-    Raises:
-        CompressError: Scores of another method, which are no losses, or of other axes.
-
-    Source: Kwon et al. 2022 (arXiv 2204.09656), section 4.1: units are taken as independent.
-    """
-    if scores.method != "fisher":
-        raise CompressError(f"scores of method {scores.method!r}, expected 'fisher': their sum estimates no loss")
-    total = 0.0
-    for name, units in removed.items():
-        if name != LAYERS and name not in scores.values:
-            raise CompressError(f"no scores of axis {name!r}, only of {', '.join(scores.values)}")
-        total += 0.5 * float((scores.layers if name == LAYERS else scores.values[name])[units].sum())
-    return total

@@ -81,15 +81,6 @@ def prune(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape, *, uniform
     return filled_model(plan.kind, plan.config, weights, model)
 
 
-def is_uniform(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> bool:
-    """Whether the stock class can express the shape, with every kept layer behaving as it did.
-
-    Raises:
-        CompressError: The shape doesn't fit the model.
-    """
-    return planned(model, axes, shape).reason is None
-
-
 def slice_weights(weights: Mapping[str, Tensor], axes: Sequence[Axis], shape: Shape, stack: str) -> dict[str, Tensor]:
     """The weights that stay, their layers numbered anew; whole ones are the given tensors themselves.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
@@ -138,37 +138,6 @@ def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "words"]:
     remap = np.full(size, GONE, np.int64)
     remap[kept] = np.arange(len(kept))
     return remap
-
-
-def went(token_ids: Ids, remap: Int64[np.ndarray, "words"]) -> Bool[np.ndarray, "..."]:
-    """Where tokenized text has a word that went; such a text must be tokenized anew.
-
-    Raises:
-        CompressError: An id outside the old vocabulary.
-    """
-    found = np.asarray(token_ids)
-    if found.size and not 0 <= found.min() <= found.max() < len(remap):
-        raise CompressError(
-            f"token ids: expected 0 to {len(remap) - 1}, found {found.min()} to {found.max()}: "
-            "they are of another tokenizer"
-        )
-    return remap[found.astype(np.int64)] == GONE
-
-
-def translate_ids(token_ids: Ids, remap: Int64[np.ndarray, "words"]) -> Int64[np.ndarray, "..."]:
-    """Old ids of tokenized text [...] as new ones, for text in which no word went.
-
-    Raises:
-        CompressError: An id that went, or one outside the old vocabulary.
-    """
-    missing = went(token_ids, remap)
-    found = np.asarray(token_ids).astype(np.int64)
-    if missing.any():
-        raise CompressError(
-            f"token ids: expected words that stay, found {int(missing.sum())} that went, the first with id "
-            f"{found[missing][0]}: it is spelt in other pieces now, so the text must be tokenized anew"
-        )
-    return remap[found]
 
 
 def same_pieces(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, text: str) -> bool:

@@ -51,11 +51,6 @@ def find_axes(model: PreTrainedModel, example: Mapping[str, Tensor] | None = Non
     return list(trace(model, example).axes)
 
 
-def why_not(model: PreTrainedModel, example: Mapping[str, Tensor] | None = None) -> dict[str, str]:
-    """`parameter[dimension]` -> why it isn't part of a prunable axis."""
-    return dict(trace(model, example).left_out)
-
-
 def layer_stack(model: PreTrainedModel) -> str:
     """Name of the ModuleList that holds the model's layers, such as `bert.encoder.layer`.
 
