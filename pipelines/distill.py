@@ -215,14 +215,14 @@ def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
     """What a student is exported as: in float, and where it was quantized by a scheme as the formats that take it, in
     float too, so that the report tells what few bits win on each runtime.
     """
-    from compress.export.targets import Target
+    from compress.export.targets import Target, formats_of
     from compress.quantize.schemes import scheme_of
     from distill.tasks.names import WRITING
     from pipelines.export import HUGGINGFACE, rounded_targets
     from pipelines.students import schemes_of
 
     floats, schemes = forms_of_teacher(config), schemes_of(config)
-    if config.task in WRITING and "onnx" in config.export.split(","):
+    if config.task in WRITING and "onnx" in formats_of(config.export):
         floats.append(Target("onnx-decoder"))
     if not scheme:
         dynamic = config.budget.asked and (config.budget.runtime, config.budget.precision) == ("onnxruntime", "int8")
@@ -280,6 +280,11 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
     if not (config.budget.asked and least):
         return
     kept = shares_kept(json.loads((evaluation.folder / "evaluation.json").read_text()))
+    if not kept:
+        raise InputError(
+            f"budget.min_score {least:g}: expected the teacher's file on {config.budget.runtime} to compare with, "
+            "found none that was proven: nothing says what was kept"
+        )
     missed = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share < least]
     if missed:
         reached = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share >= least]

@@ -95,7 +95,9 @@ def evaluate_stage(
 ) -> Artefact:
     """Writes `evaluation.json`: an entry for each model in each runtime, the teacher first."""
     # The result is a measurement of this machine, so another machine makes another result.
-    settings = {"measure": asdict(measure), "max_length": max_length, "machine": describe()}
+    settings: dict[str, Any] = {"measure": asdict(measure), "max_length": max_length, "machine": describe()}
+    judged = {each.name: str(each.judged) for each in candidates if each.judged is not None}
+    settings |= {"judged": judged} if judged else {}
     inputs = {"data": data} | {c.name: c.export for c in candidates}
 
     def work(folder: Path) -> dict[str, Any]:
@@ -230,7 +232,7 @@ def time_all(
         for c in candidates
         for target in c.targets
     }
-    count = len(tests[candidates[0].name][0])
+    count = min(len(test) for test, _ in tests.values())  # another tokenizer may fill fewer blocks
     rows = np.random.default_rng(run.seed).permutation(count)
     size = min(measure.batch, count)
     groups = [rows[i : i + size] for i in range(0, count, size)][: max(1, measure.texts // measure.batch)]

@@ -1,11 +1,13 @@
 """A training that was stopped anywhere ends with the same bits as one that never was."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import lightning
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 
 from conftest import make_rows
 from distill.data.module import TextDataModule
@@ -39,7 +41,9 @@ def examples(count: int, seed: int) -> Examples:
 SPLITS = Splits(LABELS, examples(52, 1), examples(20, 2), examples(20, 3), Examples([], None), {})
 
 
-def train_once(tiny_model, tokenizer, folder: Path, config: TrainConfig, loss: LossConfig) -> dict[str, torch.Tensor]:
+def train_once(
+    tiny_model, tokenizer, folder: Path, config: TrainConfig, loss: LossConfig, callbacks: Sequence[Callback] = ()
+) -> dict[str, torch.Tensor]:
     lightning.seed_everything(7, verbose=False)
     teacher = tiny_model("bert")
     module = DistillationModule(
@@ -62,6 +66,7 @@ def train_once(tiny_model, tokenizer, folder: Path, config: TrainConfig, loss: L
         seed=7,
         console=Console(quiet=True),
         wandb_folder=folder,
+        callbacks=callbacks,
     )
     return {name: value.clone() for name, value in module.state_dict().items()}
 
