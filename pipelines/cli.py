@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -85,10 +86,9 @@ def full_flag(word: str, short: Mapping[str, str]) -> str:
 
 def switched(words: Sequence[str], fields: Mapping[str, Any]) -> list[str]:
     """What is yes or no needs no value: `--dry_run --output x` -> `--dry_run=true --output x`."""
-    following = [*words[1:], "--"]
     return [
         f"{word}=true" if fields.get(word.removeprefix("--")) is bool and after.startswith("--") else word
-        for word, after in zip(words, following, strict=True)
+        for word, after in zip_longest(words, words[1:], fillvalue="--")
     ]
 
 

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from compress.prune.checkpoint import load_pruned
+from compress.quantize.config import QuantizeConfig
 from compress.quantize.gptq import gptq_model
 from compress.quantize.prepare import convert, learn_scales
 from compress.quantize.rounding import round_model
@@ -64,11 +65,11 @@ def quantize_stage(
     cache: Artefact,
     student: Pruned,
     precision: str,
+    how: QuantizeConfig,
 ) -> Artefact:
     """Writes `model/`: the student with weights on the scheme's grid, and beside them `quantization.safetensors`, the
     numbers that it is deployed with. Its score is that of the model that rounds.
     """
-    how = config.quantize
     config = replace(config, train=replace(config.train, epochs=how.epochs, learning_rate=how.learning_rate))
     settings = {
         "quantize": asdict(how),

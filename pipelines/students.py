@@ -111,9 +111,9 @@ def in_few_bits(
         for scheme in schemes:
             other = f"-{scheme}" if scheme != schemes[0] else ""
             name, suffix = f"{each.name}{other}", f"{each.suffix}{other}"
-            asked = replace(config, quantize=replace(config.quantize, scheme=scheme))
+            how = replace(config.quantize, scheme=scheme)
             start = Pruned(suffix, each.made, None, stages.get("start"))
-            done = quantize_stage(run, asked, made["data"], made["teacher"], made["cache"], start, precision)
+            done = quantize_stage(run, config, made["data"], made["teacher"], made["cache"], start, precision, how)
             stages = stages | {f"quantize{suffix}": done}
             found.append(replace(each, name=name, suffix=suffix, made=done, scheme=scheme))
     return found, stages
