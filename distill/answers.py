@@ -35,9 +35,9 @@ def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
     return values.flatten(0, 1) if mask.all() else values[mask]
 
 
-def softness(signals: Mapping[str, Any]) -> dict[str, Any]:
-    """The temperature that cached distributions were written at, where they say it."""
-    return {"temperature": signals["temperature"]} if "temperature" in signals else {}
+def facts_of(signals: Mapping[str, Any]) -> dict[str, Any]:
+    """Where signals say so, the temperature that distributions were written at and the classes that the teacher has."""
+    return {name: signals[name] for name in ("temperature", "classes") if name in signals}
 
 
 def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
@@ -63,13 +63,13 @@ class Answers:
         return rows_of(batch, batch["labels"], 1)
 
     def signals(self, batch: Batch, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The teacher's signals row by row, and the `temperature` that they were written at where they say it."""
+        """The teacher's signals row by row, with what `facts_of` tells of them."""
         rows = {
             name: self.logits(batch, value) if name == "logits" else rows_of(batch, value, 2)
             for name, value in given.items()
             if isinstance(value, Tensor)
         }
-        return rows | softness(given)
+        return rows | facts_of(given)
 
     def counts(self, batch: Batch) -> list[int]:
         """Rows of each sample."""

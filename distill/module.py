@@ -14,7 +14,7 @@ from torchmetrics import MeanMetric, Metric
 from transformers import PreTrainedModel
 
 from distill.across import Across
-from distill.answers import Answers, by_row, logits_of, rows_of, softness
+from distill.answers import Answers, by_row, facts_of, logits_of, rows_of
 from distill.attention import Vectors, watching
 from distill.balance import Balance
 from distill.data.encode import IGNORED
@@ -32,7 +32,7 @@ from distill.sharding.clip import clip_gradients
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer
 from distill.taught import TaughtLayers
 from distill.training import TrainConfig
-from distill.words import asked_words
+from distill.words import asked_words, words_of
 
 Batch = dict[str, Tensor]
 Signals = Callable[[Batch], Mapping[str, Any]]
@@ -140,7 +140,7 @@ class DistillationModule(lightning.LightningModule):
             None if logits is None else self.answers.logits(batch, logits),
             None if logits is None else self.answers.labels(batch),
             batch["attention_mask"],
-            {} if logits is None else self.answers.signals(batch, given | softness(signals)),
+            {} if logits is None else self.answers.signals(batch, given | self._facts(signals)),
             pairs,
         )
         return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
@@ -181,6 +181,9 @@ class DistillationModule(lightning.LightningModule):
         signals: Mapping[str, Any] = batch["signals"] if "signals" in batch else self.signals(batch)  # type: ignore
         self.taught.check(signals)
         return signals
+
+    def _facts(self, signals: Mapping[str, Any]) -> dict[str, Any]:
+        return facts_of(signals) | words_of(self.student, signals)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if self.stages is not None:
@@ -233,12 +236,12 @@ class DistillationModule(lightning.LightningModule):
         own_share: Any = batch.get("shares", dict.fromkeys(whole, 1.0))
         names = [name for name in ("labels", "attention_mask", "positions") if name in batch]
         signals = self.signals_of(batch)
-        soft = softness(signals)
+        facts = self._facts(signals)
         targets = {name: batch[name] for name in names} | {"signals": by_row(batch, signals)}
 
         def loss(logits: Tensor, part: Mapping[str, Any]) -> Tensor:
             own = {name: value for name, value in part.items() if name != "signals"}
-            given = {name: torch.cat(list(rows)) for name, rows in part["signals"].items()} | soft
+            given = {name: torch.cat(list(rows)) for name, rows in part["signals"].items()} | facts
             terms = loss_terms(
                 self.now, rows_of(own, logits, 2), rows_of(own, own["labels"], 1), own["attention_mask"], given
             )

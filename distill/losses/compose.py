@@ -72,11 +72,14 @@ def distribution_loss(
 
     `teacher` holds `logits`: `dense`; or `ids` and `weights`: `sampled_cross_entropy`, larger than the KL by the
     teacher's entropy; or `ids`, `log_probs` and `tail`: `topk_kl`. A sample or top-k belongs to the `temperature` that
-    stands beside it, 1 where none does, and is scaled by its square like the rest.
+    stands beside it, 1 where none does, and is scaled by its square like the rest. `classes` beside it are those that
+    the teacher has, see `in_common`.
 
     Raises:
-        InputError: None of these, or a sample or top-k of another temperature or for another divergence.
+        InputError: None of these, a sample or top-k of another temperature or for another divergence, or logits of
+            other classes than the student's where no `classes` say that they are words.
     """
+    student_logits, teacher = in_common(student_logits, teacher)
     if "logits" in teacher:
         return dense(student_logits, teacher["logits"], temperature=temperature)
     if not teacher.keys() >= {"ids", "weights"} and not teacher.keys() >= {"ids", "log_probs", "tail"}:
@@ -99,6 +102,36 @@ def distribution_loss(
     if "weights" in teacher:
         return sampled_cross_entropy(student_logits, teacher["ids"], teacher["weights"]) * temperature**2
     return topk_kl(student_logits, teacher["ids"], teacher["log_probs"], teacher["tail"]) * temperature**2
+
+
+def in_common(student: Float[Tensor, "rows classes"], teacher: Mapping[str, Any]) -> tuple[Tensor, Mapping[str, Any]]:
+    """Both without the classes that only one of them has: the last ones, rows that pad the larger table of words.
+
+    They count as forbidden on either side. The rest of dense logits is scaled to 1 by that; of ids that the student
+    lacks the weight is dropped, and of top-k their mass goes to the tail.
+    """
+    own, taught = student.shape[-1], teacher.get("classes")
+    if "logits" in teacher and teacher["logits"].shape[-1] != (taught or own):
+        raise InputError(
+            f"loss.kl: expected as many classes as the teacher's {teacher['logits'].shape[-1]}, found the student's "
+            f"{own}: classes would be matched to others"
+        )
+    if taught is None or taught == own:
+        return student, teacher
+    kept = min(own, taught)
+    student, teacher = student[:, :kept], dict(teacher)
+    if "logits" in teacher:
+        teacher["logits"] = teacher["logits"][:, :kept]
+    elif kept < taught and "ids" in teacher:
+        gone = teacher["ids"] >= kept
+        teacher["ids"] = teacher["ids"].masked_fill(gone, 0)
+        if "weights" in teacher:
+            teacher["weights"] = teacher["weights"].masked_fill(gone, 0)
+        if "log_probs" in teacher:
+            left = teacher["log_probs"].exp().masked_fill(~gone, 0).sum(-1)
+            teacher["log_probs"] = teacher["log_probs"].masked_fill(gone, -torch.inf)
+            teacher["tail"] = teacher["tail"] + left
+    return student, teacher
 
 
 def divergence(config: LossConfig, labels: Num[Tensor, "rows"]) -> Callable[..., Tensor]:

@@ -95,7 +95,8 @@ class CacheReader:
         )
 
     def signals_of(self, keys: Sequence[bytes], where: Where) -> dict[str, Any]:
-        """Tensors of a batch, by name; see each signal's `decode`. Of distributions also the temperature they have.
+        """Tensors of a batch, by name; see each signal's `decode`. Of distributions also the temperature they have, and
+        the `classes` of the teacher: its table of words may be padded to another number of rows than a student's.
 
         Raises:
             InputError: A sample that the cache doesn't hold, or a record that is damaged.
@@ -107,7 +108,7 @@ class CacheReader:
                 records = [shard.record(row, signal.name) for shard, row in found]
                 out |= signal.decode(records, where, self.store.codebooks.get(signal.name, {}))
                 if isinstance(signal, Sampled | TopK):
-                    out["temperature"] = signal.temperature
+                    out |= {"temperature": signal.temperature, "classes": signal.width}
             except (DamagedError, ValueError) as error:
                 raise self.unusable([str(error)]) from error
         return out
