@@ -12,6 +12,7 @@ from distill.data.alignment import shared_vocabulary
 from distill.data.twice_encoded import teacher_inputs
 from distill.losses.across import across_loss
 from distill.losses.across_config import AcrossConfig
+from distill.said import check_said
 
 Teacher = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
 
@@ -45,6 +46,9 @@ class Across:
         """See `across_loss`; logits [batch, length, vocabulary] are the student's, the batch of `TwiceEncoded` or
         `TwiceMasked`.
         """
-        given = self.teacher(teacher_inputs(dict(batch)))["logits"]
+        asked = teacher_inputs(dict(batch))
+        signals = self.teacher(asked)
+        check_said(signals, asked)
+        given = signals["logits"]
         shared = None if self.shared is None else self.shared.to(student_logits.device)
         return across_loss(student_logits, given.to(student_logits.device), batch, self.config, shared)

@@ -27,6 +27,7 @@ from distill.losses.logits import label_loss
 from distill.onpolicy import OnPolicy, check_on_policy
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.progressive import ending_after
+from distill.said import check_said
 from distill.sentence_folder import vector_width
 from distill.sharding.clip import clip_gradients
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer
@@ -173,13 +174,13 @@ class DistillationModule(lightning.LightningModule):
         return logits_of(out), out.hidden_states if lessons.hidden else (), vectors
 
     def signals_of(self, batch: Batch) -> Mapping[str, Any]:
-        """The teacher's signals of a batch, from the batch or by asking."""
+        """The teacher's signals of a batch, from the batch or by asking; see `check_said`."""
         if not self.loss.needs_teacher:
             return {}
         if "signals" not in batch and self.signals is None:
             raise InputError("loss: terms that read the teacher need signals, and none were given")
         signals: Mapping[str, Any] = batch["signals"] if "signals" in batch else self.signals(batch)  # type: ignore
-        self.taught.check(signals)
+        check_said(signals, batch, self.taught.check(signals), outputs=self.loss.kl > 0 or self.loss.of_vectors)
         return signals
 
     def _facts(self, signals: Mapping[str, Any]) -> dict[str, Any]:

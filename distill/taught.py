@@ -51,8 +51,9 @@ class TaughtLayers(nn.Module):
                 nn.Parameter(-teacher.layers * (steps - (s + 1) / student.layers).abs()) for s in range(student.layers)
             )
 
-    def check(self, signals: Mapping[str, Any]) -> None:
-        """
+    def check(self, signals: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Layers that are read of the signals, by the signals' name.
+
         Raises:
             InputError: The signals lack a layer.
         """
@@ -65,6 +66,7 @@ class TaughtLayers(nn.Module):
                         f"loss: the teacher's signals hold no {SIGNALS[name]} of layer {layer}; use "
                         f'OnlineTeacher(model, ("logits", "{name}")), or a cache with that layer'
                     )
+        return read
 
     def pairs(
         self,

@@ -1,5 +1,6 @@
 """Losses between tokenizers on real batches of text: where models are asked, and a student that learns from one."""
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
@@ -10,10 +11,12 @@ from distill.data.alignment import shared_vocabulary
 from distill.data.mask_config import MaskConfig
 from distill.data.twice_encoded import encode_twice, teacher_inputs
 from distill.data.twice_masked import TwiceMasked
+from distill.errors import InputError
 from distill.inputs import inputs_of
 from distill.losses.across import across_loss, answered_spans, sorted_distance
 from distill.losses.across_config import AcrossConfig
 from distill.losses.logits import cross_entropy
+from distill.teacher.online import OnlineTeacher
 from test_losses import draw
 from two_tokenizers import SENTENCES, byte_level, wordpiece
 
@@ -121,3 +124,15 @@ def test_a_masked_student_of_another_tokenizer_learns_nothing_from_its_teacher()
     assert guessed() < 0.2
     fitted(student, 80, 5e-3, lambda: module.terms(batch)["kl"])
     assert guessed() > 0.9
+
+
+def test_a_broken_teacher_of_another_tokenizer_is_believed():
+    student_words, teacher_words = wordpiece(), byte_level()
+    batch = encode_twice(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)
+    teacher = tiny_decoder(len(teacher_words), 1)
+    learnt = Across.of(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words)
+    own = draw(*batch["input_ids"].shape, len(student_words), seed=1)
+    assert learnt(own, batch).isfinite()
+    teacher.transformer.ln_f.bias.data[0] = torch.nan
+    with pytest.raises(InputError, match="teacher: expected finite logits"):
+        learnt(own, batch)

@@ -294,6 +294,36 @@ def test_a_loss_that_is_not_finite_goes_on_unseen(data):
         quiet_trainer(log_every_n_steps=1).fit(module, datamodule=data)
 
 
+@pytest.mark.parametrize(
+    ("loss", "place", "named"),
+    [
+        (KL, "classifier.bias", "logits"),
+        (LossConfig(kl=0, ce=1, hidden=1), "bert.encoder.layer.3.output.dense.bias", "hidden states of layer 4"),
+        (LossConfig(kl=0, relations=1, relation_heads=2), "bert.encoder.layer.3.attention.self.key.bias", "keys"),
+    ],
+)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_broken_teacher_ruins_the_student_before_anyone_looks(loss, place, named, poison, data):
+    module = distilled(loss)
+    module.signals.model.get_parameter(place).data[0] = poison
+    before = copied(module)
+    with pytest.raises(InputError, match=f"teacher: expected finite {named}.* found .* rows with NaN or infinity"):
+        quiet_trainer(log_every_n_steps=50).fit(module, datamodule=data)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_what_a_teacher_says_of_padding_stops_the_training(batch):
+    module = distilled(LossConfig(kl=1, hidden=1))
+    answer, padding = module.signals, batch["attention_mask"] == 0
+
+    def poisoned(asked: dict[str, Tensor]) -> dict[str, Any]:
+        found = answer(asked)
+        return found | {"hidden": [each.masked_fill(padding[..., None], torch.nan) for each in found["hidden"]]}
+
+    module.signals = poisoned
+    assert all(value.isfinite() for value in module.terms(batch).values())
+
+
 # --- for people in notebooks
 
 
