@@ -41,6 +41,15 @@ def attention_maps(model: PreTrainedModel) -> list[tuple[nn.Module, ...]]:
     return found
 
 
+def attention_widths(config: Any) -> tuple[int, int, int]:
+    """Widths of a layer's queries, keys and values: heads may share keys and values, and need not fill the states."""
+    heads = config.num_attention_heads
+    inner = getattr(config, "true_hidden_size", config.hidden_size)  # MobileBERT's, inside its bottlenecks
+    head = getattr(config, "head_dim", None) or inner // heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    return heads * head, groups * head, groups * head
+
+
 @contextmanager
 def watching(model: PreTrainedModel) -> Iterator[list[Vectors]]:
     """What the maps gave, layer by layer, once a forward pass inside the block is done; before positions turn it, in

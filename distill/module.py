@@ -28,9 +28,9 @@ from distill.onpolicy import OnPolicy, check_on_policy
 from distill.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.progressive import ending_after
 from distill.said import check_said
-from distill.sentence_folder import vector_width
 from distill.sharding.clip import clip_gradients
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer
+from distill.sizes import sizes_of
 from distill.taught import TaughtLayers
 from distill.training import TrainConfig
 from distill.words import asked_words, words_of
@@ -38,11 +38,6 @@ from distill.words import asked_words, words_of
 Batch = dict[str, Tensor]
 Signals = Callable[[Batch], Mapping[str, Any]]
 LAYERED = ("hidden", "attention", "relations")  # terms on layers
-
-
-def sizes_of(config: Any) -> LayerSizes:
-    width, vector = config.hidden_size, vector_width(config)
-    return LayerSizes(config.num_hidden_layers, width, config.num_attention_heads, vector if vector != width else 0)
 
 
 class DistillationModule(lightning.LightningModule):
@@ -61,8 +56,8 @@ class DistillationModule(lightning.LightningModule):
         metric: Updated with (logits [rows, classes], labels [rows]) on the validation split.
         answers: What a row is: a sample, or a position where the student has logits for every token, unless a task
             has others.
-        teacher_sizes: (layers, width, heads, width of a text's vector) of the teacher, for the terms on its layers and
-            vectors; the heads for `attention`.
+        teacher_sizes: Of the teacher, for the terms on its layers and vectors, as `sizes_of` tells them; the heads are
+            for `attention`.
         shard_optimizer: Copies of the student keep a part of the optimizer's state each (ZeRO-1).
         stages: Where the student is one stage of a pipeline: what runs all of them.
         across: In the place of `signals` where the teacher has another tokenizer: what `kl` is then.
@@ -84,7 +79,7 @@ class DistillationModule(lightning.LightningModule):
         signals: Signals | None = None,
         metric: Metric | None = None,
         answers: Answers | None = None,
-        teacher_sizes: tuple[int, ...] | None = None,
+        teacher_sizes: tuple[Any, ...] | None = None,
         shard_optimizer: bool = False,
         stages: PipelineTrainer | None = None,
         on_policy: OnPolicy | None = None,
@@ -103,7 +98,7 @@ class DistillationModule(lightning.LightningModule):
         if train.freeze_embeddings:
             student.get_input_embeddings().weight.requires_grad_(False)
 
-    def _taught(self, teacher_sizes: tuple[int, ...] | None) -> TaughtLayers:
+    def _taught(self, teacher_sizes: tuple[Any, ...] | None) -> TaughtLayers:
         asked = [name for name in LAYERED if getattr(self.loss, name)]
         if (asked or self.loss.of_vectors) and self.stages is not None:
             name = asked[0] if asked else "embedding"

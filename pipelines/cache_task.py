@@ -10,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.attention import attention_widths
 from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.encode import encode
@@ -197,8 +198,8 @@ def make_signal(name: str, task: str, keep: KeepConfig, own: PretrainedConfig, s
         "topk": lambda: TopK(vocabulary, k=keep.k, step=keep.step, temperature=temperature),
         "sampled": lambda: Sampled(vocabulary, draws=keep.draws, temperature=temperature, seed=seed),
         "hidden": lambda: Hidden(own.hidden_size, layers=layers_of(keep.layers, own.num_hidden_layers)),
-        "relations": lambda: Relations(
-            own.hidden_size, layers=layers_of(keep.vectors or keep.layers, own.num_hidden_layers - 1)
+        "relations": lambda: Relations.of(
+            attention_widths(own), layers_of(keep.vectors or keep.layers, own.num_hidden_layers - 1)
         ),
         "generated": lambda: Generated(
             vocabulary, new_tokens=keep.new_tokens, temperature=keep.temperature or 0.0, seed=seed

@@ -160,6 +160,20 @@ def test_queries_keys_and_values_come_back_to_half_a_step(kept):
             assert_close_to(each, exact)
 
 
+def test_keys_that_heads_share_come_back_as_wide_as_queries_or_change_older_caches():
+    flat, thin = layers_of(6, 16), layers_of(6, 4)
+    layers = [(flat[i], thin[2 * i], thin[2 * i + 1]) for i in range(3)]
+    signal = Relations.of((16, 4, 4), (2, 0))
+    assert signal_of(signal.settings()) == signal
+    assert signal.nominal_bytes() == 2 * (16 + 4 + 4 + 3 * 4)
+    found = returned(signal, answer_of("relations", layers, where_of(LENGTHS)))["relations"]
+    for layer in (2, 0):
+        for each, exact in zip(found[layer], layers[layer], strict=True):
+            assert_close_to(each, exact)
+    assert Relations.of((16, 16, 16), (1,)) == Relations(16, (1,))
+    assert Relations(16, (1,)).settings() == {"kind": "relations", "width": 16, "layers": (1,)}
+
+
 def test_the_smallest_and_the_largest_features_do_not_overflow():
     values = torch.zeros(4, 7, 3)
     values[..., 0], values[..., 1] = 1e-44, -1e-44

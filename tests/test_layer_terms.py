@@ -4,15 +4,24 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, BertTokenizerFast
+from transformers import (
+    AutoConfig,
+    BertTokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MobileBertConfig,
+    MobileBertForMaskedLM,
+)
 
 from commands import refused, small_run
 from conftest import SIZES, VOCABULARY, build_model, make_rows, saved
-from distill.attention import watching
+from distill.attention import attention_widths, watching
 from distill.data.encode import encode
+from distill.data.language import LanguageBlocks
 from distill.data.splits import Examples
 from distill.errors import InputError
 from distill.losses.compose import weighted_sum
@@ -26,6 +35,10 @@ from distill.teacher.cache import CacheReader, Dense, Identity, Relations, write
 from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
 from pipelines import distill
+from pipelines.cache_config import KeepConfig
+from pipelines.cache_task import make_signal
+from test_packing import FAMILIES as PACKED
+from test_packing import build as build_packed
 
 BOTH = LossConfig(kl=1, attention=0.5, relations=2, relation_heads=2)
 SIZE = LayerSizes(SIZES["layers"], SIZES["hidden"], SIZES["heads"])
@@ -171,6 +184,57 @@ def test_a_run_starts_with_heads_that_cannot_be_compared(tmp_path, words, data_f
     said = refused(distill, small_run(taught, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
     assert "expected as many heads as the teacher's 4, found 2" in said
     assert not (tmp_path / "run" / "teacher").exists()
+
+
+# --- heads that share keys and values, and blocks narrower than the states between them
+
+
+def grouped(layers: int = 3, **changes: int) -> LlamaForCausalLM:
+    sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24} | changes
+    torch.manual_seed(layers)
+    words = {"vocab_size": len(VOCABULARY), "max_position_embeddings": 64}
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **words, **sizes)).eval()
+
+
+def thin_blocks() -> MobileBertConfig:
+    blocks = {"intra_bottleneck_size": 12, "embedding_size": 12, "intermediate_size": 24}
+    return MobileBertConfig(hidden_size=48, num_attention_heads=4, num_hidden_layers=2, vocab_size=60, **blocks)
+
+
+@pytest.mark.parametrize("family", [*PACKED, "mobilebert"])
+def test_queries_keys_and_values_are_of_other_widths_than_the_config_tells(family):
+    model = MobileBertForMaskedLM(thin_blocks()) if family == "mobilebert" else build_packed(family)
+    with torch.no_grad(), watching(model) as caught:
+        model(input_ids=torch.tensor([[5, 6, 7]]))
+    for vectors in caught:
+        assert tuple(each.shape[-1] for each in vectors) == attention_widths(model.config)
+
+
+@pytest.mark.parametrize(
+    ("heads", "config", "widths"), [(16, grouped().config, "8 and 16"), (16, thin_blocks(), "12"), (24, SIZE, "32")]
+)
+def test_relation_heads_that_divide_the_states_alone_are_taken(heads, config, widths):
+    own = config if isinstance(config, LayerSizes) else sizes_of(config)
+    with pytest.raises(InputError, match=f"that divides the widths {widths} of queries, keys and values"):
+        lessons(LossConfig(kl=0, relations=1, relation_heads=heads), own, own)
+
+
+def test_a_teacher_whose_heads_share_keys_cannot_be_cached(tmp_path):
+    loss = LossConfig(kl=0, attention=1, relations=1, relation_heads=4)
+    teacher, rng = grouped(), np.random.default_rng(0)
+    blocks = LanguageBlocks([rng.integers(5, 60, length) for length in (9, 7, 9, 3)])
+    batch, wanted = blocks.collate(range(4), 0), lessons(loss, sizes_of(grouped(2).config), sizes_of(teacher.config))
+    keep = KeepConfig(signals="relations", vectors=",".join(map(str, wanted.vector_layers)))
+    identity = Identity("t", "t", (make_signal("relations", "causal-lm", keep, teacher.config, 0),))
+    online = OnlineTeacher(teacher, loss.teacher_answers)
+    write_cache(tmp_path / "c", identity, samples_of(blocks, 0), online)
+    found = []
+    for signals in (online, CacheReader(tmp_path / "c", identity)):
+        sizes = sizes_of(teacher.config)
+        made = DistillationModule(grouped(2), loss=loss, train=TrainConfig(), signals=signals, teacher_sizes=sizes)
+        found.append(made.terms(batch))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-4)
+    assert found[0]["relations"] > 0
 
 
 def test_the_docs_name_other_divergences():

@@ -41,7 +41,8 @@ class LossConfig:
         attention_kind: `mse` of scores (TinyBERT) or `kl` of their softmax (MiniLM).
         embedding_kind: `cosine` or `mse`.
         similarity_kind: `mse` of the cosines, or `kl` of their softmax at temperature 0.05.
-        relation_heads: Heads that relations are cut into; it divides the widths of both models.
+        relation_heads: Heads that relations are cut into; it divides the widths of both models' queries, keys and
+            values, of which the last two are narrower where heads share them.
         relation_layer: Layer of the teacher that the student's last one learns the relations of, the first is 1; 0 is
             the last.
         ramps: Term or temperature -> its values at the start and at the end of the training, which it moves between
@@ -200,14 +201,15 @@ class Lessons:
 
 
 class LayerSizes(NamedTuple):
-    """Of a model: its layers, the width of its hidden states, the heads of a layer, and the width of a text's vector;
-    0 is that of the states.
+    """Of a model: its layers, the width of its hidden states, the heads of a layer, the width of a text's vector (0 is
+    that of the states), and those of a layer's queries, keys and values (none are that of the states, too).
     """
 
     layers: int
     width: int
     heads: int = 0
     vector: int = 0
+    attended: tuple[int, ...] = ()
 
 
 def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lessons:
@@ -220,11 +222,12 @@ def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lesso
             f"loss.attention: expected as many heads as the teacher's {teacher.heads}, found {student.heads}: scores "
             "of one head would be compared with those of another; loss.relations cuts both into heads anew"
         )
-    widths = sorted({student.width, teacher.width})
+    widths = sorted({width for each in (student, teacher) for width in each.attended or (each.width,)})
     if loss.relations and any(width % loss.relation_heads for width in widths):
         raise InputError(
             f"loss.relation_heads {loss.relation_heads}: expected a number that divides the widths "
-            f"{' and '.join(map(str, widths))}: the heads of teacher and student would hold other parts of the vectors"
+            f"{' and '.join(map(str, widths))} of queries, keys and values: the heads of teacher and student would "
+            "hold other parts of the vectors"
         )
     if loss.relation_layer > teacher.layers:
         raise InputError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -31,8 +31,13 @@ class Features(Signal):
         if not self.layers or len(set(self.layers)) < len(self.layers) or min(self.layers) < 0:
             raise InputError(f"cache.layers: expected different layer numbers from 0 on, found {list(self.layers)}")
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of every tensor, layer by layer."""
+        return (self.width,) * (self.tensors_a_layer * len(self.layers))
+
     def nominal_bytes(self) -> float:
-        return self.tensors_a_layer * len(self.layers) * (self.width + 4)
+        return sum(self.widths) + 4 * len(self.widths)
 
     @staticmethod
     def parts(layer: Any) -> tuple[Any, ...]:
@@ -46,12 +51,14 @@ class Features(Signal):
 
     def rows(self, answer: Answer) -> list[Row]:
         mask, tensors = answer.where.tokens, self.tensors(answer)
-        for tensor in tensors:  # grouped-query attention has narrower keys and values
-            check_width(self.kind, tensor, self.width)
-        flat = torch.stack([tensor[mask].float() for tensor in tensors], 1)  # [tokens, tensors, width]
-        check_finite(self.kind, flat, answer.keys)
-        scales = (flat.abs().amax(-1) / LIMIT).clamp(min=torch.finfo(torch.float32).tiny)
-        values = (flat / scales[..., None]).round().to(torch.int8)
+        for tensor, width in zip(tensors, self.widths, strict=True):
+            check_width(self.kind, tensor, width)
+        found = [tensor[mask].float() for tensor in tensors]  # each [tokens, width]
+        check_finite(self.kind, torch.cat(found, -1), answer.keys)
+        scales = torch.stack([each.abs().amax(-1) for each in found], -1) / LIMIT
+        scales = scales.clamp(min=torch.finfo(torch.float32).tiny)
+        whole = [(each / scale[:, None]).round() for each, scale in zip(found, scales.unbind(-1), strict=True)]
+        values = torch.cat(whole, -1).to(torch.int8)
         lengths = mask.sum(1).tolist()
         parts = zip(scales.cpu().split(lengths), values.cpu().split(lengths), strict=True)
         return [(scale.numpy(), value.numpy()) for scale, value in parts]
@@ -63,20 +70,21 @@ class Features(Signal):
     def decode_flat(self, records: Sequence[memoryview], where: Where) -> list[Tensor]:
         """Every tensor [batch, length, width] float32, 0 in the padding."""
         lengths = where.tokens.sum(1).tolist()
-        count = sum(lengths)
-        names = self.tensors_a_layer * len(self.layers)
-        scales, values = np.empty((count, names), np.float32), np.empty((count, names, self.width), np.int8)
+        count, names, width = sum(lengths), len(self.widths), sum(self.widths)
+        scales, values = np.empty((count, names), np.float32), np.empty((count, width), np.int8)
         first = 0
         for record, length in zip(records, lengths, strict=True):
             cut, part = 4 * length * names, slice(first, first + length)
             scales[part] = np.frombuffer(record[:cut], "<f4").reshape(length, names)
-            values[part] = np.frombuffer(record[cut:], np.int8).reshape(length, names, self.width)
+            values[part] = np.frombuffer(record[cut:], np.int8).reshape(length, width)
             first += length
-        # NumPy: this runs on a thread beside training, where PyTorch would start threads of its own.
-        flat = torch.from_numpy(values * scales[..., None])
-        out = torch.zeros(names, *where.tokens.shape, self.width)
-        out[:, where.tokens.cpu()] = flat.transpose(0, 1)
-        return list(out)
+        found, mask = [], where.tokens.cpu()
+        for i, each in enumerate(np.split(values, np.cumsum(self.widths)[:-1], 1)):
+            # NumPy: this runs on a thread beside training, where PyTorch would start threads of its own.
+            out = torch.zeros(*mask.shape, self.widths[i])
+            out[mask] = torch.from_numpy(each * scales[:, i : i + 1])
+            found.append(out)
+        return found
 
 
 @dataclass(frozen=True)
@@ -103,12 +111,32 @@ class Relations(Features):
     A relation matrix takes heads · length numbers a token and fixes the number of heads; the vectors it is made of
     take 3 · width.
 
+    Args:
+        width: Of the queries.
+        shared: Width of keys and of values where heads share them; 0: that of the queries.
+
     Source: Wang et al. 2021, MiniLMv2 (arXiv 2012.15828), section 3.1.
     """
 
     kind: ClassVar[str] = "relations"
     tensors_a_layer: ClassVar[int] = 3
     needs: ClassVar[tuple[str, ...]] = ("relations",)
+    shared: int = 0
+
+    @classmethod
+    def of(cls, widths: tuple[int, int, int], layers: Sequence[int]) -> Self:
+        """With the widths of queries, keys and values."""
+        queries, keys, _ = widths
+        return cls(queries, tuple(layers), keys if keys != queries else 0)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        others = self.shared or self.width
+        return (self.width, others, others) * len(self.layers)
+
+    def settings(self) -> dict[str, Any]:
+        """Without what is as ever, so that caches keep their identity."""
+        return {name: value for name, value in super().settings().items() if name != "shared" or value}
 
     @staticmethod
     def parts(layer: Any) -> tuple[Any, ...]:
