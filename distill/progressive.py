@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.errors import InputError
+from distill.losses.config import Lessons
 from distill.sharding.plan import layer_names
 
 
@@ -40,6 +41,22 @@ def ending_after(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]]:
             yield states
 
 
+def check_turns(lessons: Lessons, layers: int) -> None:
+    """
+    Raises:
+        InputError: A layer of the student, of so many, that has nothing to learn from in its turn.
+    """
+    # The embeddings learn with the first layer.
+    taught = {"hidden": {s or 1 for s, _ in lessons.hidden}, "attention": {s + 1 for s, _ in lessons.attention}}
+    for name, own in taught.items():
+        left = sorted({*range(1, layers + 1)} - own)
+        if own and left:
+            raise InputError(
+                f"general.progressive: expected a loss.layer_map with a pair for each of the student's {layers} "
+                f"layers, found none for {', '.join(map(str, left))}: loss.{name} would teach nothing in their turn"
+            )
+
+
 class LayerByLayer(Callback):
     """For the first `share` of a training's steps the student's layers learn in turn, the first one with the
     embeddings; all but the one whose turn it is are left as they are, and those above it are not computed. Then the
@@ -59,6 +76,9 @@ class LayerByLayer(Callback):
         """The layer, from 1, that learns in a step; 0 for all of them."""
         mine = int(steps * self.share)
         return min(layers, step * layers // max(1, mine) + 1) if step < mine else 0
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        check_turns(pl_module.taught.lessons, pl_module.student.config.num_hidden_layers)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         student = pl_module.student

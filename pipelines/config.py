@@ -13,7 +13,7 @@ from distill.data.config import DataConfig
 from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
 from distill.losses.across_config import AcrossConfig
-from distill.losses.config import DYNAMIC, LEARNED, LossConfig
+from distill.losses.config import MAPS, LossConfig
 from distill.onpolicy_config import OnPolicyConfig
 from distill.sequences_config import SequencesConfig
 from distill.student.spec import StudentConfig, is_relative
@@ -163,9 +163,10 @@ class GeneralConfig:
             )
         if not self.progressive:
             return
-        if self.loss.layer_map in (DYNAMIC, LEARNED) or self.loss.balance or self.loss.ramps:
+        named = self.loss.layer_map in MAPS
+        if (named and self.loss.layer_map != "uniform") or self.loss.balance or self.loss.ramps:
             raise InputError(
-                "general.progressive: expected loss.layer_map uniform, no ramps and no balance, found "
+                "general.progressive: expected loss.layer_map uniform or pairs, no ramps and no balance, found "
                 f"{self.loss.layer_map}, {self.loss.ramps or 'none'} and {self.loss.balance}: a layer that learns "
                 "alone has one layer to learn from"
             )

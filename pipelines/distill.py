@@ -80,10 +80,12 @@ def check_inputs(config: DistillConfig) -> Path:
     from transformers import AutoConfig
 
     from compress.prune.checkpoint import admit
-    from distill.losses.config import lessons
+    from distill.losses.config import check_part, lessons
     from distill.module import sizes_of
+    from distill.progressive import check_turns
     from distill.student.spec import is_relative
     from distill.tasks.choose import TASKS
+    from distill.tasks.names import LANGUAGE
     from distill.teacher.load import checkpoint_folder, load_tokenizer
     from pipelines.ensemble import check_teachers
     from pipelines.general import check_general
@@ -110,7 +112,13 @@ def check_inputs(config: DistillConfig) -> Path:
     check_teachers(config.teacher, config.loss, source)
     if config.general.data:
         check_general(config, source)
-        lessons(config.general.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
+        own = sizes_of(config_of_student(config, source))
+        taught = lessons(config.general.loss, own, sizes_of(teacher))
+        if config.general.progressive:
+            check_turns(taught, own.layers)
+    kept = TASKS[task].kept if config.keep.signals == "auto" else config.keep.signals
+    if task in LANGUAGE and config.teacher.signals == "cached" and kept != "logits":
+        check_part(config.loss, kept)
     lessons(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     check_lengths(config, source)
     return source

@@ -14,9 +14,9 @@ from conftest import WORDS, build_model, saved
 from distill.data.language import LanguageBlocks, split_names, token_blocks
 from distill.data.module import RowsDataModule
 from distill.errors import InputError
-from distill.losses.config import LossConfig
+from distill.losses.config import LayerSizes, LossConfig, lessons
 from distill.module import DistillationModule, sizes_of
-from distill.progressive import LayerByLayer, ending_after
+from distill.progressive import LayerByLayer, check_turns, ending_after
 from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
@@ -214,6 +214,27 @@ def test_a_killed_general_phase_ends_with_other_bits(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("loss", "missing"),
+    [
+        (LossConfig(kl=0, hidden=1), None),
+        (LossConfig(kl=0, relations=1, relation_heads=2, layer_map="skip"), None),
+        (LossConfig(kl=0, hidden=1, layer_map="0:0,2:2,3:4"), None),
+        (LossConfig(kl=0, hidden=1, layer_map="1:1,3:4"), "2"),
+        (LossConfig(kl=0, hidden=1, layer_map="skip"), "3"),
+        (LossConfig(kl=0, attention=1, layer_map="last"), "1, 2"),
+        (LossConfig(kl=0, attention=1, layer_map="0:0,2:2,3:4"), "1"),
+    ],
+)
+def test_a_layer_has_nothing_to_learn_in_its_turn(loss, missing):
+    taught = lessons(loss, LayerSizes(3, 32, 4), LayerSizes(4, 32, 4))
+    if missing is None:
+        check_turns(taught, 3)
+    else:
+        with pytest.raises(InputError, match=f"each of the student's 3 layers, found none for {missing}: loss"):
+            check_turns(taught, 3)
+
+
+@pytest.mark.parametrize(
     ("more", "named"),
     [
         (["--general.loss.kl", "1"], "expected a teacher with a masked-language head, found BertModel"),
@@ -222,6 +243,12 @@ def test_a_killed_general_phase_ends_with_other_bits(tokenizer, tmp_path):
         (["--general.train.patience", "2"], "general.train.patience: expected 0, found 2"),
         (["--general.progressive", "2"], "general.progressive: expected a share from 0 to 1"),
         (["--general.progressive", "0.5", "--general.loss.layer_map", "learned"], "expected loss.layer_map uniform"),
+        (["--general.progressive", "0.5", "--general.loss.layer_map", "skip"], "expected loss.layer_map uniform"),
+        (["--general.progressive", "0.5", "--general.loss.layer_map", "last"], "expected loss.layer_map uniform"),
+        (
+            ["--general.progressive", "0.5", "--general.loss.layer_map", "2:4"],
+            "a pair for each of the student's 2 layers, found none for 1",
+        ),
         (["--general.loss.hidden", "0"], "nothing would be learnt"),
         (["--speedup", "2", "--student", "teacher"], "general.data: expected a student that is built and trained"),
     ],

@@ -236,12 +236,23 @@ def test_a_student_without_a_mask_token_is_refused_after_its_teacher_was_trained
         (("--keep.signals", "hidden"), "expected signals sampled, topk or logits"),
         (("--masking.rate", "1.5"), "expected a share between 0 and 1"),
         (("--on_policy.share", "0.5"), "expected causal-lm or chat, found masked-lm"),
+        (("--loss.ramps", '{"temperature": [4, 1]}'), "one temperature with cached sampled signals, which are written"),
+        (("--loss.divergence", "reverse_kl"), "with cached sampled signals, found reverse_kl: they tell too little"),
+        (("--loss.divergence", "logit_mse", "--keep.signals", "topk"), "with cached topk signals, found logit_mse"),
     ],
 )
 def test_a_language_run_that_cannot_be_begins(words, message, masked_teacher, books, tmp_path, monkeypatch, capsys):
     output = tmp_path / "run"
     assert message in refused(distill, small_run(masked_teacher, books, output, *words), monkeypatch, capsys)
     assert not (output / "teacher").exists()
+
+
+@pytest.mark.parametrize(
+    "more", [("--keep.signals", "logits"), ("--teacher.signals", "online"), ("--loss.kl", "0", "--loss.hidden", "1")]
+)
+def test_a_loss_that_the_signals_are_enough_for_is_refused(more, masked_teacher, books, tmp_path):
+    words = small_run(masked_teacher, books, tmp_path / "run", "--loss.ramps", '{"temperature": [4, 1]}', "--dry-run")
+    distill.main([*words, "--loss.divergence", "reverse_kl", *more])
 
 
 def test_a_body_without_a_head_for_words_gets_a_random_one(body_folder, books, tmp_path, monkeypatch, capsys):

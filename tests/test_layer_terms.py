@@ -143,6 +143,7 @@ def test_a_divergence_cannot_be_trained_on(name, rows):
         (LossConfig(attention=1), LayerSizes(2, 16, 2), "expected as many heads as the teacher's 4, found 2"),
         (LossConfig(relations=1, relation_heads=5), LayerSizes(2, 16, 2), "divides the widths 16 and 32"),
         (LossConfig(relations=1, relation_heads=2, relation_layer=5), SIZE, "the teacher has layers 1 to 4"),
+        (LossConfig(attention=1, layer_map="0:0"), SIZE, "a pair of layers for loss.attention, found the embeddings"),
     ],
 )
 def test_layers_that_cannot_be_compared_are(loss, student, told):

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from distill.errors import InputError
-from distill.losses.config import LossConfig
+from distill.losses.config import OF_PART, LossConfig
 from distill.losses.features import ATTENTIONS, DISTANCES, EMBEDDINGS, SIMILARITIES, relation_kl
-from distill.losses.logits import DIVERGENCES, forward_kl, label_loss, soft_cross_entropy
+from distill.losses.logits import DIVERGENCES, forward_kl, label_loss
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 
 MEAN_OVER = {
@@ -94,7 +94,7 @@ def distribution_loss(
             "temperature it was written at, and only the student would be softened"
         )
     student_logits = student_logits if temperature == 1 else student_logits / temperature
-    if dense not in (forward_kl, soft_cross_entropy):
+    if dense not in tuple(DIVERGENCES[name] for name in OF_PART):
         raise InputError(
             "loss.divergence: expected forward_kl, found another: a cached sample or top-k tells too little of the "
             "teacher's distribution"

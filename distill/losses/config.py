@@ -11,6 +11,7 @@ DIVERGENCES = (
     "forward_kl", "reverse_kl", "jensen_shannon", "skewed_kl", "skewed_reverse_kl", "total_variation",
     "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
 )  # fmt: skip
+OF_PART = ("forward_kl", "soft_cross_entropy")  # which a sample or the likeliest classes are enough for
 DYNAMIC = "dynamic"
 LEARNED = "learned"
 MAPS = ("uniform", "skip", "last", DYNAMIC, LEARNED)
@@ -235,12 +236,35 @@ def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lesso
         )
     mapped = loss.hidden or loss.attention
     pairs = tuple(layer_pairs(loss.layer_map, student.layers, teacher.layers)) if mapped else ()
+    if loss.attention and not any(s and t for s, t in pairs):
+        raise InputError(
+            f"loss.layer_map {loss.layer_map}: expected a pair of layers for loss.attention, found the embeddings alone"
+        )
     last = (student.layers - 1, (loss.relation_layer or teacher.layers) - 1)
     return Lessons(
         pairs if loss.hidden else (),
         tuple((s - 1, t - 1) for s, t in pairs if s and t) if loss.attention else (),
         (last,) if loss.relations else (),
     )
+
+
+def check_part(loss: LossConfig, form: str) -> None:
+    """For a teacher's distribution of which a part is kept, as `form` (sampled, topk), at the loss's temperature.
+
+    Raises:
+        InputError: A loss that reads all of it, or at several temperatures.
+    """
+    moved = loss.ramps.get("temperature", (loss.temperature,))
+    if loss.kl and len({*moved}) > 1:
+        raise InputError(
+            f"loss.ramps: expected one temperature with cached {form} signals, which are written at it, found "
+            f"{moved[0]:g} to {moved[-1]:g}: only the student would be softened; keep.signals logits has them all"
+        )
+    if loss.kl and loss.divergence not in OF_PART:
+        raise InputError(
+            f"loss.divergence: expected {' or '.join(OF_PART)} with cached {form} signals, found {loss.divergence}: "
+            "they tell too little of the teacher's distribution; use keep.signals logits, or teacher.signals online"
+        )
 
 
 def layer_pairs(layer_map: str, student_layers: int, teacher_layers: int) -> list[tuple[int, int]]:
