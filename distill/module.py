@@ -135,7 +135,7 @@ class DistillationModule(lightning.LightningModule):
             self.now,
             None if logits is None else self.answers.logits(batch, logits),
             None if logits is None else self.answers.labels(batch),
-            batch["attention_mask"],
+            batch.get("documents", batch["attention_mask"]),
             {} if logits is None else self.answers.signals(batch, given | self._facts(signals)),
             pairs,
         )

@@ -266,6 +266,23 @@ def test_padding_pulls_on_a_layer(name):
 
 
 @pytest.mark.parametrize("name", OF_LAYERS)
+def test_texts_of_one_row_are_compared_with_each_other(name):
+    loss, shape = OF_LAYERS[name]
+    sizes, own = [(2, 4), (3, 1), (5,)], torch.zeros(3, 7, dtype=torch.long)
+    student, teacher = (draw(*shape, seed=seed, scale=1) for seed in (1, 2))
+    apart, total = 0.0, sum(map(sum, sizes))
+    for row, lengths in enumerate(sizes):
+        first = 0
+        for number, length in enumerate(lengths, 1):
+            part = slice(first, first + length)
+            own[row, part] = number
+            place = (row, slice(None), part, part) if len(shape) == 4 else (row, part)
+            one = loss(student[place][None], teacher[place][None], torch.ones(1, length, dtype=torch.long))
+            apart, first = apart + one * length / total, first + length
+    torch.testing.assert_close(loss(student, teacher, own), apart)
+
+
+@pytest.mark.parametrize("name", OF_LAYERS)
 def test_bf16_layers_lose_more_than_their_own_rounding(name):
     loss, shape = OF_LAYERS[name]
     mask = draw_mask(3, 7)

@@ -18,7 +18,13 @@ from distill.data.mask_config import MaskConfig
 from distill.data.masking import MaskedBlocks
 from distill.data.packing import PackedRows, best_fit, padding_id, text_documents
 from distill.errors import InputError
+from distill.losses.compose import weighted_sum
+from distill.losses.config import LossConfig
+from distill.module import DistillationModule
 from distill.packed import check_packing, packed_inputs
+from distill.sizes import sizes_of
+from distill.teacher.online import OnlineTeacher
+from distill.training import TrainConfig
 
 WORDS, MASK = 60, 4
 COMMON = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -338,3 +344,31 @@ def test_a_tokenizer_without_padding_loses_its_ends():
     rows = PackedRows.of(text_documents(bare, [FILLERS[0], " ".join(FILLERS[:6])], 7), 7)
     labels = rows.collate(range(len(rows)), padding_id(bare))["labels"]
     assert (labels == bare.eos_token_id).sum() == 2
+
+
+# --- what is learnt of layers
+
+
+def layered(model: PreTrainedModel, teacher: PreTrainedModel, loss: LossConfig, batch: dict) -> tuple[dict, dict]:
+    """Terms and gradients."""
+    signals, sizes = OnlineTeacher(teacher, loss.teacher_answers), sizes_of(teacher.config)
+    module = DistillationModule(model, loss=loss, train=TrainConfig(), signals=signals, teacher_sizes=sizes)
+    terms = module.terms(batch)
+    return terms, gradients(model, weighted_sum(loss, terms))
+
+
+@pytest.mark.parametrize("kind", ["mse", "kl"])
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_documents_of_a_row_are_compared_with_each_other(family, kind):
+    loss = LossConfig(kl=1, hidden=1, attention=1, attention_kind=kind, relations=1, relation_heads=2)
+    parts = source(family, [9, 4, 7, 3])
+    rows = PackedRows(parts, [np.array([0, 1]), np.array([3, 2])])
+    found = []
+    for batch in (parts.collate(range(4), 0), rows.collate([0, 1], 0)):
+        student, teacher = build(family), build(family)
+        scatter(teacher)
+        found.append(layered(student, teacher, loss, batch))
+    for alone, packed in zip(*found, strict=True):
+        assert alone.keys() == packed.keys()
+        torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
+    assert min(found[0][0].values()) > 1e-3

@@ -33,11 +33,11 @@ def loss_terms(
 ) -> dict[str, Tensor]:
     """Value of every term whose weight isn't 0, unweighted.
 
-    `teacher` is read by the kl term alone, see `distribution_loss`. `pairs` are (student's, teacher's) by term: of
-    `hidden` the states [batch, length, width], the student's already projected; of `attention` the scores
-    [batch, heads, length, length]; of `relations` vectors [batch, length, width of each], such as both's queries; of
-    `embedding` one of vectors [batch, width], the student's already projected, and of `similarity` [batch, width of
-    each]. Without logits and vectors there are the terms on layers alone.
+    `mask` is as `distill.losses.features` has it. `teacher` is read by the kl term alone, see `distribution_loss`.
+    `pairs` are (student's, teacher's) by term: of `hidden` the states [batch, length, width], the student's already
+    projected; of `attention` the scores [batch, heads, length, length]; of `relations` vectors [batch, length, width of
+    each], such as both's queries; of `embedding` one of vectors [batch, width], the student's already projected, and of
+    `similarity` [batch, width of each]. Without logits and vectors there are the terms on layers alone.
     """
     terms: dict[str, Tensor] = {}
     if config.kl and student_logits is not None and labels is not None:

@@ -1,8 +1,11 @@
-"""Objectives on what layers compute: hidden states, attention, relations within a text and between texts."""
+"""Objectives on what layers compute: hidden states, attention, relations within a text and between texts.
+
+A mask is 0 on padding and 1 on a text's tokens; where a row holds several texts it is the text's number, from 1.
+"""
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from distill.errors import InputError
@@ -56,8 +59,9 @@ def attention_mse(
 
     Source: Jiao et al. 2020, TinyBERT (arXiv 1909.10351), equation 7; padding is left out.
     """
-    squared = (widened(student) - widened(teacher)).pow(2).mean(1).masked_fill(pairs_of(mask) == 0, 0)
-    return masked_mean(squared.sum(-1) / mask.sum(-1, keepdim=True).clamp(min=1), mask)
+    pairs = pairs_of(mask)
+    squared = (widened(student) - widened(teacher)).pow(2).mean(1).masked_fill(~pairs, 0)
+    return masked_mean(squared.sum(-1) / pairs.sum(-1).clamp(min=1), mask)
 
 
 def attention_kl(
@@ -69,8 +73,8 @@ def attention_kl(
 
     Source: Wang et al. 2020, MiniLM (arXiv 2002.10957), equation 4; of scores before the softmax.
     """
-    padding = (mask == 0)[:, None, None]
-    p, q = (F.log_softmax(widened(each).masked_fill(padding, -torch.inf), dim=-1) for each in (teacher, student))
+    others = (mask[:, :, None] != mask[:, None])[:, None]  # padding is a text of its own: a row without any gives NaN
+    p, q = (F.log_softmax(widened(each).masked_fill(others, -torch.inf), dim=-1) for each in (teacher, student))
     return masked_mean(kl(p, q).mean(1), mask)
 
 
@@ -167,13 +171,14 @@ def cosines(vectors: Float[Tensor, "batch width"]) -> Float[Tensor, "batch batch
     return unit @ unit.T
 
 
-def pairs_of(mask: Int[Tensor, "batch length"]) -> Int[Tensor, "batch length length"]:
-    return mask[:, :, None] * mask[:, None]
+def pairs_of(mask: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch length length"]:
+    """Whether two positions are tokens of one text."""
+    return (mask[:, :, None] == mask[:, None]) & (mask[:, None] != 0)
 
 
 def masked_mean(values: Float[Tensor, "*shape"], mask: Int[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """Over where mask is 1, whatever stands elsewhere."""
-    return values.masked_fill(mask == 0, 0).sum() / mask.sum().clamp(min=1)
+    """Over where mask isn't 0, whatever stands elsewhere."""
+    return values.masked_fill(mask == 0, 0).sum() / (mask != 0).sum().clamp(min=1)
 
 
 ATTENTIONS = {"mse": attention_mse, "kl": attention_kl}
