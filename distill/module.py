@@ -20,6 +20,7 @@ from distill.balance import Balance
 from distill.data.encode import IGNORED
 from distill.data.share import counts
 from distill.errors import InputError
+from distill.headless import Headless
 from distill.inputs import inputs_of, model_inputs
 from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
 from distill.losses.config import LayerSizes, LossConfig
@@ -91,7 +92,7 @@ class DistillationModule(lightning.LightningModule):
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.answers = answers or Answers()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
-        self.on_policy, self.across = on_policy, across
+        self.on_policy, self.across, self.headless = on_policy, across, Headless(student, loss, self.answers)
         self.make_optimizer: Callable[..., Optimizer] | None = None  # in the place of AdamW, called like it
         self.taught = self._taught(teacher_sizes)
         self.steps, self.balance = 1, Balance(loss.balance)  # steps of the training
@@ -122,8 +123,9 @@ class DistillationModule(lightning.LightningModule):
         """Values of the terms on a batch, unweighted; of a share of a batch, scaled by it."""
         if self.across is not None:
             return self._terms_across(batch, self.across)
-        logits, hidden, vectors = self._answers(batch)
         signals = self.signals_of(batch)
+        with self.headless.reading(batch, signals if self._may_fuse else {}) as read:
+            logits, hidden, vectors = self._answers(batch)
         device = batch["attention_mask"].device
         given = {name: value.to(device) for name, value in signals.items() if isinstance(value, Tensor)}
         mean = partial(self._mean_distance, batch)
@@ -131,14 +133,13 @@ class DistillationModule(lightning.LightningModule):
         if logits is not None and self.loss.of_vectors:
             pairs |= self.taught.vector_pairs(logits, given)
         logits = logits if self.loss.of_labels else None
-        terms = loss_terms(
-            self.now,
-            None if logits is None else self.answers.logits(batch, logits),
-            None if logits is None else self.answers.labels(batch),
-            batch.get("documents", batch["attention_mask"]),
-            {} if logits is None else self.answers.signals(batch, given | self._facts(signals)),
-            pairs,
-        )
+        said = {} if logits is None else self.answers.signals(batch, given | self._facts(signals))
+        own = None if logits is None or read is not None else self.answers.logits(batch, logits)
+        labels = None if own is None else self.answers.labels(batch)
+        texts = batch.get("documents", batch["attention_mask"])
+        terms = loss_terms(self.now, own, labels, texts, said, pairs)
+        if read is not None:
+            terms = {"kl": self.headless.kl(read[0], said, self.now.temperature)} | terms
         return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
 
     def _terms_across(self, batch: Batch, across: Across) -> dict[str, Tensor]:
@@ -147,6 +148,11 @@ class DistillationModule(lightning.LightningModule):
         if self.loss.ce:
             terms["ce"] = label_loss(rows_of(batch, logits, 2), rows_of(batch, batch["labels"], 1))
         return terms
+
+    @property
+    def _may_fuse(self) -> bool:
+        trainer: Any = self._trainer
+        return not self.taught.turn and (trainer is None or trainer.world_size == 1)
 
     def _mean_distance(self, batch: Batch, distances: Tensor) -> Tensor:
         if self._trainer is None or self._trainer.world_size == 1:

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Num
-from torch import Tensor
+from torch import Tensor, nn
 
 from distill.errors import InputError
 from distill.losses.config import OF_PART, LossConfig
 from distill.losses.features import ATTENTIONS, DISTANCES, EMBEDDINGS, SIMILARITIES, relation_kl
+from distill.losses.fused import fused_sampled_cross_entropy, fused_topk_kl
 from distill.losses.logits import DIVERGENCES, forward_kl, label_loss
 from distill.losses.sparse import sampled_cross_entropy, topk_kl
 
@@ -79,20 +80,11 @@ def distribution_loss(
         InputError: None of these, a sample or top-k of another temperature or for another divergence, or logits of
             other classes than the student's where no `classes` say that they are words.
     """
-    student_logits, teacher = in_common(student_logits, teacher)
+    classes, teacher = in_common(student_logits.shape[-1], teacher)
+    student_logits = student_logits[:, :classes]
     if "logits" in teacher:
         return dense(student_logits, teacher["logits"], temperature=temperature)
-    if not teacher.keys() >= {"ids", "weights"} and not teacher.keys() >= {"ids", "log_probs", "tail"}:
-        raise InputError(
-            "loss.kl: expected the teacher's logits, ids and weights, or ids, log_probs and tail, found "
-            f"{', '.join(sorted(teacher)) or 'nothing'}: there is no distribution to learn from"
-        )
-    known = float(teacher.get("temperature", 1.0))
-    if temperature != known:
-        raise InputError(
-            f"loss.temperature: expected {known}, found {temperature}: a cached sample or top-k belongs to the "
-            "temperature it was written at, and only the student would be softened"
-        )
+    check_part_known(teacher, temperature)
     student_logits = student_logits if temperature == 1 else student_logits / temperature
     if dense not in tuple(DIVERGENCES[name] for name in OF_PART):
         raise InputError(
@@ -104,22 +96,58 @@ def distribution_loss(
     return topk_kl(student_logits, teacher["ids"], teacher["log_probs"], teacher["tail"]) * temperature**2
 
 
-def in_common(student: Float[Tensor, "rows classes"], teacher: Mapping[str, Any]) -> tuple[Tensor, Mapping[str, Any]]:
-    """Both without the classes that only one of them has: the last ones, rows that pad the larger table of words.
+def fused_distribution_loss(
+    hidden: Float[Tensor, "rows width"], head: nn.Linear, teacher: Mapping[str, Any], temperature: float
+) -> Float[Tensor, ""]:
+    """`distribution_loss` of a sample or top-k, of the logits that the head makes of what it reads, a part at a time.
+
+    Raises:
+        InputError: As there.
+    """
+    words = len(head.weight)
+    classes, teacher = in_common(words, teacher)
+    check_part_known(teacher, temperature)
+    weight = head.weight if classes == words else head.weight[:classes]
+    bias = None if head.bias is None else head.bias[:classes]
+    if temperature != 1:
+        hidden, bias = hidden / temperature, None if bias is None else bias / temperature
+    if "weights" in teacher:
+        value = fused_sampled_cross_entropy(hidden, weight, teacher["ids"], teacher["weights"], bias=bias)
+    else:
+        value = fused_topk_kl(hidden, weight, teacher["ids"], teacher["log_probs"], teacher["tail"], bias=bias)
+    return value * temperature**2
+
+
+def check_part_known(teacher: Mapping[str, Any], temperature: float) -> None:
+    if not teacher.keys() >= {"ids", "weights"} and not teacher.keys() >= {"ids", "log_probs", "tail"}:
+        raise InputError(
+            "loss.kl: expected the teacher's logits, ids and weights, or ids, log_probs and tail, found "
+            f"{', '.join(sorted(teacher)) or 'nothing'}: there is no distribution to learn from"
+        )
+    known = float(teacher.get("temperature", 1.0))
+    if temperature != known:
+        raise InputError(
+            f"loss.temperature: expected {known}, found {temperature}: a cached sample or top-k belongs to the "
+            "temperature it was written at, and only the student would be softened"
+        )
+
+
+def in_common(own: int, teacher: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+    """How many classes a student of `own` has in common with its teacher, the first of both, and what the teacher says
+    of them: only the rows that pad the larger table of words are left out.
 
     They count as forbidden on either side. The rest of dense logits is scaled to 1 by that; of ids that the student
     lacks the weight is dropped, and of top-k their mass goes to the tail.
     """
-    own, taught = student.shape[-1], teacher.get("classes")
+    taught = teacher.get("classes")
     if "logits" in teacher and teacher["logits"].shape[-1] != (taught or own):
         raise InputError(
             f"loss.kl: expected as many classes as the teacher's {teacher['logits'].shape[-1]}, found the student's "
             f"{own}: classes would be matched to others"
         )
     if taught is None or taught == own:
-        return student, teacher
-    kept = min(own, taught)
-    student, teacher = student[:, :kept], dict(teacher)
+        return own, teacher
+    kept, teacher = min(own, taught), dict(teacher)
     if "logits" in teacher:
         teacher["logits"] = teacher["logits"][:, :kept]
     elif kept < taught and "ids" in teacher:
@@ -131,7 +159,7 @@ def in_common(student: Float[Tensor, "rows classes"], teacher: Mapping[str, Any]
             left = teacher["log_probs"].exp().masked_fill(~gone, 0).sum(-1)
             teacher["log_probs"] = teacher["log_probs"].masked_fill(gone, -torch.inf)
             teacher["tail"] = teacher["tail"] + left
-    return student, teacher
+    return kept, teacher
 
 
 def divergence(config: LossConfig, labels: Num[Tensor, "rows"]) -> Callable[..., Tensor]:
