@@ -16,7 +16,6 @@ from distill.inputs import inputs_of
 from distill.losses.across import across_loss, answered_spans, sorted_distance
 from distill.losses.across_config import AcrossConfig
 from distill.losses.logits import cross_entropy
-from distill.teacher.online import OnlineTeacher
 from test_losses import draw
 from two_tokenizers import SENTENCES, byte_level, wordpiece
 
