@@ -157,6 +157,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # Or a product's last bits depend on where in memory its weights lie, and differ between layouts.
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    # it is imported wherever it is installed, and warns of every machine without a GPU
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)  # their imports warn about GPU libraries and each other
     try:
