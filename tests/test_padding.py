@@ -11,7 +11,9 @@ from conftest import FILLERS, LABELS, SPECIAL, build_model, saved, scatter
 from distill.data.module import TextDataModule
 from distill.data.splits import Examples, Splits
 from distill.errors import InputError
-from distill.tasks.text_classification import TextClassification
+from distill.tasks.task import Task, output_layer
+from distill.tasks.text_classification import Several, TextClassification
+from distill.teacher.head import collect, probe_head
 from distill.teacher.load import load_tokenizer
 from pipelines.cache_task import load_model
 from pipelines.teacher import load_source
@@ -86,3 +88,28 @@ def test_an_encoder_gets_another_padding_than_its_weights_know(tokenizer, tmp_pa
     """The config's padding is where positions of a RoBERTa begin."""
     folder = saved(build_model("roberta", pad_token_id=1), tokenizer, tmp_path / "model")
     assert TextClassification(LABELS).config(str(folder)).pad_token_id == 1 != SPECIAL.index("[PAD]")
+
+
+@pytest.mark.parametrize("build_one", [gpt2, llama])
+@pytest.mark.parametrize("task", [TextClassification(LABELS), Several(LABELS)])
+def test_a_decoders_new_head_is_fitted_to_every_token_or_to_padding(build_one, task: Task, tmp_path):
+    """Stock decoders give every token to their head, and answer with the last; texts that end in an eos, where that is
+    the padding, with the one before it.
+    """
+    tokenizer = decoder_tokenizer(eos_token="<eos>")
+    folder = saved(build_one(), tokenizer, tmp_path / "model")
+    texts = [*TEXTS, f"{TEXTS[0]} <eos>", FILLERS[5]]
+    one = [[float(i == row) for i in range(5)] for row in range(4)]
+    rows = task.encode(
+        load_tokenizer(folder), Examples(texts, None, one if isinstance(task, Several) else [0, 1, 2, 3]), 64
+    )
+    model = task.load(str(folder), 0).eval()
+    head, batch = output_layer(model), rows.collate([0, 1, 2, 3], EOS)
+    features, labels = collect(model, head, [batch], task.answers, lambda count: None)
+    expected = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    torch.testing.assert_close(head(features), expected)
+    assert torch.equal(labels, task.answers.labels(batch))
+    probe_head(model, head, [batch], task.answers)
+    with torch.no_grad():
+        said = model(input_ids=batch["input_ids"][:2], attention_mask=batch["attention_mask"][:2]).logits
+    assert said.argmax(1).tolist() == [0, 1]

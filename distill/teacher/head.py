@@ -57,9 +57,22 @@ def collect(
     try:
         for batch in batches:
             model(**{name: batch[name].to(model.device) for name in INPUTS if name in batch})
-            seen[-1] = rows_of(batch, seen[-1], 2)
+            seen[-1] = rows_of(batch, one_a_label(model, batch, seen[-1]), 2)
             labels.append(answers.labels(batch).to(model.device))
             on_progress(len(batch["labels"]))
     finally:
         hook.remove()
     return torch.cat(seen), torch.cat(labels)
+
+
+def one_a_label(model: PreTrainedModel, batch: dict[str, Tensor], values: Tensor) -> Tensor:
+    """`values` as they are, but those of a decoder's classifier [batch, length, width], which gives every token to its
+    head and answers with the last that its config doesn't call padding: of that token alone, [batch, width].
+    """
+    labels = batch["labels"]
+    if values.dim() < 3 or (labels.dim() > 1 and not labels.is_floating_point()):  # floats are labels of a sample
+        return values
+    padding = model.config.get_text_config().pad_token_id
+    read = batch["attention_mask"].bool() if padding is None else batch["input_ids"] != padding
+    last = (read * torch.arange(read.shape[1])).argmax(1).to(values.device)
+    return values[torch.arange(len(values), device=values.device), last]
