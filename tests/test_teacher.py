@@ -11,7 +11,7 @@ from distill.data.batches import EvalBatches
 from distill.data.encode import encode
 from distill.data.splits import Examples
 from distill.errors import InputError
-from distill.tasks.text_classification import TextClassification, check_task, output_layer
+from distill.tasks.text_classification import Numbers, TextClassification, check_task, output_layer
 from distill.teacher.head import probe_head
 from distill.teacher.load import checkpoint_folder, tokenizer_fingerprint, weights_fingerprint
 
@@ -55,6 +55,29 @@ def test_integer_labels_match_the_names_transformers_gives_by_default(tmp_path, 
 def test_a_head_that_lacks_a_label_is_not_used(tmp_path, tokenizer):
     path = relabelled(tmp_path / "t", tokenizer, LABELS)
     assert TextClassification((*LABELS, "sport")).head_rows(AutoConfig.from_pretrained(path)) is None
+
+
+def test_a_head_for_numbers_is_trained_again_as_its_output_has_another_name(tmp_path, tokenizer, token_batch):
+    model = build_model("bert", id2label={0: "LABEL_0"}, label2id={"LABEL_0": 0})
+    path = saved(model, tokenizer, tmp_path / "stock")
+    task = Numbers(("number",))
+    rows = task.head_rows(AutoConfig.from_pretrained(path))
+    assert rows == [0]
+    headed = task.load_headed(str(path), rows).eval()
+    torch.testing.assert_close(headed(**token_batch).logits, model(**token_batch).logits)
+    assert headed.config.id2label == {0: "number"}
+
+
+def test_another_tasks_head_is_taken_for_one_of_numbers(tmp_path, tokenizer):
+    one = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    others = {
+        "classes": build_model("bert"),
+        "body": build_model("bert", "Model", **one),
+        "label": build_model("bert", problem_type="multi_label_classification", **one),
+    }
+    for name, model in others.items():
+        config = AutoConfig.from_pretrained(saved(model, tokenizer, tmp_path / name))
+        assert Numbers(("number",)).head_rows(config) is None, name
 
 
 @pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"])
