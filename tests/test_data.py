@@ -96,6 +96,32 @@ def test_a_hub_data_set_loses_its_class_names_or_splits(tmp_path, monkeypatch):
     assert found["train"]["text"].to_pylist() == ["train 0", "train 1", "train 2"]
 
 
+def test_a_hub_data_sets_lists_of_classes_keep_their_numbers(tmp_path, monkeypatch):
+    """As CoNLL-2003 has its tags and GoEmotions its labels; the numbers of others are nobody's names."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    tags, place = datasets.ClassLabel(names=["O", "B-PER", "I-PER"]), str(tmp_path / "hub")
+    features = datasets.Features(
+        {
+            "tokens": datasets.Sequence(datasets.Value("string")),
+            "ner_tags": datasets.Sequence(tags),
+            "large": datasets.LargeList(tags),
+            "nested": [[tags]],
+            "counts": datasets.Sequence(datasets.Value("int64")),
+        }
+    )
+    numbers = [[1, 2, 0], [], [0]]
+    rows = {"tokens": [["Ann", "Lee", "sat"], [], ["so"]], "ner_tags": numbers, "large": numbers}
+    rows |= {"nested": [[[1], []], [], None], "counts": numbers}
+    (tmp_path / "hub").mkdir()
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(f"{place}/train.parquet")
+    found = read_hub(place, None)["train"].to_pydict()
+    assert found["ner_tags"] == found["large"] == [["B-PER", "I-PER", "O"], [], ["O"]]
+    assert found["nested"] == [[["B-PER"], []], [], None]
+    assert found["counts"] == numbers
+
+
 def test_a_split_is_read_under_another_name(tmp_path):
     for name, text in (
         ("train.csv", "c"),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -145,15 +146,32 @@ def read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
     return splits
 
 
-def named_classes(rows) -> pa.Table:
-    from datasets import ClassLabel
-
+def named_classes(rows: Any) -> pa.Table:
+    """The table with names for the numbers of classes, also in lists: several labels a text, a tag a word."""
     table = rows.with_format("arrow")[:]
     for column, feature in rows.features.items():
-        if isinstance(feature, ClassLabel):
-            names = [None if n is None or n < 0 else feature.int2str(n) for n in table[column].to_pylist()]
-            table = table.set_column(table.schema.get_field_index(column), column, pa.array(names, pa.string()))
+        kind = class_type(feature)
+        if kind is not None:
+            names = pa.array([class_names(cell, feature) for cell in table[column].to_pylist()], kind)
+            table = table.set_column(table.schema.get_field_index(column), column, names)
     return table
+
+
+def class_type(feature: Any) -> pa.DataType | None:
+    """What the names of a column of classes, or of lists of them, are; None of any other."""
+    from datasets import ClassLabel, LargeList, List
+
+    if isinstance(feature, (List, LargeList)):
+        inner = class_type(feature.feature)
+        return None if inner is None else pa.list_(inner)
+    return pa.string() if isinstance(feature, ClassLabel) else None
+
+
+def class_names(cell: Any, feature: Any) -> Any:
+    """The name of a class, of each in a list; None where there is none."""
+    if isinstance(cell, list):
+        return [class_names(each, feature.feature) for each in cell]
+    return None if cell is None or cell < 0 else feature.int2str(cell)
 
 
 READERS: dict[str, Callable[[Path], pa.Table]] = {
