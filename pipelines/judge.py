@@ -1,6 +1,8 @@
 """What a model says of a split, its score, and how far students are from that."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +12,8 @@ from transformers import PreTrainedModel
 from distill.answers import by_row, logits_of
 from distill.data.batches import EvalBatches, Rows
 from distill.data.encode import Batch
+from distill.data.questions import Windows
+from distill.errors import InputError
 from distill.inputs import model_inputs
 from distill.tasks.task import Task
 from distill.words import asked_words
@@ -24,11 +28,13 @@ class Said:
     Args:
         samples: Of each its signals by name, as caches have them: [1, ...] or [asked positions, ...].
         score: By the task's metric while training; higher is better.
+        places: What each sample is, see `places_of`.
         temperature: That the distributions were softened by before they were cut to KEPT words; None of whole ones.
     """
 
     samples: list[dict[str, Tensor]]
     score: float
+    places: list[Hashable]
     temperature: float | None = None
 
     def of(self, rows: list[int]) -> dict[str, Any]:
@@ -49,7 +55,17 @@ def said_of(model: PreTrainedModel, split: Rows, pad_id: int, task: Task, temper
         metric.update(task.answers.logits(batch, said), task.answers.labels(batch))
         for row, own in zip(rows, by_row(batch, {"logits": said})["logits"], strict=True):
             samples[row] = likeliest(own / temperature) if words else {"logits": own}
-    return Said(samples, float(metric.compute()), temperature if words else None)
+    return Said(samples, float(metric.compute()), places_of(split), temperature if words else None)
+
+
+def places_of(split: Rows) -> list[Hashable]:
+    """What tells a sample from the others of its split, whoever reads it: its number; of a window on a context, which
+    others may cut elsewhere, the question and the first and last character of every token.
+    """
+    if not isinstance(split, Windows):
+        return list(range(len(split)))
+    windows = zip(split.owners.tolist(), split.offsets, split.allowed, strict=True)
+    return [(owner, offsets[allowed].tobytes()) for owner, offsets, allowed in windows]
 
 
 def answered(model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -90,7 +106,11 @@ class Judge:
         """Mean distance from the teacher over the split's rows: the KL divergence in nats at the temperature; of
         numbers the squared difference, of vectors 1 - cosine.
 
-        Samples that the student reads in another number of tokens, where there is a row a token, are left out.
+        Samples that the student reads in another number of tokens, where there is a row a token, are left out, and
+        windows that it cuts elsewhere.
+
+        Raises:
+            InputError: No sample is left.
         """
         training = student.training
         student.eval()
@@ -100,13 +120,28 @@ class Judge:
             alike = [i for i, row in enumerate(rows) if len(own[i]) == self.length(row)]
             if alike:
                 part = {name: value[alike] for name, value in batch.items()}
-                distance, size = self.compared(part, torch.cat([own[i] for i in alike]), [rows[i] for i in alike])
+                distance, size = self.compared(
+                    part, torch.cat([own[i] for i in alike]), [self.taught[rows[i]] for i in alike]
+                )
                 total, count = total + distance * size, count + size
         student.train(training)
-        return total / max(1, count)
+        if not count:
+            raise InputError(
+                f"validation: expected samples that the student reads as its teacher does, found none of "
+                f"{len(self.split)}: students can't be compared; leave all words with --prune.vocabulary false"
+            )
+        return total / count
+
+    @cached_property
+    def taught(self) -> dict[int, int]:
+        """Number of the teacher's sample for each of the students' that the teacher read too."""
+        numbers = {place: number for number, place in enumerate(self.said.places)}
+        return {row: numbers[place] for row, place in enumerate(places_of(self.split)) if place in numbers}
 
     def length(self, row: int) -> int:
-        return len(next(iter(self.said.samples[row].values())))
+        """Rows of what the teacher says of a sample; 0 where it didn't read it."""
+        number = self.taught.get(row)
+        return 0 if number is None else len(next(iter(self.said.samples[number].values())))
 
     def compared(self, batch: Batch, own: Tensor, rows: list[int]) -> tuple[float, int]:
         """(mean distance, number of rows) of samples."""

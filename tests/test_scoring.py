@@ -1,15 +1,21 @@
 """What units are scored by, and what students are compared on, for every kind of answer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from transformers import BertTokenizerFast
 
-from conftest import WORDS, build_model
+from conftest import VOCABULARY, WORDS, build_model
 from distill.answers import Answers, LabelAnswers, SpanAnswers
 from distill.data.encode import IGNORED, padded_tokens
+from distill.data.questions import Questions, encode_questions
 from distill.data.tagged import Tagged, encode_tagged
+from distill.errors import InputError
+from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import VectorAnswers
 from distill.tasks.token_classification import TokenClassification
-from pipelines.judge import Judge, Said, said_of
+from pipelines.judge import Judge, said_of
 from pipelines.scoring import Distance
 from task_data import TAGS
 
@@ -67,8 +73,32 @@ def test_a_sample_read_in_other_tokens_is_compared_all_the_same(tokenizer):
     assert Judge(task, rows, 0, said).divergence(teacher) == pytest.approx(0, abs=1e-6)
     whole = Judge(task, rows, 0, said).divergence(student)
     other = [{"logits": said.samples[0]["logits"][:-1] + 9}, *said.samples[1:]]
-    part = Judge(task, rows, 0, Said(other, said.score)).divergence(student)
+    part = Judge(task, rows, 0, replace(said, samples=other)).divergence(student)
     kept = encode_tagged(tokenizer, Tagged(words[1:], [[0] * len(each) for each in words[1:]]), 16)
     assert part == pytest.approx(Judge(task, kept, 0, said_of(teacher, kept, 0, task)).divergence(student), rel=1e-5)
     assert part != pytest.approx(whole, rel=1e-3)
     assert (rows.collate([0], 0)["labels"] != IGNORED).sum() == 3
+
+
+def test_windows_that_show_other_parts_of_a_context_are_compared(tokenizer):
+    """A student with fewer words needs more pieces and cuts long contexts elsewhere, into more windows."""
+    gone = WORDS[20]  # its letters are left
+    fewer = BertTokenizerFast(
+        vocab={w: i for i, w in enumerate(w for w in VOCABULARY if w != gone)}, model_max_length=64
+    )
+    contexts = [" ".join(WORDS[:12]), " ".join(WORDS[:16] + [gone] * 8 + WORDS[16:20]), " ".join(WORDS[2:14])]
+    part = Questions([WORDS[0]] * 3, contexts)
+    task = QuestionAnswering(())
+    theirs, ours = (encode_questions(each, part, 24) for each in (tokenizer, fewer))
+    assert [theirs.owners.tolist().count(i) for i in range(3)] == [1, 2, 1]
+    assert [ours.owners.tolist().count(i) for i in range(3)] == [1, 4, 1]
+    teacher, student = (build_model("bert", "ForQuestionAnswering", id2label={0: "start", 1: "end"}) for _ in range(2))
+    torch.nn.init.normal_(student.qa_outputs.weight)
+    found = Judge(task, ours, 0, said_of(teacher, theirs, 0, task)).divergence(student)
+    alike = encode_questions(fewer, Questions(part.texts[::2], contexts[::2]), 24)
+    said = said_of(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
+    assert found == pytest.approx(Judge(task, alike, 0, said).divergence(student), rel=1e-5)
+    lost = encode_questions(fewer, Questions(part.texts[1:2], contexts[1:2]), 24)
+    said = said_of(teacher, encode_questions(tokenizer, lost.part, 24), 0, task)
+    with pytest.raises(InputError, match="found none of 4: students can't be compared"):
+        Judge(task, lost, 0, said).divergence(student)
