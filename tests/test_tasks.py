@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +11,10 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 from sklearn.metrics import f1_score
+from tokenizers import Regex, pre_tokenizers
 from transformers import BertTokenizerFast
 
+from compress.prune.vocabulary import count_words
 from conftest import VOCABULARY, build_model
 from distill.answers import LabelAnswers, SpanAnswers, logits_of
 from distill.data.config import DataConfig
@@ -19,7 +22,7 @@ from distill.data.conll import read_conll
 from distill.data.encode import IGNORED
 from distill.data.share import counts, share_of
 from distill.data.splits import Examples
-from distill.data.tagged import Tagged, encode_tagged, load_tagged
+from distill.data.tagged import Tagged, encode_tagged, load_bare_words, load_tagged
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.logits import squared_error
@@ -28,6 +31,7 @@ from distill.samples import from_rows
 from distill.tasks.text_classification import Numbers, Several, TextClassification
 from distill.tasks.token_classification import TokenClassification
 from distill.training import TrainConfig
+from two_tokenizers import byte_level, sentencepiece, wordpiece
 
 WORDS = [word for word in VOCABULARY if len(word) == 4 and word.isalpha()]
 
@@ -204,6 +208,7 @@ def tagged(tmp_path) -> DataConfig:
 
 def test_a_conll_file_reads_otherwise_than_columns(tagged, tmp_path):
     splits = load_tagged(tagged)
+    assert [[word.strip() for word in words] for words in splits.train.texts] == SENTENCES
     assert splits.labels == ("O", "B-person", "B-place", "I-place")
     assert splits.train.labels == [[1, 0, 2, 3, 0], [0, 0, 0], [1]]
     folder = tmp_path / "conll"
@@ -219,6 +224,46 @@ def test_a_conll_file_reads_otherwise_than_columns(tagged, tmp_path):
         splits.train.labels,
         splits.labels,
     )
+
+
+@pytest.mark.parametrize("make", [byte_level, wordpiece, sentencepiece])
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_words_are_read_as_other_pieces_than_in_text(make, prefixed, tmp_path):
+    """A tagger is trained on words and used on text: byte-level tokenizers read `the` after a blank as another word."""
+    tokenizer = deepcopy(make())
+    if prefixed and make is byte_level:
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    words = ["the", "old", "mill", "stood", "by", "the", "river"]
+    config = table(tmp_path / "tagged", tokens=same([words]), tags=same([["O"] * 6 + ["B-place"]]))
+    part = load_tagged(config).train
+    rows = encode_tagged(tokenizer, part, 64)
+    assert rows.input_ids[0].tolist() == tokenizer(" ".join(words))["input_ids"]
+    assert rows.places == [list(range(7))]
+    assert load_bare_words(config).texts == part.texts
+    counted = count_words(tokenizer, part.texts)  # what pruning keeps is what is read
+    assert counted.nonzero()[0].tolist() == sorted({*rows.input_ids[0].tolist()})
+
+
+def test_a_blank_is_tagged_for_the_number_after_it(tmp_path):
+    """Pre-tokenizers of Llama 3 and Qwen leave a number's blank alone."""
+    tokenizer = deepcopy(byte_level())
+    apart = pre_tokenizers.Split(Regex(r"\p{N}| ?[^\s\p{N}]+|\s+"), "isolated")
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, bytes_of])
+    words, tags = ["the", "5", "mill 7"], ["O", "B-number", "B-place"]
+    rows = encode_tagged(
+        tokenizer, load_tagged(table(tmp_path / "tagged", tokens=same([words]), tags=same([tags]))).train, 64
+    )
+    pieces = tokenizer.convert_ids_to_tokens(rows.input_ids[0])
+    assert pieces == tokenizer.tokenize("the 5 mill 7")
+    assert [pieces[i] for i in np.flatnonzero(rows.firsts[0])] == ["the", "5", "Ġmill"]
+    assert rows.labels[0][rows.firsts[0]].tolist() == [0, 1, 2]
+
+
+def test_an_empty_word_gets_a_position(tmp_path):
+    words, tags = ["the", "", "mill"], ["O", "O", "B-place"]
+    part = load_tagged(table(tmp_path / "tagged", tokens=same([words]), tags=same([tags]))).train
+    assert encode_tagged(byte_level(), part, 64).places == [[0, 2]]
 
 
 def test_sentences_are_held_out_twice_or_by_chance(tmp_path):

@@ -23,11 +23,12 @@ from distill.errors import InputError
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "pos_tags")
 OUTSIDE = "O"
+BLANK = "Ġ"  # of byte-level tokenizers
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """Sentences as words, and the number of each word's tag; no tags for unlabelled text."""
+    """Sentences as words, see `spaced`, and the number of each word's tag; no tags for unlabelled text."""
 
     texts: list[list[str]]
     labels: list[list[int]] = field(default_factory=list)
@@ -97,12 +98,19 @@ def sentences(table: pa.Table, config: DataConfig, split: str) -> tuple[list[lis
     kept = [i for i, row in enumerate(words) if row]
     if not kept:
         raise InputError(f"{where}: column {text!r} holds no words in any of {len(words)} rows")
-    return [words[i] for i in kept], [tags[i] for i in kept], len(words) - len(kept)
+    return [spaced(words[i]) for i in kept], [tags[i] for i in kept], len(words) - len(kept)
 
 
 def lists_of(table: pa.Table, column: str, where: str) -> list[list[str]]:
     cells = enumerate(table[column].to_pylist(), 1)
     return [listed(cell, f"{where}: row {row}, column {column!r}") for row, cell in cells]
+
+
+def spaced(words: list[str]) -> list[str]:
+    """Words with the blank before each but the first: byte-level tokenizers read `a b` as `a`, `Ġb`, and would read the
+    second word alone as another than models meet in text. Others take the blank off, or put it there themselves.
+    """
+    return words[:1] + [f" {word}" if word.strip() else word for word in words[1:]]
 
 
 def listed(cell: Any, where: str) -> list[str]:
@@ -142,7 +150,7 @@ def tag_names(rows: dict[str, list[Row]]) -> tuple[str, ...]:
 
 
 def joined_words(part: Tagged) -> Examples:
-    return Examples([" ".join(words) for words in part.texts], None)
+    return Examples(["".join(words) for words in part.texts], None)
 
 
 def unlabelled_words(config: DataConfig) -> Tagged:
@@ -162,7 +170,7 @@ def bare_words(table: pa.Table, config: DataConfig, where: str) -> Tagged:
     text = named(table, config.text, "text", where) or first_of(table, WORDS) or first_of(table, ("text",))
     if text is None:
         raise missing("text", WORDS, table, where)
-    return Tagged([row for row in lists_of(table, text, where) if row])
+    return Tagged([spaced(row) for row in lists_of(table, text, where) if row])
 
 
 @dataclass(frozen=True)
@@ -226,13 +234,15 @@ def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: 
     limit = min(max_length, tokenizer.model_max_length)
     full = tokenizer(part.texts, is_split_into_words=True, truncation=True, max_length=limit)
     firsts, labels, places, truncated = [], [], [], 0
+    blank = tokenizer.get_vocab().get(BLANK)
     for row, words in enumerate(part.texts):
-        ids = full.word_ids(row)
+        ids = pieces_of(full.word_ids(row), full["input_ids"][row], blank)
         first = np.array([word is not None and word != before for word, before in zip(ids, [None, *ids], strict=False)])
         tags = part.labels[row] if part.labels else [IGNORED] * len(words)
         firsts.append(first)
-        labels.append(np.array([tags[word] if begins else IGNORED for word, begins in zip(ids, first, strict=True)]))
-        places.append([word for word, begins in zip(ids, first, strict=True) if begins])
+        own = [word if begins else None for word, begins in zip(ids, first, strict=True)]
+        labels.append(np.array([IGNORED if word is None else tags[word] for word in own]))
+        places.append([word for word in own if word is not None])
         truncated += len(full["input_ids"][row]) == limit and places[-1][-1:] != [len(words) - 1]
     types = full.get("token_type_ids")
     return TaggedRows(
@@ -244,3 +254,11 @@ def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: 
         part.labels,
         truncated,
     )
+
+
+def pieces_of(words: list[int | None], ids: list[int], blank: int | None) -> list[int | None]:
+    """The word of each piece, none for a blank alone before one: a decoder would tag it without having read the word,
+    as Qwen's and Llama 3's cut ` 5`.
+    """
+    before = [None, *words]
+    return [None if ids[i] == blank and before[i] != word else word for i, word in enumerate(words)]
