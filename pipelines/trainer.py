@@ -95,7 +95,7 @@ def fit(
     stopper.restore(module)
     if not MODES[precision].stock:
         as_stock(module.student)
-    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+    return stopper.metrics
 
 
 def validate(
@@ -114,6 +114,10 @@ def validate(
         use_distributed_sampler=False,
     )
     trainer.validate(module, datamodule=data, verbose=False)
+    return last_metrics(trainer)
+
+
+def last_metrics(trainer: Any) -> dict[str, Any]:
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
 
 
@@ -233,14 +237,19 @@ class EarlyStop(Callback):
     def __init__(self, folder: Path, patience: int):
         self.folder, self.patience = folder, patience
         self.best, self.waited = float("-inf"), 0
+        self.metrics: dict[str, Any] = {}  # of the last validation
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "waited": self.waited}
+        return {"best": self.best, "waited": self.waited, "metrics": self.metrics}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited = state["best"], state["waited"]
+        self.best, self.waited, self.metrics = state["best"], state["waited"], state.get("metrics", {})
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.stop(trainer)  # killed after the last epoch and before the end of the stage
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.metrics = last_metrics(trainer)
         if not self.patience:
             return
         score = float(trainer.callback_metrics["val/score"])
@@ -250,7 +259,10 @@ class EarlyStop(Callback):
                 self.save(trainer, pl_module.student)
         else:
             self.waited += 1
-            trainer.should_stop = trainer.should_stop or self.waited >= self.patience
+            self.stop(trainer)
+
+    def stop(self, trainer: Any) -> None:
+        trainer.should_stop = trainer.should_stop or 0 < self.patience <= self.waited
 
     def save(self, trainer: Any, student: Any) -> None:
         """Beside its place, then renamed: a kill leaves the one before or this one."""

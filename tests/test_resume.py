@@ -135,6 +135,27 @@ def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
     assert all(torch.equal(last[f"student.{name}"], value) for name, value in best.state_dict().items())
 
 
+def test_a_run_killed_after_its_early_stop_trains_on(tiny_model, tokenizer, tmp_path, monkeypatch):
+    config = replace(BASE, patience=1, epochs=6, learning_rate=1e-9)  # no epoch is better than the first
+    ended, batches = [], []
+    real, counted = trainers.fit, trainers.FitProgress.on_train_batch_end
+    monkeypatch.setattr(trainers, "fit", lambda *args, **more: ended.append(real(*args, **more)))
+    expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, LossConfig(kl=1))
+
+    def killed(self, module) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainers.EarlyStop, "restore", killed)
+        with pytest.raises(Killed):
+            train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    monkeypatch.setattr(trainers.FitProgress, "on_train_batch_end", lambda *args: (batches.append(1), counted(*args)))
+    found = train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    assert not batches
+    assert ended[1] == ended[0] != {}
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def test_curves_of_a_resumed_run_hold_each_step_once(tiny_model, tokenizer, tmp_path, monkeypatch):
     from pipelines.report import read_curves
 
