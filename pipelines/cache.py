@@ -223,21 +223,16 @@ def described(settings: dict[str, Any]) -> str:
 
 def show_fidelity(console: Console, config: InspectConfig, reader: "CacheReader", job: "Job") -> None:
     import numpy as np
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
     from distill.losses.compose import distribution_loss
+    from distill.tasks.choose import TASKS
     from distill.teacher.cache.fidelity import fidelity, halved
     from distill.teacher.cache.preflight import spread_batches
     from distill.teacher.load import checkpoint_folder
     from distill.teacher.online import OnlineTeacher
 
-    classes = {"causal-lm": AutoModelForCausalLM, "masked-lm": AutoModelForMaskedLM}
-    model = job.model
-    if config.student:
-        loader = classes.get(job.task, AutoModelForSequenceClassification)
-        student = loader.from_pretrained(checkpoint_folder(config.student, "student"), use_safetensors=True)
-    else:
-        student = halved(model)
+    model, task = job.model, TASKS[job.task](())
+    student = task.whole(checkpoint_folder(config.student, "student")) if config.student else halved(model)
     rows = np.flatnonzero(reader.holds(job.samples.keys))
     if not len(rows):
         raise InputError(f"cache {config.cache!r}: holds no sample of the data: there is nothing to compare")
@@ -249,7 +244,8 @@ def show_fidelity(console: Console, config: InspectConfig, reader: "CacheReader"
         student,
         job.samples,
         [[int(rows[i]) for i in batch] for batch in batches],
-        lambda logits, targets: distribution_loss(logits, targets, 1.0),
+        lambda logits, targets: distribution_loss(logits, targets, targets.get("temperature", 1.0)),
+        task.answers,
     )
     kl = "KL(cached, dense), one draw" if found.sampled else "KL(dense, cached)"
     lines = [

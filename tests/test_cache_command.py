@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import pipelines.cache as command
 from commands import finish, refused
-from conftest import MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
+from conftest import MAX_LENGTH, VOCABULARY, WORDS, build_model, make_rows, saved
 from distill.data.language import LanguageBlocks, read_texts, token_blocks
 from distill.data.mask_config import MaskConfig
 from distill.data.masking import MaskedBlocks
@@ -21,6 +21,7 @@ from distill.teacher.cache import CacheReader
 from distill.teacher.cache.fidelity import degrees
 from distill.teacher.online import OnlineTeacher
 from pipelines import cli
+from task_data import question_data, tagged_data
 
 
 @pytest.fixture
@@ -83,6 +84,41 @@ def test_a_decoders_cache_does_not_go_the_whole_way(cache, decoder, texts, tmp_p
     assert re.search(r"coverage: (\d+) of \1 samples", said)
     assert "KL(cached, dense)" in said
     assert 0 < float(re.search(r"│ ([\d.]+) degrees", said)[1]) < 90
+
+
+@pytest.mark.parametrize("temperature", ["1", "2"])
+def test_an_exact_top_k_is_far_from_its_teacher(temperature, cache, decoder, texts, tmp_path):
+    everything = ("--signals", "topk", "--k", str(len(VOCABULARY)))
+    words = words_for(decoder, texts, tmp_path / "c")
+    code, said = cache("write", *words, *everything, "--keep.temperature", temperature)
+    assert code == 0, said
+    code, said = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2")
+    assert code == 0, said
+    assert float(re.search(r"│ ([\d.]+) nats", said)[1]) < 2e-3  # steps of an eighth of a nat
+    assert float(re.search(r"│ ([\d.]+) degrees", said)[1]) < 5
+
+
+@pytest.mark.parametrize("task", ["token-classification", "question-answering", "chat"])
+def test_a_student_of_another_task_is_looked_at(task, cache, decoder, tmp_path, tokenizer, monkeypatch):
+    data, head = tmp_path / "data", {"token-classification": "Token", "question-answering": "Question"}.get(task)
+    if task == "chat":
+        tokenizer.eos_token = "[SEP]"
+        data.mkdir()
+        rows = [{"prompt": WORDS[number], "completion": f" {WORDS[number + 1]}"} for number in range(40)]
+        (data / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        teacher = saved(LlamaForCausalLM.from_pretrained(decoder), tokenizer, tmp_path / "teacher")
+    else:
+        (tagged_data if head == "Token" else question_data)(data)
+        labels = {"num_labels": 2} if head == "Question" else {}
+        model = build_model("bert", f"For{head}{'Classification' if head == 'Token' else 'Answering'}", **labels)
+        teacher = saved(model, tokenizer, tmp_path / "teacher")
+    words = ["--teacher", teacher, "--data", data, "--cache", tmp_path / "c", "--data.max_length", "48"]
+    code, said = cache("write", *words, "--task", task, "--signals", "logits")
+    assert code == 0, said
+    code, said = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2", "--student", teacher)
+    assert code == 0, said
+    assert float(re.search(r"│ (-?[\d.]+) nats", said)[1]) < 1e-4
+    assert float(re.search(r"│ ([\d.]+) degrees", said)[1]) < 0.2
 
 
 def test_a_flipped_byte_goes_unnamed_or_its_repair_differs(cache, decoder, texts, tmp_path):

@@ -11,13 +11,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from distill.answers import Answers, logits_of, softness
 from distill.errors import InputError
 from distill.inputs import inputs_of
 from distill.teacher.cache.plan import Samples
-from distill.teacher.cache.signals import Where
 
 BINS = 15
-Loss = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
+Loss = Callable[[Tensor, Mapping[str, Any]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Fidelity:
     """Cached targets against the dense teacher.
 
     Args:
-        kl: Mean KL in nats, in the direction that is finite: dense from cached for dense logits and top-k (the tail
-            spread evenly), cached from dense for a sample.
+        kl: Mean KL in nats at the cache's temperature, in the direction that is finite: dense from cached for dense
+            logits and top-k (the tail spread evenly), cached from dense for a sample.
         sampled: Whether `kl` is of a sample, whose mean over draws is exact although one draw is not.
         angle: Mean over batches of the angle between the student's gradients under both targets, in degrees.
         calibration: Expected calibration error of the cached targets: over bins of the likeliest kept id's
@@ -49,8 +49,9 @@ def fidelity(
     samples: Samples,
     batches: Sequence[Sequence[int]],
     loss: Loss,
+    answers: Answers | None = None,
 ) -> Fidelity:
-    """Compares cache and teacher on some batches of samples.
+    """Compares cache and teacher on some batches of samples, at the temperature that the cache was written at.
 
     Args:
         cached: The cache's reader.
@@ -58,42 +59,44 @@ def fidelity(
         student: Whose gradient is looked at; left as it is.
         samples: What the cache was written for.
         batches: Sample numbers of each batch.
-        loss: Maps (student logits [rows, width], targets) to the loss that training uses.
+        loss: Maps (student logits [rows, width], targets) to the loss that training uses. Beside the targets stands
+            their `temperature`; dense logits aren't divided by it yet.
+        answers: What a row is, where the task has others than a sample or a position.
 
     Raises:
         InputError: The cache holds no distribution.
     """
     kl, angles, confidences, truths, count = 0.0, [], [], [], 0
-    sampled = False
+    sampled, answers = False, answers or Answers()
     for rows in batches:
-        batch = samples.batch(rows)
-        kept = {k: v for k, v in cached(batch).items() if k in ("logits", "ids", "weights", "log_probs", "tail")}
+        batch = dict(samples.batch(rows))
+        found = cached(batch)
+        kept = {k: v for k, v in found.items() if k in ("logits", "ids", "weights", "log_probs", "tail")}
         if not kept:
             raise InputError(
                 "cache: expected logits, topk or sampled, found features only: there is no fidelity of them"
             )
-        dense = at_positions(teacher(batch)["logits"], batch).float()
+        kept |= {"logits": answers.logits(batch, kept["logits"])} if "logits" in kept else {}
+        raw, soft = answers.logits(batch, teacher(batch)["logits"]).float(), softness(found)
+        dense = raw / soft.get("temperature", 1.0)
         sampled = "weights" in kept
         kl += divergence(dense, kept).sum().item()
         count += len(dense)
         confidence, truth = likeliest(dense, kept)
         confidences.append(confidence)
         truths.append(truth)
-        gradients = [gradient(student, batch, loss, targets) for targets in ({"logits": dense}, kept)]
+        gradients = [gradient(student, batch, loss, targets | soft, answers) for targets in ({"logits": raw}, kept)]
         angles.append(degrees(*gradients))
     error = calibration(torch.cat(confidences).numpy(), torch.cat(truths).numpy())
     return Fidelity(kl / count, sampled, float(np.mean(angles)), error, count, len(batches))
-
-
-def at_positions(logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    return logits[Where.of(batch).positions] if logits.dim() == 3 else logits
 
 
 def divergence(dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, Tensor]) -> Float[Tensor, "positions"]:
     """KL of each position in nats; see `Fidelity.kl` for its direction."""
     log_p = dense.log_softmax(-1)
     if "logits" in kept:
-        return (log_p.exp() * (log_p - kept["logits"].log_softmax(-1))).sum(-1)
+        gap = log_p - kept["logits"].log_softmax(-1)
+        return torch.where(log_p.exp() > 0, log_p.exp() * gap, 0.0).sum(-1)
     mine = log_p.gather(-1, kept["ids"])
     if "weights" in kept:
         weights = kept["weights"]
@@ -127,10 +130,13 @@ def calibration(confidence: np.ndarray, truth: np.ndarray) -> float:
     return float(sum(gaps))
 
 
-def gradient(student: PreTrainedModel, batch: Mapping[str, Tensor], loss: Loss, targets: Mapping[str, Tensor]) -> list:
-    out = student(**inputs_of(batch))
-    value = loss(at_positions(out.logits, batch), targets)
-    return list(torch.autograd.grad(value, [p for p in student.parameters() if p.requires_grad], allow_unused=True))
+def gradient(
+    student: PreTrainedModel, batch: dict[str, Tensor], loss: Loss, targets: Mapping[str, Any], answers: Answers
+) -> list:
+    said = logits_of(student(**inputs_of(batch)))
+    assert said is not None
+    wanted = [p for p in student.parameters() if p.requires_grad]
+    return list(torch.autograd.grad(loss(answers.logits(batch, said), targets), wanted, allow_unused=True))
 
 
 def degrees(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
