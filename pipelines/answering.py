@@ -33,7 +33,7 @@ def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Arte
     anywhere. It is counted, as are prompts that leave no room for one.
 
     Raises:
-        InputError: Not one answer ended.
+        InputError: A share without a conversation in it, or not one answer ended.
 
     Source: Kim & Rush 2016, sequence-level knowledge distillation (arXiv 1606.07947), section 3.2; the teacher's answer
     is drawn or taken token by token, where they search with a beam.
@@ -45,6 +45,11 @@ def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Arte
         assert isinstance(task, Chatting)
         chats = list(splits.train.texts)
         count = round(config.sequences.share * len(chats))
+        if not count:
+            raise InputError(
+                f"sequences.share {config.sequences.share:g}: expected one conversation or more, found none of "
+                f"{len(chats)}: the teacher would write nothing; ask for a larger share"
+            )
         asked = np.sort(np.random.default_rng(run.seed).permutation(len(chats))[:count])
         writer = Writer(run, config, source, task, folder / SCRATCH / WRITTEN)
         answers = writer.answers([chats[i] for i in asked])
@@ -106,12 +111,18 @@ class Writer:
             self.model, rows, new_tokens=room, temperature=how.temperature, top_p=how.top_p, seed=self.run.seed
         )
         ids, _ = found.rows()
-        return [self.spoken(row.tolist()) for row in ids]
+        return [self.spoken(prompt.tolist(), row.tolist()) for prompt, row in zip(prompts, ids, strict=True)]
 
-    def spoken(self, ids: list[int]) -> str:
-        """The text of a continuation that ended, without its end."""
-        ended = bool(ids) and ids[-1] in self.ends
-        return str(self.tokenizer.decode(ids[:-1], skip_special_tokens=True)) if ended else ""
+    def spoken(self, prompt: list[int], ids: list[int]) -> str:
+        """The text by which a continuation that ended goes on after its prompt, without its end."""
+        if not ids or ids[-1] not in self.ends:
+            return ""
+        # By itself a text loses its first blank: a SentencePiece tokenizer takes it for the one that begins every text.
+        before, whole, alone = (self.text(each) for each in (prompt, [*prompt, *ids[:-1]], ids[:-1]))
+        return whole.removeprefix(before) if whole.startswith(before) else alone
+
+    def text(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def read_lines(kept: Path) -> Iterator[tuple[int, str]]:

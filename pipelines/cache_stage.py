@@ -8,12 +8,16 @@ from typing import Any, cast
 from transformers import AutoConfig
 
 from distill.data.config import DataConfig
+from distill.errors import InputError
 from distill.layout import Layout
 from distill.losses.config import LayerSizes, LossConfig, lessons
 from distill.module import sizes_of
 from distill.sharding.mesh import mesh_of
+from distill.tasks.choose import TASKS
 from distill.tasks.language import CausalLM, Chatting, Language, MaskedLM
+from distill.tasks.names import LANGUAGE
 from distill.tasks.question_answering import QuestionAnswering
+from distill.tasks.task import Task
 from pipelines.cache_config import KeepConfig, WriteConfig
 from pipelines.cache_task import prepare, record
 from pipelines.caching import write_together
@@ -31,13 +35,12 @@ def cache_stage(
 ) -> Artefact:
     """Writes `cache/`; `python -m pipelines.cache` reads, verifies and rebuilds it like any other."""
     own = AutoConfig.from_pretrained(teacher.folder / MODEL) if teacher.digest else None
-    keep = kept_for(config.loss, sizes_of(own), student, pruned=config.budget.asked) if own else KeepConfig()
     task = read_task(data) if data.digest else None
-    if isinstance(task, Language):
-        keep = kept_words(config, keep, task.kept)
+    keep = kept_of(config, type(task), sizes_of(own), student) if own and task else KeepConfig()
     settings = {"signals": keep.signals, "layers": keep.layers, "max_length": config.data.max_length}
     settings |= {"vectors": keep.vectors} if keep.vectors else {}
-    settings |= {"keep": asdict(keep)} if isinstance(task, Language) else {}
+    asked = {name: getattr(keep, name) for name in FORMS if getattr(keep, name) != getattr(KeepConfig(), name)}
+    settings |= {"keep": asdict(keep)} if isinstance(task, Language) else asked
 
     def work(folder: Path) -> dict[str, Any]:
         unlabelled = data.folder / "unlabelled.parquet"
@@ -68,6 +71,14 @@ def cache_stage(
     return run.stage("cache", settings, {"data": data, "teacher": teacher}, work, together=True)
 
 
+def kept_of(config: DistillConfig, task: type[Task], teacher: LayerSizes, student: LayerSizes) -> KeepConfig:
+    """What a run's cache keeps."""
+    keep = kept_for(config.loss, teacher, student, pruned=config.budget.asked)
+    if issubclass(task, Language):
+        return kept_words(config, keep, task.kept)
+    return replace(keep, **{name: getattr(config.keep, name) for name in FORMS})
+
+
 def kept_for(loss: LossConfig, teacher: LayerSizes, student: LayerSizes, *, pruned: bool = False) -> KeepConfig:
     """Logits, and what the terms read of layers: for the map `dynamic` hidden states of every layer.
 
@@ -92,6 +103,24 @@ def kept_words(config: DistillConfig, keep: KeepConfig, usual: str) -> KeepConfi
 
 
 LAYERS = ("hidden_layers", "vector_layers")
+FORMS = ("dtype", "compression")  # settings of keep that every task has
+
+
+def check_keep(config: DistillConfig) -> None:
+    """
+    Raises:
+        InputError: A setting of keep that the task, or the loss, decides: it would be passed over.
+    """
+    plain, words = KeepConfig(), config.task in LANGUAGE
+    usual = TASKS[config.task].kept if config.task in TASKS and not words else plain.signals
+    ours = (*FORMS, *(("signals", "draws", "k", "step") if words else ()))
+    asked = {name: value for name, value in asdict(config.keep).items() if value != getattr(plain, name)}
+    for name, value in asked.items():
+        if name not in ours and (name, value) != ("signals", usual):
+            raise InputError(
+                f"keep.{name}: expected none for {config.task}, found {value!r}: the loss says what is kept; of keep "
+                f"{', '.join(ours)} count here"
+            )
 
 
 def from_inside(made_from: dict[str, Any], output: Path, folder: Path) -> dict[str, Any]:

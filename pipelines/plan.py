@@ -17,9 +17,10 @@ from distill.tasks.task import Task
 from distill.teacher.cache import Dense
 from distill.teacher.cache.preflight import ROW_BYTES, SIGNAL_BYTES
 from distill.teacher.load import checkpoint_folder
-from pipelines.cache_stage import kept_for, kept_words
+from pipelines.cache_stage import kept_of
 from pipelines.cache_task import make_signal
 from pipelines.config import DistillConfig
+from pipelines.export import spoken
 
 CHARACTERS = 4  # to a token, about
 
@@ -38,10 +39,11 @@ def planned_sizes(config: DistillConfig, source: Path, task: str) -> list[tuple[
     big, small = (parameters(each, kind(()).auto) for each in (teacher, student))
     rows, what = len(splits.train) + len(splits.unlabelled), "texts"
     if issubclass(kind, Language):
-        characters, what = sum(map(len, splits.train.texts)), "documents"
+        characters, what = sum(map(len, spoken(splits.train).texts)), "documents"
         rows = -(-characters // (CHARACTERS * config.data.max_length))
     general = config.general
     prose = f"{general.blocks:,} blocks" if general.blocks else "all"
+    cached = config.loss.needs_teacher and config.teacher.signals == "cached"
     steps = config.train.epochs * -(-rows // (config.train.batch_size * config.train.accumulate))
     return [
         ("train / validation / test", f"{len(splits.train)} / {len(splits.validation)} / {len(splits.test)} {what}"),
@@ -50,7 +52,7 @@ def planned_sizes(config: DistillConfig, source: Path, task: str) -> list[tuple[
         ("task", f"{task}, {len(splits.labels)} label{'s' * (len(splits.labels) > 1)}" if splits.labels else task),
         ("teacher", f"{big / 1e6:.1f}M parameters, {4 * big / 1e6:.0f} MB"),
         ("student", f"{small / 1e6:.1f}M parameters, {4 * small / 1e6:.0f} MB"),
-        ("cache", f"at most {rows * cached_bytes(config, teacher, student, kind) / 1e6:.1f} MB"),
+        *([("cache", f"at most {rows * cached_bytes(config, teacher, student, kind) / 1e6:.1f} MB")] if cached else []),
         ("student training", f"{config.train.epochs} epochs, {steps} steps"),
     ]
 
@@ -59,8 +61,7 @@ def cached_bytes(
     config: DistillConfig, teacher: PretrainedConfig, student: PretrainedConfig, task: type[Task]
 ) -> float:
     """Most that a text takes in the cache."""
-    keep = kept_for(config.loss, sizes_of(teacher), sizes_of(student))
-    keep = kept_words(config, keep, task.kept) if issubclass(task, Language) else keep
+    keep = kept_of(config, task, sizes_of(teacher), sizes_of(student))
     signals = [make_signal(name, task.name, keep, teacher, 0) for name in keep.signals.split(",")]
     once = [isinstance(s, Dense) and s.each == "sample" for s in signals]
     each = sum(s.nominal_bytes() * (1 if o else config.data.max_length) for s, o in zip(signals, once, strict=True))

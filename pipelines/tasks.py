@@ -36,7 +36,8 @@ def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
     task, why = choose(config.task, AutoConfig.from_pretrained(source), config.teacher.model, config.data)
     loss = VECTORS if task == "sentence-embedding" and config.loss == LossConfig() else config.loss
     # Pooled encoders have no modelling code of their own to ship.
-    budget = replace(config.budget, uniform=True) if TASKS[task].keeps_width else config.budget
+    uniform = TASKS[task].keeps_width and config.budget.asked
+    budget = replace(config.budget, uniform=True) if uniform else config.budget
     return replace(config, task=cast(Any, task), loss=loss, budget=budget), why
 
 
@@ -62,6 +63,8 @@ def how_of(
         )
     if task == "causal-lm":
         return {"packing": packing}
+    from distill.data.template import read_file
+
     template = {"template": read_file(chat.template)} if chat.template else {}
     return {"packing": packing, "chat": asdict(chat)} | template
 
@@ -155,18 +158,13 @@ def check_lengths(config: DistillConfig, source: Path) -> None:
                 raise too_long(setting, most, length, name)
 
 
-def read_file(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"chat.template {path!r}: expected a file with a template: {error}") from error
-
-
 def check_task_fits(config: DistillConfig, task: str) -> None:
     """
     Raises:
         InputError: Something is asked for that is there for one class a text alone.
     """
+    from pipelines.cache_stage import check_keep
+
     if config.on_policy.share and task not in WRITING:
         raise InputError(
             f"on_policy.share {config.on_policy.share:g}: expected causal-lm or chat, found {task}: there is nothing "
@@ -183,6 +181,7 @@ def check_task_fits(config: DistillConfig, task: str) -> None:
             "teacher could write"
         )
     how_of_run(config, task)
+    check_keep(config)
     if config.general.data and task in ("sentence-embedding", *LANGUAGE):
         raise InputError(f"general.data: expected a task with labels after the plain text, found {task}")
     if task == "sentence-embedding" and config.teacher.finetune == "always":

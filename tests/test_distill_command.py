@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,14 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from commands import finish, refused, small_run, start
 from conftest import LABELS, VOCABULARY, build_model, make_rows, saved
+from distill.data.config import DataConfig
+from distill.losses.config import LayerSizes
+from distill.tasks.choose import TASKS
+from distill.teacher.config import TeacherConfig
 from pipelines import distill
+from pipelines.cache_config import KeepConfig
+from pipelines.cache_stage import check_keep, kept_of
+from pipelines.config import DistillConfig
 from pipelines.stage import sha256
 
 
@@ -150,6 +158,35 @@ def test_another_seed_or_setting_makes_new_results_and_keeps_the_old(finished, t
     hashes = {sha256(f) for f in (copy / "distill").glob("*/model/model.safetensors")}
     assert len(hashes) == 2
     assert old in hashes
+
+
+@pytest.mark.parametrize("more", [("--loss.kl", "0", "--loss.ce", "1"), ("--teacher.signals", "online")])
+def test_a_dry_run_without_a_cache_fails_or_tells_its_size(more, tmp_path, capsys):
+    distill.main([*small_run(*make_inputs(tmp_path), tmp_path / "run", *more), "--dry-run"])
+    said = capsys.readouterr().out
+    assert "nothing was written" in said
+    assert "at most" not in said
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--keep.signals", "topk"), "keep.signals: expected none for text-classification, found 'topk'"),
+        (("--keep.draws", "9"), "keep.draws: expected none for text-classification, found 9"),
+    ],
+)
+def test_what_is_kept_of_words_is_taken_for_a_classifier(more, said, tmp_path, monkeypatch, capsys):
+    assert said in refused(distill, small_run(*make_inputs(tmp_path), tmp_path / "run", *more), monkeypatch, capsys)
+
+
+def test_how_a_cache_is_kept_is_passed_over():
+    task, sizes = TASKS["text-classification"], LayerSizes(4, 32, 4)
+    config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"))
+    assert kept_of(config, task, sizes, sizes) == KeepConfig(signals="logits")
+    asked = replace(config, keep=KeepConfig(dtype="float16", compression="zstd", signals="logits"))
+    check_keep(replace(asked, task="text-classification"))
+    found = kept_of(asked, task, sizes, sizes)
+    assert (found.dtype, found.compression, found.signals) == ("float16", "zstd", "logits")
 
 
 def test_a_dry_run_tells_the_plan_and_writes_nothing(finished, tmp_path):

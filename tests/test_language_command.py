@@ -15,9 +15,9 @@ from distill.data.config import DataConfig
 from distill.data.documents import held_out, load_documents
 from distill.errors import InputError
 from pipelines import distill
-from pipelines.answering import read_lines
+from pipelines.answering import Writer, read_lines
 from task_data import WORD_PAIRS, books_data, prose
-from two_tokenizers import SENTENCES, byte_level, wordpiece
+from two_tokenizers import SENTENCES, byte_level, sentencepiece, wordpiece
 
 
 @pytest.fixture
@@ -146,6 +146,39 @@ def test_a_students_answers_are_not_its_teachers_or_questions_are_lost(tokenizer
     assert "/answers/" in cache["made_from"]["data"]["path"]
 
 
+def test_a_completion_is_glued_to_its_prompt():
+    words = sentencepiece()
+    ids = words("The old mill stood by the river")["input_ids"]
+    writer = Writer.__new__(Writer)
+    writer.tokenizer, writer.ends = words, [words.eos_token_id]
+    for cut in (k for k in range(2, len(ids)) if words.convert_ids_to_tokens(ids[k]).startswith("▁")):
+        said = writer.spoken(ids[:cut], [*ids[cut:], words.eos_token_id])
+        assert words.decode(ids[:cut], skip_special_tokens=True) + said == "The old mill stood by the river"
+    assert writer.spoken(ids, ids) == "", "it has no end"
+
+
+def test_a_share_without_a_conversation_is_told_as_answers_without_end(tokenizer, chats, tmp_path, monkeypatch, capsys):
+    tokenizer.eos_token = "[SEP]"
+    teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), ("--chat.template", "~/chatml.jinja")
+    monkeypatch.setenv("HOME", str(tmp_path))  # where the template is
+    own = ("--sequences.share", "0.001", "--teacher.finetune", "never")
+    said = refused(distill, small_run(teacher, chats, tmp_path / "run", *template, *own), monkeypatch, capsys)
+    assert "sequences.share 0.001: expected one conversation or more, found none of 60" in said
+
+
+def test_a_dry_run_of_conversations_fails(tokenizer, chats, tmp_path, monkeypatch, capsys):
+    tokenizer.eos_token = "[SEP]"
+    pairs = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": WORDS[number], "completion": f" {WORDS[number + 1]}"} for number in range(40)]
+    pairs.write_text("\n".join(map(json.dumps, rows)))
+    teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), str(tmp_path / "chatml.jinja")
+    for data in (chats, pairs):
+        distill.main([*small_run(teacher, data, tmp_path / "run", "--chat.template", template), "--dry-run"])
+        said = capsys.readouterr().out
+        assert "nothing was written" in said
+        assert "at most" in said
+
+
 def test_an_answer_cut_short_by_a_kill_is_taken_for_whole(tmp_path):
     kept = tmp_path / "answers.jsonl"
     kept.write_text('[3, "whole"]\n[4, ""]\n[5, "cut sh')
@@ -234,6 +267,7 @@ def test_a_student_without_a_mask_token_is_refused_after_its_teacher_was_trained
         (("--sequences.share", "0.5"), "expected chat, found masked-lm"),
         (("--task", "causal-lm"), "expected a head for causal-lm (ForCausalLM, LMHeadModel), found BertForMaskedLM"),
         (("--keep.signals", "hidden"), "expected signals sampled, topk or logits"),
+        (("--keep.layers", "1"), "keep.layers: expected none for masked-lm, found '1'"),
         (("--masking.rate", "1.5"), "expected a share between 0 and 1"),
         (("--on_policy.share", "0.5"), "expected causal-lm or chat, found masked-lm"),
         (("--loss.ramps", '{"temperature": [4, 1]}'), "one temperature with cached sampled signals, which are written"),

@@ -41,10 +41,7 @@ def read_template(tokenizer: PreTrainedTokenizerBase, file: str | None = None) -
         InputError: No such file, one that isn't UTF-8, or a tokenizer that has none.
     """
     if file is not None:
-        try:
-            return Path(file).expanduser().read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"chat.template {file!r}: expected a file with a template in UTF-8: {error}") from error
+        return read_file(file)
     try:
         return tokenizer.get_chat_template()
     except ValueError:
@@ -52,6 +49,14 @@ def read_template(tokenizer: PreTrainedTokenizerBase, file: str | None = None) -
             f"tokenizer {type(tokenizer).__name__}: expected a chat template for conversations, found none: a "
             "model couldn't be told who speaks; name a file with one in chat.template, or give prompt and completion"
         ) from None
+
+
+def read_file(file: str) -> str:
+    """The template in a file; see `read_template`."""
+    try:
+        return Path(file).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"chat.template {file!r}: expected a file with a template in UTF-8: {error}") from error
 
 
 def write_turns(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, last: bool, where: str) -> Written:
