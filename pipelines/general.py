@@ -44,7 +44,7 @@ def general_stage(
     settings = {
         "student": config.student.spec,
         "loss": vars(general.loss),
-        "train": deciding(general.train),
+        "train": deciding(general.train) | {"compress": config.machine.compress},
         "masking": vars(general.masking) if general.loss.reads_logits else {},
         "progressive": general.progressive,
         "text": general.text,

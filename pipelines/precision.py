@@ -1,7 +1,8 @@
 """The precision stage: which precision trains faster here, measured once and kept."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def chosen_precision(run: Run, machine: MachineConfig, teacher: str, load: Calla
     settings = {"accelerator": machine.accelerator, "threads": machine.threads, "machine": describe()["processor"]}
 
     def work(place: Path) -> dict[str, Any]:
-        found = time_precisions(load(), machine)
+        with threads(machine.threads):
+            found = time_precisions(load(), machine)
         (place / "precision.json").write_text(json.dumps(found, indent=1))
         listed = ", ".join(
             f"{name} {seconds * 1e3:.0f} ms, {found['share_of_ceiling'][name]:.0%} of what products reach"
@@ -39,6 +41,17 @@ def chosen_precision(run: Run, machine: MachineConfig, teacher: str, load: Calla
         return found
 
     return run.stage("precision", settings, {"teacher": teacher}, work).metrics.get("chosen", "32")
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """As many CPU threads in the block as the training will have; 0 leaves them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def device_of(machine: MachineConfig) -> torch.device:

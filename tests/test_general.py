@@ -3,6 +3,8 @@
 import csv
 import json
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -11,18 +13,22 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 from commands import finish, refused, small_run
 from conftest import WORDS, build_model, saved
+from distill.data.config import DataConfig
 from distill.data.language import LanguageBlocks, split_names, token_blocks
 from distill.data.module import RowsDataModule
 from distill.errors import InputError
+from distill.layout import Layout
 from distill.losses.config import LayerSizes, LossConfig, lessons
 from distill.module import DistillationModule, sizes_of
 from distill.progressive import LayerByLayer, check_turns, ending_after
 from distill.student.build import build_student
+from distill.teacher.config import TeacherConfig
 from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
 from pipelines import distill
-from pipelines.config import GeneralConfig
-from pipelines.general import blocks_of
+from pipelines.config import DistillConfig, GeneralConfig, MachineConfig
+from pipelines.general import blocks_of, general_stage
+from pipelines.layouts import Layouts
 
 DEEP = LossConfig(kl=0, hidden=1, relations=1, relation_heads=4)
 
@@ -65,6 +71,15 @@ def trained(module, blocks, *callbacks, epochs: int = 2) -> None:
 
 def hooks(model) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def test_a_student_of_other_gradients_is_taken_for_the_same(prose):
+    keys, run = [], SimpleNamespace(stage=lambda name, settings, *rest, **more: keys.append(settings))
+    config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"), general=GeneralConfig(str(prose)))
+    for compress in ("none", "powersgd"):
+        asked = replace(config, machine=MachineConfig(compress=compress))
+        general_stage(run, asked, prose, "digest", "32", Layouts(Layout(), Layout(), Layout()))
+    assert keys[0] != keys[1]
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "electra-projected"])

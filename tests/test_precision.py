@@ -14,6 +14,10 @@ from compress.precision import MODES, as_stock, ceiling, check_mode, made_for, o
 from compress.quantize.prepare import prepare
 from compress.quantize.schemes import scheme_of
 from conftest import build_model
+from pipelines import precision
+from pipelines.config import MachineConfig
+from pipelines.console import Console
+from pipelines.stage import Run
 from test_distill_command import make_inputs
 
 CPU = torch.device("cpu")
@@ -54,6 +58,19 @@ def test_a_mode_does_not_learn(name: str, token_batch):
         after = model(**token_batch).logits
     assert (after - before).abs().max() < 0.1 * before.abs().max()
     assert set(model.state_dict()) == set(build_model("bert", num_hidden_layers=1, **SIZES).state_dict())
+
+
+def test_precisions_are_timed_on_other_threads_than_the_training_has(tmp_path, monkeypatch):
+    seen, before = [], torch.get_num_threads()
+
+    def timed(model, machine):
+        seen.append(torch.get_num_threads())
+        return {"chosen": "32", "seconds_a_step": {}}
+
+    monkeypatch.setattr(precision, "time_precisions", timed)
+    run = Run(tmp_path / "run", 0, Console(quiet=True))
+    precision.chosen_precision(run, MachineConfig(accelerator="cpu", threads=before + 1), "teacher", lambda: None)
+    assert (seen, torch.get_num_threads()) == ([before + 1], before)
 
 
 @pytest.mark.slow
