@@ -95,6 +95,11 @@ class MachineConfig:
         ):
             if getattr(self, name) < least:
                 raise InputError(f"machine.{name}: expected at least {least}, found {getattr(self, name)}")
+        if self.restarts and self.devices == 1:
+            raise InputError(
+                f"machine.restarts {self.restarts}: expected machine.devices of 2 or more, found 1: one process is "
+                "started by nobody who could start it again"
+            )
         if not self.timeout > 0:
             raise InputError(f"machine.timeout: expected more than 0 seconds, found {self.timeout}")
 
@@ -209,7 +214,7 @@ class DistillConfig:
             teacher.
         on_policy: Share of the steps in which a causal student learns from what it writes itself; 0 for none.
         keep: What is cached of a language teacher's words (signals: sampled, topk or logits); of other tasks the loss
-            decides. It is cached at the temperature of the loss.
+            decides all but dtype and compression. It is cached at the temperature of the loss.
         loss: What the student learns.
         train: How the student is trained.
         machine: Where it runs.
@@ -250,6 +255,9 @@ class DistillConfig:
         for name, value in (("output", self.output), ("teacher", self.teacher.model), ("data", self.data.path)):
             if not value:
                 raise InputError(f"--{name}: missing; see --help for examples")
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"seed: expected 0 to {2**32 - 1}, found {self.seed}")
+        self.check_budget()
         if not self.student.spec:
             spec = "teacher" if self.budget.asked else "distilbert"
             object.__setattr__(self, "student", replace(self.student, spec=spec))
@@ -292,4 +300,23 @@ class DistillConfig:
                 raise InputError(
                     f"{name}: {why} under the teacher's cached logits, so expected loss.kl above 0 and teacher.signals "
                     f"cached, found kl {self.loss.kl:g} and {self.teacher.signals}"
+                )
+
+    def check_budget(self) -> None:
+        """
+        Raises:
+            InputError: A budget of which something would be passed over.
+        """
+        budget, plain = self.budget, Budget()
+        if budget.asked and self.student.given:
+            raise InputError(
+                f"budget: expected none for a given student, found {budget.speedup or budget.latency_ms}: it is "
+                "quantized as it is, and nothing would be pruned; pipelines.prune and pipelines.distill do both"
+            )
+        kept = ("min_score",) if self.quantize.scheme else ()
+        for name in ("max_bytes", "uniform", "min_score"):
+            if getattr(budget, name) != getattr(plain, name) and not budget.asked and name not in kept:
+                raise InputError(
+                    f"budget.{name}: expected a speedup or a latency_ms beside it, found "
+                    f"{getattr(budget, name)} alone: nothing is pruned without one"
                 )

@@ -54,6 +54,7 @@ def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
         one(others, student, processes - own, "student.layout"),
         one(tuned, teacher, processes - own, "teacher.layout"),
     )
+    check_compress(config, found.student)
     for name, offload, layout in (
         ("teacher", config.teacher.offload, found.teacher),
         ("student", config.student.offload, found.student),
@@ -63,6 +64,16 @@ def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
                 f"{name}.offload: goes with weights that FSDP cuts, and {name}.layout is {layout}; use fsdp=N or zero2"
             )
     return found
+
+
+def check_compress(config: DistillConfig, student: Layout) -> None:
+    """Raises InputError where gradients are to be compressed that no copies of a student send."""
+    if config.machine.compress != "none" and (student.sharded or student.zero == 2 or config.machine.strategy):
+        raise InputError(
+            f"machine.compress {config.machine.compress}: expected a student that every process has a copy of, found "
+            f"{config.machine.strategy or student}, whose gradients are sent in their own way; use replicated or "
+            "zero1, or leave it out"
+        )
 
 
 def check_deepspeed(config: DistillConfig) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from distill.errors import InputError
 from pipelines import cli
 from pipelines.config import DistillConfig
 from pipelines.distill import follow
@@ -30,8 +29,6 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short=OWN,
     )
-    if config.budget.asked:
-        raise InputError("budget: pipelines.quantize doesn't prune; pipelines.prune and pipelines.distill do both")
     follow("pipelines.quantize", argv, config)
 
 

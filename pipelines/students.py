@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from transformers import AutoConfig
+
 from compress.export.targets import by_scheme, formats_of
 from compress.precision import MODES
+from distill.answers import Answers
 from distill.errors import InputError
+from distill.tasks.choose import TASKS
 from distill.teacher.load import checkpoint_folder
 from pipelines.config import DistillConfig
 from pipelines.data import read_task
@@ -174,7 +178,7 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
     """
     Raises:
         InputError: Too few epochs for the schedule, or a gradual one on several processes or in fp16; few bits on
-            several processes.
+            several processes; pipeline stages for rows that aren't a sample or a position.
     """
     if config.quantize.scheme:
         check_one_process(
@@ -187,6 +191,7 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
                 "sparsity.score movement: expected precision 32 or bf16-mixed, found 16-mixed: gradients that are "
                 "scaled anew in every step can't be summed into scores"
             )
+    check_stages(config, layouts)
     if config.loss.attention or config.loss.relations:
         for whose, layout in (("student", layouts.student), ("teacher", layouts.teacher)):
             if layout.tp > 1 or layout.pp > 1:
@@ -226,6 +231,29 @@ def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> N
             "prune.schedule gradual: expected precision 32 or bf16-mixed, found 16-mixed: gradients that are scaled "
             "anew in every step can't be summed into scores"
         )
+
+
+def check_stages(config: DistillConfig, layouts: Layouts) -> None:
+    """
+    Raises:
+        InputError: A model that is trained in pipeline stages, and a task whose rows its micro-batches don't tell.
+    """
+    if config.task not in TASKS or type(TASKS[config.task].answers) is Answers:
+        return
+    for whose, layout in (("student", layouts.student), ("teacher", layouts.tuned)):
+        if layout.pp > 1 and (whose == "student" or is_tuned(config)):
+            raise InputError(
+                f"{whose}.layout {layout}: expected no pipeline stages for {config.task}, found {layout.pp}: a row of "
+                "its answers is neither a sample nor a position, which is what a stage passes on; use fsdp or tp"
+            )
+
+
+def is_tuned(config: DistillConfig) -> bool:
+    """Whether the teacher is sure to be fine-tuned; that its head has other labels is known with the data."""
+    if config.teacher.finetune != "auto":
+        return config.teacher.finetune == "always"
+    own = AutoConfig.from_pretrained(checkpoint_folder(config.teacher.model)).architectures or []
+    return not any(name.endswith(TASKS[config.task].heads) for name in own)
 
 
 def check_one_process(name: str, why: str, config: DistillConfig, layouts: Layouts) -> None:

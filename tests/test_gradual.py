@@ -485,6 +485,24 @@ def test_several_processes_quantize(place):
         check_schedule(config, "32", Layouts(TWO, TWO, TWO))
 
 
+@pytest.mark.parametrize("task", ["multi-label", "question-answering"])
+def test_pipeline_stages_are_given_rows_that_they_cannot_pass_on(place, task):
+    staged, config = Layout(pp=2), replace(settings(place, "run"), task=task, budget=Budget())
+    check_schedule(config, "32", Layouts(staged, ONE, ONE))
+    check_schedule(replace(config, task="token-classification"), "32", Layouts(ONE, staged, staged))
+    with pytest.raises(InputError, match=f"student.layout pp=2: expected no pipeline stages for {task}, found 2"):
+        check_schedule(config, "32", Layouts(ONE, staged, ONE))
+    for finetune in ("auto", "always"):  # the teacher of these tests is a classifier, and a body for questions
+        tuned = replace(config, teacher=replace(config.teacher, finetune=finetune))
+        if finetune == "auto" and task == "multi-label":
+            check_schedule(tuned, "32", Layouts(staged, ONE, staged))
+            continue
+        with pytest.raises(InputError, match=f"teacher.layout pp=2: expected no pipeline stages for {task}"):
+            check_schedule(tuned, "32", Layouts(staged, ONE, staged))
+    never = replace(config, teacher=replace(config.teacher, finetune="never"))
+    check_schedule(never, "32", Layouts(staged, ONE, staged))
+
+
 def test_settings_that_work_are_not_refused(place):
     for schedule in ("oneshot", "iterative"):
         check_schedule(settings(place, "run", schedule=schedule), "16-mixed", Layouts(TWO, TWO, TWO))

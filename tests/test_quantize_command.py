@@ -157,7 +157,7 @@ def test_a_quantized_model_is_quantized_again(finished, tmp_path, monkeypatch, c
     [
         (["--export", "executorch", "--scheme", "int8-static"], "export executorch: can't hold int8-static: XNNPACK"),
         (["--export", "tflite"], "export: expected one or several of"),
-        (["--speedup", "4"], "budget: pipelines.quantize doesn't prune"),
+        (["--speedup", "4"], "budget: expected none for a given student, found 4"),
         (["--student.spec", "layers=2"], "student.given: expected a checkpoint, or teacher"),
         (["--quantize.samples", "1"], "expected at least 2 texts to calibrate on, found 1"),
     ],
