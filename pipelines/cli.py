@@ -35,7 +35,7 @@ def parse(
 
     Raises:
         InputError: A config file that is missing or broken, or a key that isn't known.
-        SystemExit: With 2 on a bad flag, with 0 after `--help`.
+        SystemExit: With 2 on a bad flag or a value of another type, with 0 after `--help`.
     """
     listed = ", ".join(f"--{name} for --{full}" for name, full in short.items())
     parser = Parser(
@@ -50,9 +50,25 @@ def parse(
     fields = leaves(config_class)
     words, file = split_config(switched([full_flag(word, short) for word in argv], fields))
     if file is not None:
-        parser.set_defaults(read_yaml(file, list(fields), short))
-    parsed = parser.instantiate_classes(parser.parse_args(words))
-    return config_class(**{f.name: parsed[f.name] for f in dataclasses.fields(config_class)})  # type: ignore[arg-type]
+        given = read_yaml(file, list(fields), short)
+        checked = parser.parse_object(given)  # a default is taken as it is, whatever its type
+        parser.set_defaults({name: checked[name] for name in given})
+    return made(config_class, parser.parse_args(words))
+
+
+def made(config_class: type[Config], values: Any, group: str = "") -> Config:
+    """The settings of a group, and of the groups in it; an error names the group in full, as the command line does."""
+    fields = {
+        field.name: made(field.type, values[field.name], f"{group}{field.name}.")  # type: ignore[arg-type]
+        if dataclasses.is_dataclass(field.type)
+        else values[field.name]
+        for field in dataclasses.fields(config_class)  # type: ignore[arg-type]
+    }
+    try:
+        return config_class(**fields)
+    except InputError as error:
+        owner = str(error).partition(".")[0]  # `train`, of `teacher_train` and `general.train` too
+        raise InputError(f"{group[: -len(owner) - 1]}{error}" if group.endswith(f"{owner}.") else str(error)) from None
 
 
 class PlainHelp(DefaultHelpFormatter):
@@ -120,7 +136,9 @@ def leaves(config_class: type, prefix: str = "") -> dict[str, Any]:
 def read_yaml(file: str, known: list[str], short: Mapping[str, str]) -> dict[str, Any]:
     """Dotted name -> value of every setting in a YAML file."""
     try:
-        content = yaml.safe_load(Path(file).read_text())
+        content = yaml.safe_load(Path(file).read_text("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"config {file!r}: expected UTF-8, found other bytes: {error}") from error
     except OSError as error:
         raise InputError(f"config {file!r}: can't be read: {error.strerror}") from error
     except yaml.YAMLError as error:

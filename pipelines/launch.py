@@ -1,6 +1,7 @@
 """Starts a command again as several processes, and passes on how they end."""
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from uuid import uuid4
@@ -10,11 +11,13 @@ from pipelines.world import LAUNCHED
 
 
 def launch(module: str, argv: Sequence[str], processes: int, restarts: int = 0) -> None:
-    """Runs `python -m module argv` in `processes` processes on this machine; ends this one with their exit code.
+    """Runs `python -m module argv` in `processes` processes on this machine; ends this one with their exit code, or by
+    the signal that stopped it.
 
     When one of them dies, all are started again, at most `restarts` times: stages and checkpoints go on where they
     stood. Each process gets its share of the cores.
     """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -32,6 +35,10 @@ def launch(module: str, argv: Sequence[str], processes: int, restarts: int = 0) 
     )
     try:
         elastic_launch(config, sys.executable)("-m", module, *argv)
+    except SignalException as stopped:
+        if stopped.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        sys.exit(128 + stopped.sigval)
     except ChildFailedError as error:
         # What went wrong was said by the process itself.
         codes = [failure.exitcode for failure in error.failures.values()]

@@ -83,12 +83,24 @@ def test_an_unknown_yaml_key_names_the_nearest(tmp_path: Path):
         parse("--config", str(file))
 
 
-@pytest.mark.parametrize("content", ["[1, 2]", "a: [", "just words"])
-def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path, content: str):
+def test_a_least_score_of_few_bits_wants_a_speed():
+    assert parse(*NEEDED, "--quantize", "int8", "--min-score", "0.9").quantize.min_score == 0.9
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "a: [", "just words", b"output: \xff"])
+def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path, content: str | bytes):
     file = tmp_path / "a.yaml"
-    file.write_text(content)
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match="a.yaml"):
         parse("--config", str(file))
+
+
+def test_a_file_with_a_value_of_another_type_ends_with_a_traceback(tmp_path: Path, monkeypatch, capsys):
+    file = tmp_path / "a.yaml"
+    file.write_text("epochs: abc\nlearning_rate: 1e-4\n")
+    told = refused(distill, ("--config", str(file), *NEEDED), monkeypatch, capsys)
+    assert 'key "train.epochs"' in told
+    assert "abc" in told
 
 
 @pytest.mark.parametrize(
@@ -102,6 +114,17 @@ def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path, content: str):
         ((*NEEDED, "--export", "torchao"), "export torchao: expected a quantized model, found a student without"),
         (("--data", "D", "--output", "O"), "--teacher: missing"),
         (("--config", "/nowhere.yaml"), "can't be read"),
+        ((*NEEDED, "--seed", "-1"), "seed: expected 0 to 4294967295, found -1"),
+        ((*NEEDED, "--teacher_train.epochs", "0"), "teacher_train.epochs: expected at least 1, found 0"),
+        ((*NEEDED, "--general.train.epochs", "0"), "general.train.epochs: expected at least 1, found 0"),
+        ((*NEEDED, "--max-bytes", "1MB"), "budget.max_bytes: expected a speedup or a latency_ms beside it"),
+        ((*NEEDED, "--uniform"), "budget.uniform: expected a speedup or a latency_ms beside it"),
+        ((*NEEDED, "--min-score", "0.9"), "budget.min_score: expected a speedup or a latency_ms beside it"),
+        (
+            (*NEEDED, "--student", "teacher", "--student.given", "--quantize", "int8", "--speedup", "4"),
+            "budget: expected none for a given student, found 4",
+        ),
+        ((*NEEDED, "--machine.restarts", "3"), "machine.restarts 3: expected machine.devices of 2 or more, found 1"),
     ],
 )
 def test_bad_settings_end_with_one_line(words, told, monkeypatch, capsys):

@@ -5,14 +5,19 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch.distributed.launcher.api as elastic
 from safetensors.torch import load_file
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from commands import finish, refused, small_run, start
-from pipelines import distill
+from pipelines import cli, distill
+from pipelines.launch import launch
+from pipelines.world import LAUNCHED
 from test_distill_command import make_inputs
 
 TWO = (
@@ -98,6 +103,20 @@ def test_killed_processes_end_with_other_bits(kills, inputs, undisturbed, tmp_pa
     pytest.fail(f"{done} of {kills} kills hit a process")
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_by_hand_ends_like_a_crash(number, code, monkeypatch, capsys):
+    def stopped(self, *argv):
+        raise SignalException("stopped", signal.Signals(number))
+
+    monkeypatch.setattr(elastic.elastic_launch, "__call__", stopped)
+    monkeypatch.setattr(sys, "argv", ["x"])
+    for name in (LAUNCHED, "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")  # set back after the test
+    with pytest.raises(SystemExit) as ended:
+        cli.run(lambda argv: launch("pipelines.distill", argv, 2))
+    assert ended.value.code == code
+
+
 def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) -> int:
     """Kills one of the workers every few seconds until the run ends; returns how many."""
     done = 0
@@ -118,6 +137,14 @@ def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) 
         (("--devices", "8", "--teacher.layout", "tp=8"), "4 attention heads"),
         (("--devices", "4", "--teacher.layout", "fsdp=2,pp=2"), "pp goes with dp only"),
         (("--devices", "2", "--student.layout", "ddp"), "expected replicated"),
+        (
+            ("--devices", "2", "--student.layout", "fsdp=2", "--machine.compress", "bf16"),
+            "machine.compress bf16: expected a student that every process has a copy of, found fsdp=2",
+        ),
+        (
+            ("--devices", "2", "--student.layout", "zero2", "--machine.compress", "powersgd"),
+            "machine.compress powersgd: expected a student that every process has a copy of, found zero2",
+        ),
         (("--devices", "0"), "machine.devices: expected at least 1, found 0"),
     ],
 )

@@ -17,7 +17,7 @@ from distill.data.batches import EvalBatches
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED
 from distill.data.module import TextDataModule
-from distill.data.sentences import load_sentences
+from distill.data.sentences import load_sentences, unlabelled_sentences
 from distill.data.splits import Examples, Splits
 from distill.errors import InputError
 from distill.losses.compose import loss_terms, shared
@@ -318,3 +318,8 @@ def test_a_student_comes_no_nearer_to_its_teacher(spec, tokenizer, tmp_path):
 
 def copied(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def test_a_missing_text_file_ends_with_a_traceback(tmp_path):
+    with pytest.raises(InputError, match=r"nowhere.txt'?: no such file"):
+        unlabelled_sentences(DataConfig(str(tmp_path), unlabelled=str(tmp_path / "nowhere.txt")))

@@ -105,6 +105,8 @@ def folder_files(folder: Path) -> dict[str, list[Path]]:
 
 def read_document(file: Path) -> str:
     """The text of one file, without a byte order mark; line ends stay as they are."""
+    if not file.is_file():
+        raise InputError(f"data {str(file)!r}: no such file")
     content = file.read_bytes()
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
