@@ -18,7 +18,7 @@ from distill.layout import Layout, parse_layout
 from distill.sharding.apply import apply_layout, gather, reshard, whole
 from distill.sharding.clip import clip_gradients
 from distill.sharding.load import load_sharded
-from distill.sharding.mesh import data_rank, mesh_of, takes_part
+from distill.sharding.mesh import data_rank, mesh_of
 from distill.sharding.plan import layer_names, tensor_plan
 from ranks import RanksError, run_ranks
 
@@ -252,7 +252,8 @@ def options(rank: int, folders: Path) -> dict[str, object]:
         ahead = apply_layout(whole_model, Layout(fsdp=2), parts, prefetch=depth)
         found[f"prefetch {depth}"] = torch.equal(ahead(**batch).logits, expected)
     alone = mesh_of(Layout(), "cpu", ranks=[1])
-    found["outside"] = (takes_part(alone), data_rank(alone) if takes_part(alone) else None)
+    inside = alone.get_coordinate() is not None
+    found["outside"] = (inside, data_rank(alone) if inside else None)
     uncut = load_sharded(folders / "llama", auto_class("llama"), Layout(dp=2), mesh_of(Layout(dp=2), "cpu"))
     found["uncut"] = not any(isinstance(each, DTensor) for each in uncut.parameters())
     found["keys"] = list(gather(llama(), keep=rank == 0))

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from distill.layout import AXES, Layout
@@ -30,20 +29,10 @@ def mesh_of(layout: Layout, device_type: str, ranks: Sequence[int] | None = None
     return DeviceMesh(device_type, torch.tensor(members).view(sizes), mesh_dim_names=AXES)
 
 
-def takes_part(mesh: DeviceMesh) -> bool:
-    """Whether this process lies in the mesh."""
-    return mesh.get_coordinate() is not None
-
-
 def data_rank(mesh: DeviceMesh) -> tuple[int, int]:
     """Which share of a batch belongs to this process of the mesh, and how many shares there are (dp x fsdp)."""
     fsdp = mesh["fsdp"].size()
     return mesh.get_local_rank("dp") * fsdp + mesh.get_local_rank("fsdp"), mesh["dp"].size() * fsdp
-
-
-def tensor_group(mesh: DeviceMesh) -> ProcessGroup:
-    """The processes that share each matrix product with this one, and see the same samples."""
-    return mesh.get_group("tp")
 
 
 def data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
