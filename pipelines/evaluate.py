@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from compress.export.runtimes import open_export
 from compress.export.targets import Target, check_installed, formats_of, target_of
-from compress.quantize.store import FILE as SCALES
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines import cli
@@ -207,6 +206,8 @@ def parameters(folder: Path) -> int:
     from math import prod
 
     from safetensors import safe_open
+
+    from compress.quantize.store import FILE as SCALES
 
     total = 0
     for file in (each for each in folder.glob("*.safetensors") if each.name != SCALES):

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.answers import Answers, logits_of, softness
+from distill.answers import Answers, facts_of, logits_of
 from distill.errors import InputError
 from distill.inputs import inputs_of
 from distill.teacher.cache.plan import Samples
@@ -77,7 +77,7 @@ def fidelity(
                 "cache: expected logits, topk or sampled, found features only: there is no fidelity of them"
             )
         kept |= {"logits": answers.logits(batch, kept["logits"])} if "logits" in kept else {}
-        raw, soft = answers.logits(batch, teacher(batch)["logits"]).float(), softness(found)
+        raw, soft = answers.logits(batch, teacher(batch)["logits"]).float(), facts_of(found)
         dense = raw / soft.get("temperature", 1.0)
         sampled = "weights" in kept
         kl += divergence(dense, kept).sum().item()
