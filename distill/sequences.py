@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from distill.answers import facts_of
 from distill.data.encode import IGNORED, Batch, padded, padded_tokens
 from distill.errors import InputError
 from distill.teacher.cache.plan import BATCH_TOKENS, Samples, cut_batches
@@ -103,8 +104,9 @@ def teacher_sequences(
         batch = prompts.batch(rows)
         found = signals(batch)
         if "generated" not in found:
+            kinds = ", ".join(sorted(set(found) - set(facts_of(found)))) or "nothing"
             raise InputError(
-                f"sequences: expected a teacher's generated sequences, found {', '.join(sorted(found)) or 'nothing'}: "
+                f"sequences: expected a teacher's generated sequences, found {kinds}: "
                 "there is nothing to go on with after a prompt"
             )
         for row, ids, mask, new in zip(
