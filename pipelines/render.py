@@ -26,7 +26,7 @@ from pipelines.numbers import (
     times_text,
 )
 from pipelines.pareto import pareto_charts
-from pipelines.road_text import kept, road_notes, road_table, shape_text, verdicts, winner
+from pipelines.road_text import judged, road_notes, road_table, shape_text, verdicts, winner
 from pipelines.wording import WORDING, parity_text, validated_text
 
 Chart = tuple[str, str]  # caption, SVG
@@ -204,7 +204,7 @@ def shown(report: Report) -> Row:
     """
     entries = students(report)
     if family(report) and (least := least_score(report)):
-        shares = {each["name"]: kept(each) for each in report["road"]["students"]}
+        shares = {each["name"]: judged(report, each) for each in report["road"]["students"]}
         good = [entry for entry in entries if (shares.get(entry["name"]) or 0) >= least]
         best = max(entries, key=lambda entry: shares.get(entry["name"]) or 0)["name"]
         entries = good or [entry for entry in entries if entry["name"] == best]
@@ -213,7 +213,7 @@ def shown(report: Report) -> Row:
 
 def least_score(report: Report) -> float:
     """The share of the teacher's score that the run was to keep; 0 where nothing was asked or it can't be told."""
-    known = any(kept(each) for each in (report.get("road") or {}).get("students", []))
+    known = any(judged(report, each) for each in (report.get("road") or {}).get("students", []))
     return report["config"].get("budget", {}).get("min_score", 0) if known else 0
 
 
@@ -223,7 +223,7 @@ def why_shown(report: Report) -> str:
     if not least:
         return f"The figures below are those of {name}, the fastest."
     asked = f"at least {percent_text(least)} of the teacher's validation {validated_text(report)}"
-    share = next(kept(each) or 0 for each in report["road"]["students"] if each["name"] == name)
+    share = next(judged(report, each) or 0 for each in report["road"]["students"] if each["name"] == name)
     if share < least:
         return f"No student keeps {asked}, as was asked; the figures below are those of {name}, which keeps most."
     return f"The figures below are those of {name}, the fastest that keeps {asked}."

@@ -153,6 +153,11 @@ def shares_kept(models: Iterable[Row]) -> dict[str, float]:
     return {name: score / teacher for name, score in found.items()} if teacher else {}
 
 
+def judged(report: Report, student: Mapping[str, Any]) -> float | None:
+    """The share by which the least score is judged: of the deployed file; of weights where none was asked for."""
+    return shares_kept(report["models"]).get(student["name"], kept(student))
+
+
 def met(report: Report, student: Mapping[str, Any]) -> tuple[float, float]:
     """(speed-up, milliseconds) of the student as the budget wants it measured: those of the evaluation, or those of
     the shape where the evaluation was under other conditions.
@@ -194,9 +199,9 @@ def shortfall(target: Mapping[str, Any], figures: tuple[float, float]) -> float:
 def verdicts(report: Report) -> list[tuple[bool, str]]:
     """For each target and the least score whether it was met, and a sentence that says so."""
     said = []
-    least, shares = report["config"].get("budget", {}).get("min_score", 0), shares_kept(report["models"])
+    least = report["config"].get("budget", {}).get("min_score", 0)
     for each in report["road"]["students"]:
-        name, target, figures, share = each["name"], each["target"], met(report, each), shares.get(each["name"])
+        name, target, figures, share = each["name"], each["target"], met(report, each), judged(report, each)
         good = shortfall(target, figures) <= 0
         said.append((good, f"{name}: {asked_text(target)} asked, {met_text(target, figures)}{' met' * good}."))
         if least and share is not None:

@@ -487,6 +487,14 @@ def test_a_missed_target_or_score_is_not_said(family):
     assert page.attributes.count(("class", "missed")) == 3  # two sentences and a cell
 
 
+def test_a_least_score_is_judged_by_weights_that_are_not_deployed(family):
+    for entry in family["models"]:
+        if (entry["name"], entry["precision"]) in (("teacher", "fp32"), ("student-8x", "int8")):
+            entry["validation"] = 0.90 if entry["name"] == "teacher" else 0.87
+    least = "at least 98.0 % of the teacher's validation accuracy asked"
+    assert (False, f"student-8x: {least}, 96.67 % kept: missed.") in verdicts(family)
+
+
 def test_a_target_is_judged_by_a_speed_of_other_conditions(family):
     family["road"]["conditions"]["length"] = 128
     assert (True, "student-15x: 15× asked, 15.15× met.") in verdicts(family)

@@ -126,7 +126,8 @@ def test_scales_are_taken_up_where_they_change_the_model(family: str):
 
 def test_spans_have_no_logits_to_try_folds_by():
     model = build_model("bert", "ForQuestionAnswering", num_labels=2)
-    assert {re.split(r"layers?\.\d+\.", fold.producer)[-1] for fold in find_folds(model, words()[0])} == FOUND["bert"]
+    found = {re.split(r"layers?\.\d+\.", fold.producer)[-1] for fold in find_folds(model, words()[0])}
+    assert found == FOUND["bert"] | {"output.LayerNorm"}
 
 
 def test_a_layer_that_stays_in_float_has_to_have_groups():
