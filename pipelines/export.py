@@ -166,7 +166,7 @@ def main(argv: Sequence[str]) -> None:
         for p in done.metrics["parity"]
     ]
     console.table("Exported", ("target", "difference", "MB", "where"), rows)
-    console.say("  no labels were found in the data: nothing was scored")
+    console.say("  nothing was scored: no labels of texts in the data; pipelines.evaluate scores models of other tasks")
     check_refused([done])
 
 
@@ -244,12 +244,14 @@ def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
     from distill.data.config import DataConfig
     from distill.data.source import read_splits
     from distill.data.splits import Examples, strings
-    from distill.tasks.choose import TASKS, by_head
+    from distill.tasks.choose import TASKS, by_head, language_of
+    from distill.tasks.text_classification import TextClassification
 
     admit(folder)
     wanted = DataConfig(path=config.data, text=config.text)
-    task = TASKS.get(by_head(AutoConfig.from_pretrained(folder), config.model))
-    if task is not None and task.form is not Examples:
+    about = AutoConfig.from_pretrained(folder)
+    task = TASKS.get(by_head(about, config.model) or language_of(about))
+    if task is not None and not issubclass(task, TextClassification):
         return spoken(task.read_bare(wanted))
     splits = read_splits(config.data)
     table = splits.get("test", splits["train"])

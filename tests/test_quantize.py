@@ -21,7 +21,7 @@ from compress.quantize.grid import (
 )
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
 from compress.quantize.prepare import bits_of, convert, learn_scales, prepare, restore
-from compress.quantize.ranges import Seen, calibrate, rounding_error
+from compress.quantize.ranges import Seen, calibrate, rounding_error, words
 from compress.quantize.rounding import round_model
 from compress.quantize.schemes import SCHEMES, scheme_of
 from compress.quantize.store import load_rounding, save_rounding
@@ -160,6 +160,12 @@ def test_padding_widens_a_range(token_batch):
     ]
     assert calibrate(model, rows) == 6
     torch.testing.assert_close(model.bert.encoder.layer[1].intermediate.dense.grid.scale, whole)
+
+
+def test_a_pooled_value_is_taken_for_a_token():
+    pooled, mask = torch.randn(2, 4, generator=SEEDED), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]).bool()
+    assert torch.equal(words(pooled, mask), pooled), "as wide as the texts are long"
+    assert words(torch.randn(2, 4, 3), mask).shape == (4, 3)
 
 
 def test_queries_and_keys_have_grids_of_their_own(token_batch):

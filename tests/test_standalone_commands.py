@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from commands import finish
 from conftest import build_model, make_rows, saved
+from pipelines.export import ExportConfig, examples_for
 
 QUICK = ["--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8"]
 
@@ -37,6 +38,16 @@ def test_texts_without_labels_are_scored(headed_folder: Path, tmp_path):
     words = ["--model", str(headed_folder), "--data", str(texts), "--export", "onnx", "--output", str(tmp_path / "x")]
     assert "nothing was scored" in finish("export", words)
     assert not list((tmp_path / "x").rglob("evaluation.json"))
+
+
+def test_a_language_models_texts_are_a_table_only(tokenizer: PreTrainedTokenizerBase, tmp_path):
+    model = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "model")
+    books = tmp_path / "books"
+    books.mkdir()
+    for number in range(3):
+        (books / f"{number}.txt").write_text("where is my card\n\nthe parcel is late")
+    config = ExportConfig(model=str(model), data=str(books), output=str(tmp_path / "out"))
+    assert len(examples_for(config, model).texts) >= 3
 
 
 @pytest.mark.slow

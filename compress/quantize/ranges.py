@@ -156,7 +156,7 @@ def same_inputs(model: nn.Module, layers: Mapping[str, nn.Module], batch: Batch)
 
 def words(values: Tensor, mask: Tensor) -> Tensor:
     """The values of tokens that aren't padding; all of a tensor without tokens, such as a pooled one."""
-    return values[mask] if values.shape[: mask.dim()] == mask.shape else values
+    return values[mask] if values.shape[:-1] == mask.shape else values
 
 
 def checked(name: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
