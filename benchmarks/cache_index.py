@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from compress.memory import peak_memory
 from distill.teacher.cache import CacheReader, Dense, Identity, Samples, write_cache
 from distill.teacher.cache.signals import Where
 from pipelines.console import Console
-from pipelines.stage import peak_memory
 
 IDENTITY = Identity("synthetic", "none", (Dense(2, dtype="float16"),))
 OPEN = """

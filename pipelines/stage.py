@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import platform
-import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from compress.memory import peak_memory, reset_peak_memory
 from distill.errors import InputError
 from pipelines.console import Console
 from pipelines.world import World, flat
@@ -241,23 +241,6 @@ def write_json(path: Path, content: Any) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-def reset_peak_memory() -> None:
-    """Linux only: starts a new peak; elsewhere the peak is the process's."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return
-
-
-def peak_memory() -> int:
-    """Peak resident bytes since `reset_peak_memory`."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 @contextmanager

@@ -133,6 +133,12 @@ def test_a_fresh_process_reads_texts_otherwise(exported, target):
     assert proof.peak_bytes > 20e6, "Python alone takes more"
 
 
+def test_a_fresh_process_is_told_to_take_what_its_parent_holds(exported):
+    held = np.ones(150_000_000)  # 1.2 GB
+    proof, _ = verify("onnx", exported.folders["onnx"], TEXTS, None, LIMIT, logits(exported))
+    assert proof.peak_bytes < held.nbytes / 2
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_pairs_are_read_without_their_token_types(bert, target):
     expected = logits(bert, TEXTS, PAIRS)

@@ -4,7 +4,6 @@ Run as `python -m compress.export.verify TARGET FOLDER SAMPLES OUT`, this file i
 """
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from compress.errors import ArtefactError
 from compress.export.decisions import Kind, same
 from compress.export.runtimes import open_export
 from compress.export.targets import Target, target_of
+from compress.memory import peak_memory
 from compress.readers import READERS
 
 SAME = 0.995  # share of the texts that a model which rounds has to class alike: a flip of a last bit may move one
@@ -149,7 +149,7 @@ def answers(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, 
         mask = np.asarray([each.attention_mask for each in encoded])
         parts.append(flat(model(arrays(encoded, model)), mask))
         lengths.append(mask.sum(1))
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    most = peak_memory()
     told = {"logits": np.concatenate(parts), "lengths": np.concatenate(lengths)}
     return told | {"load_ms": load_ms, "peak_bytes": most}
 
