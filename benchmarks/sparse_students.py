@@ -24,8 +24,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from benchmarks.kept import keep_to
 from benchmarks.sparse_runtimes import RUNTIMES, Students, Unavailable
 from compress.latency import Inputs, Latency, Runner, measure
-from compress.sparsity.config import Sparsity
 from compress.sparsity.layers import zero_share
+from compress.sparsity.recipe import SparseConfig
 from compress.sparsity.training import SparseTraining, convert, prepare
 from distill.data.batches import epoch_order
 from distill.data.config import DataConfig
@@ -43,12 +43,11 @@ from pipelines.machine import commit, describe
 WAYS: dict[str, dict[str, Any]] = {
     "dense": {},
     "2:4": {"pattern": "2:4"},
-    "80%": {"amount": 0.8},
+    "80%": {"pattern": "unstructured", "amount": 0.8},
     "80% 4x1": {"pattern": "4x1", "amount": 0.8},
 }
 AGAIN = "dense again"
 TEMPERATURE = 2.0
-UPDATES = 50  # changes of the mask on the way
 SHAPES = {1: 100, 32: 8}  # rows a batch -> batches measured
 SMALLEST_GAIN = 0.05  # a smaller one isn't told from noise
 ROUNDING = 2e-3  # largest difference of logits between runtimes in float32
@@ -151,8 +150,7 @@ def sparse_training(student: PreTrainedModel, way: str, steps: int) -> SparseTra
     """From dense to the pattern between a tenth and six tenths of the steps; the rest trains what stays."""
     if not WAYS[way]:
         return None
-    begin, end, every = steps // 10, steps * 6 // 10, max(steps // 2 // UPDATES, 1)
-    return prepare(student, Sparsity(**WAYS[way], begin=begin, end=end, every=every))
+    return prepare(student, SparseConfig(**WAYS[way]).over(steps))
 
 
 @torch.inference_mode()

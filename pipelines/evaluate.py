@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from distill.data.batches import Rows
     from distill.data.splits import Splits
-    from distill.tasks.task import Task
+    from distill.tasks.task import Scorer, Task
 
 Runner = Callable[[dict[str, Any]], Any]
 
@@ -149,14 +149,29 @@ def validation_score(candidate: Candidate, target: Target, splits: "Splits", max
     """Of the deployed file, one text a call as it will be used: dynamic int8 rounds what a call has together."""
     import torch
 
+    encoded = encode_part(candidate, splits.validation, max_length, task)
+    runner = open_export(target, candidate.place(target), torch.get_num_threads())
+    return float(next(iter(scored(runner, task, encoded, 1).scores().values())))
+
+
+def scored(
+    runner: Runner,
+    task: "Task",
+    encoded: tuple["Rows", int],
+    at_once: int,
+    on_rows: Callable[[int], None] = lambda count: None,
+) -> "Scorer":
+    """The task's scorer once it has seen every row; `on_rows` is told how many more it has."""
+    import torch
+
     from distill.data.batches import EvalBatches
 
-    rows, pad_id = encode_part(candidate, splits.validation, max_length, task)
-    runner, scorer = open_export(target, candidate.place(target), torch.get_num_threads()), task.scorer(rows)
-    batches = EvalBatches(rows, 1, pad_id)
+    rows, pad_id = encoded
+    batches, scorer = EvalBatches(rows, at_once, pad_id), task.scorer(rows)
     for numbers, batch in zip(batches.order, batches, strict=True):
         scorer.update(numbers, batch, torch.from_numpy(runner(arrays(batch))))
-    return float(next(iter(scorer.scores().values())))
+        on_rows(len(numbers))
+    return scorer
 
 
 def score(
@@ -165,17 +180,11 @@ def score(
     """An entry without times, and what the model decided on the test split."""
     import torch
 
-    from distill.data.batches import EvalBatches
-
-    (test, pad_id), (runtime, precision) = encoded, target.where
+    (test, _), (runtime, precision) = encoded, target.where
     folder = candidate.place(target)
     runner = open_export(target, folder, torch.get_num_threads())
-    batches = EvalBatches(test, task.at_once, pad_id)
-    scorer = task.scorer(test)
     with run.console.track(f"evaluate: {candidate.name} in {runtime} {precision}", len(test)) as advance:
-        for rows, batch in zip(batches.order, batches, strict=True):
-            scorer.update(rows, batch, torch.from_numpy(runner(arrays(batch))))
-            advance(len(rows))
+        scorer = scored(runner, task, encoded, task.at_once, advance)
     found = scorer.scores()
     proof = next(p for p in candidate.export.metrics["parity"] if p["target"] == str(target))
     entry = {

@@ -46,25 +46,14 @@ def on_grid(
 ) -> Float[Tensor, "rows inputs"]:
     """Each weight at the nearest multiple of its scale, within the largest integer; the gradient passes where it is.
 
-    It is rounded in float32 and comes as `kind`, or as it came.
+    It is rounded in float32 and comes as `kind`, or as it came. Scales that are learned get a gradient too, and a
+    weight that is cut off then passes none.
 
-    Source: straight-through estimator, Bengio et al. 2013 (arXiv 1308.3432).
+    Source: straight-through estimator, Bengio et al. 2013 (arXiv 1308.3432); of learned scales LSQ, Esser et al. 2020
+    (arXiv 1902.08153), equations 3 and 4. Its factor on the scale's gradient is left out: Adam divides by it again.
     """
-    return OnGrid.apply(weight, scales, largest, kind or weight.dtype)
-
-
-def on_learned_grid(
-    weight: Float[Tensor, "rows inputs"],
-    scales: Float[Tensor, "rows groups"],
-    largest: int,
-    kind: torch.dtype | None = None,
-) -> Float[Tensor, "rows inputs"]:
-    """As `on_grid`, with a gradient for the scales; a weight that is cut off passes none.
-
-    Source: LSQ, Esser et al. 2020 (arXiv 1902.08153), equations 3 and 4. Its factor on the scale's gradient is left
-    out: Adam divides by it again.
-    """
-    return OnLearnedGrid.apply(weight, scales, largest, kind or weight.dtype)
+    function = OnLearnedGrid if scales.requires_grad else OnGrid
+    return function.apply(weight, scales, largest, kind or weight.dtype)
 
 
 class OnLearnedGrid(torch.autograd.Function):

@@ -10,7 +10,6 @@ from compress.quantize.grid import (
     SMALLEST,
     near_tie,
     on_grid,
-    on_learned_grid,
     snapped,
     tensor_grid,
     token_grid,
@@ -111,8 +110,7 @@ class QuantizedLinear(nn.Linear):
         return weight_scales(self.weight.detach(), self.largest, self.scheme.group)
 
     def rounded_weight(self) -> Tensor:
-        snap = on_grid if self.stretch is None else on_learned_grid
-        return snap(self.weight, self.weight_scales(), self.largest, products_dtype(self.weight))
+        return on_grid(self.weight, self.weight_scales(), self.largest, products_dtype(self.weight))
 
     def rounded_input(self, x: Tensor) -> Tensor:
         if self.scheme.inputs == "token":
