@@ -234,8 +234,8 @@ def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
         floats.append(Target("onnx-decoder"))
     if not scheme:
         dynamic = config.budget.asked and (config.budget.runtime, config.budget.precision) == ("onnxruntime", "int8")
-        return [*floats, *([Target("onnxruntime", 8)] if dynamic else [])]
-    taken = rounded_targets(schemes[scheme], scheme_of(scheme).stored)
+        return [*floats, *([Target("onnxruntime", "int8")] if dynamic else [])]
+    taken = rounded_targets(schemes[scheme], scheme_of(scheme).precision)
     if scheme != next(iter(schemes)):  # beside the main one
         floats = [HUGGINGFACE, *(Target(each.format) for each in taken if each.kind.floats)]
     others = {name for each, names in schemes.items() if each != scheme for name in names}

@@ -266,24 +266,24 @@ def spoken(part: Any) -> Any:
 
 
 def asked_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[Target]:
-    """The checkpoint and the formats asked for: with integers where it was quantized.
+    """The checkpoint and the formats asked for: in few bits where it was quantized.
 
     Raises:
         CompressError: A format that isn't known, or holds no such model.
     """
-    from compress.quantize.prepare import bits_of
+    from compress.quantize.prepare import precision_of
     from compress.quantize.store import is_rounded, load_rounding
 
     formats = formats_of(export)
     if is_rounded(folder):
-        return [HUGGINGFACE, *rounded_targets(formats, bits_of(load_rounding(folder)))]
+        return [HUGGINGFACE, *rounded_targets(formats, precision_of(load_rounding(folder)))]
     check_float(formats, str(folder))
-    return [HUGGINGFACE, *(Target(name) for name in formats), *([Target("onnxruntime", 8)] if dynamic else [])]
+    return [HUGGINGFACE, *(Target(name) for name in formats), *([Target("onnxruntime", "int8")] if dynamic else [])]
 
 
-def rounded_targets(formats: Iterable[str], bits: int) -> list[Target]:
-    """The formats that hold integers."""
-    return [Target(name, bits) for name in formats if Target(name).kind.integers]
+def rounded_targets(formats: Iterable[str], precision: str) -> list[Target]:
+    """The formats that hold models in few bits."""
+    return [Target(name, precision) for name in formats if Target(name).kind.rounded]
 
 
 def difference_text(proof: dict[str, Any]) -> str:

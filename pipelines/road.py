@@ -69,9 +69,9 @@ def quantized_of(stage: Artefact | None) -> dict[str, Any] | None:
     """What few bits did to a student's validation score; None where it wasn't quantized."""
     if stage is None:
         return None
-    bits = scheme_of(stage.manifest["config"]["quantize"]["scheme"]).stored
+    scheme = scheme_of(stage.manifest["config"]["quantize"]["scheme"])
     return {
-        "precision": f"int{bits}",
+        "precision": scheme.precision,
         "calibrated": stage.metrics["val/calibrated"],
         "score": stage.metrics["val/score"],
     }

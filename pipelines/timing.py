@@ -44,7 +44,7 @@ class Built:
 def target_for(budget: Budget, *, teacher: bool = False) -> Target:
     """The export that a budget is about; the teacher's is in fp32."""
     form = {"pytorch": "huggingface"}.get(budget.runtime, budget.runtime)
-    return Target(form, 8 if budget.precision == "int8" and not teacher else FLOAT)
+    return Target(form, "int8" if budget.precision == "int8" and not teacher else FLOAT)
 
 
 def build(

@@ -119,7 +119,7 @@ def parity_text(entry: Row, things: str, decision: str | None) -> str:
         share = percent_text(parity["same_class"], 2)
         did = f"gave {share} of {seen} the {decision} of the trained model that rounds" if decision else f"read {seen}"
         return (
-            f"The {entry['name']} on {runtime_text(entry)} has the integers that it was trained with: each product "
+            f"The {entry['name']} on {runtime_text(entry)} has the numbers that it was trained with: each product "
             f"differs from its layer's, on the same input, by at most {parity['layers']:.1e} of its largest value; "
             f"loaded in a fresh process ({ms_text(parity['load_ms'])} ms, {parity['peak_bytes'] / 1e6:.0f} MB at most) "
             f"it {did}{scores_text(parity)}."

@@ -13,7 +13,7 @@ from compress.errors import ArtefactError
 from compress.export.source import Source
 from compress.export.targets import Target, target_of
 from compress.export.write import check_layers, write_targets
-from compress.quantize.prepare import bits_of, convert, prepare
+from compress.quantize.prepare import convert, precision_of, prepare
 from compress.quantize.ranges import calibrate
 from compress.quantize.schemes import SCHEMES, scheme_of
 from conftest import VOCABULARY, build_model
@@ -30,7 +30,7 @@ def written(model: PreTrainedModel, folder: Path, scheme: object, keep: tuple[st
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
     source = Source(model.eval(), tokenizer, convert(model))
     assert source.rounding is not None
-    target = Target("compressed-tensors", bits_of(source.rounding))
+    target = Target("compressed-tensors", precision_of(source.rounding))
     write_targets(source, [target], folder)
     return source, folder / str(target)
 

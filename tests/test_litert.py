@@ -48,7 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], tuple[Source,
     @cache
     def write() -> tuple[Source, Path]:
         source, folder = source_of(build_model("roberta", num_hidden_layers=1), LONG), tmp_path_factory.mktemp("litert")
-        write_targets(source, [Target("litert", 8)], folder)
+        write_targets(source, [Target("litert", "int8")], folder)
         return source, folder
 
     return write
@@ -97,8 +97,8 @@ def test_a_bias_moves_through_a_product_or_an_activation_hides_it(family: str, t
     """Of two products in a row the first's bias would go into the second's; a ReLU is one with the product before."""
     layers = {"n_layers": 1} if family == "distilbert" else {"num_hidden_layers": 1}
     source = source_of(build_model(family, **layers))
-    write_targets(source, [Target("litert", 8)], tmp_path)
-    assert check_layers(source, Target("litert", 8), tmp_path, batch(12)) <= 1e-5
+    write_targets(source, [Target("litert", "int8")], tmp_path)
+    assert check_layers(source, Target("litert", "int8"), tmp_path, batch(12)) <= 1e-5
 
 
 @pytest.mark.slow
@@ -106,8 +106,8 @@ def test_a_pruned_model_is_another(tmp_path):
     axes = axes_of("bert")
     small = prune(model_of("bert"), axes, random_shape(axes, 2, ("heads", "ffn", "hidden"), (1, 2), largest=0.8))
     source = source_of(small)
-    write_targets(source, [Target("litert", 8)], tmp_path)
-    assert check_layers(source, Target("litert", 8), tmp_path, batch(12)) <= 1e-5
+    write_targets(source, [Target("litert", "int8")], tmp_path)
+    assert check_layers(source, Target("litert", "int8"), tmp_path, batch(12)) <= 1e-5
 
 
 def test_a_layer_that_the_file_has_not_stays_in_float(tmp_path):
@@ -142,6 +142,6 @@ def test_a_library_that_is_missing_is_an_import_error(made, tmp_path, monkeypatc
     source, folder = made()
     monkeypatch.setattr("compress.export.targets.find_spec", lambda name: None)
     with pytest.raises(CompressError, match=r"pip install 'stillroom\[litert\]'"):
-        write_targets(source, [Target("litert", 8)], tmp_path)
+        write_targets(source, [Target("litert", "int8")], tmp_path)
     with pytest.raises(CompressError, match=r"pip install 'stillroom\[litert\]'"):
         LitertModel(folder / "litert-int8", threads=1)

@@ -64,7 +64,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
 
 def test_a_file_with_other_products_is_handed_over_and_what_is_made_from_it(proof, monkeypatch):
     spoil(monkeypatch, "onnx-int8")
-    for target in (Target("onnx"), Target("onnx", 8), Target("onnxruntime"), Target("openvino", 8)):
+    for target in (Target("onnx"), Target("onnx", "int8"), Target("onnxruntime"), Target("openvino", "int8")):
         proof.prove(target)
     assert [each["target"] for each in proof.proven] == ["onnx", "onnxruntime"]
     first, second = proof.refused
@@ -79,14 +79,14 @@ def test_a_file_with_other_products_is_handed_over_and_what_is_made_from_it(proo
 
 def test_a_lost_text_in_four_hundred_passes(proof):
     proof.prove(Target("onnx"))
-    proof.prove(Target("onnx", 8))
+    proof.prove(Target("onnx", "int8"))
     assert [each["target"] for each in proof.proven] == ["onnx", "onnx-int8"]
     assert proof.proven[1]["score"] == proof.proven[1]["trained_score"] == 1
     shutil.rmtree(proof.folder / "onnx-int8")
     proof.proven.clear()
     row = proof.trained[0]
     row[:] = np.roll(row, 1)  # as if one text had been decided otherwise
-    proof.prove(Target("onnx", 8))
+    proof.prove(Target("onnx", "int8"))
     assert not proof.proven
     assert "its accuracy on 400 texts is 100.00%, expected 99.75% as trained" in proof.refused[0]["reason"]
 

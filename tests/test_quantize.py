@@ -10,16 +10,18 @@ from torch import nn
 from compress.errors import CompressError
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.grid import (
-    integers,
+    INT8,
+    Numbers,
     on_grid,
     snapped,
+    stored,
     tensor_grid,
     token_grid,
     token_snapped,
     weight_scales,
 )
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
-from compress.quantize.prepare import bits_of, convert, learn_scales, prepare, restore
+from compress.quantize.prepare import convert, learn_scales, precision_of, prepare, restore
 from compress.quantize.ranges import Seen, calibrate, rounding_error, words
 from compress.quantize.rounding import round_model
 from compress.quantize.schemes import SCHEMES, scheme_of
@@ -42,31 +44,31 @@ def weights(rows: int = 24, inputs: int = 64) -> torch.Tensor:
 
 @pytest.mark.parametrize(("largest", "group"), [(127, 0), (63, 0), (7, 0), (7, 32), (127, 16)])
 def test_weights_are_further_than_half_a_step_from_their_grid(largest: int, group: int):
-    weight = weights()
-    scales = weight_scales(weight, largest, group)
-    rounded, whole = on_grid(weight, scales, largest), integers(weight, scales, largest)
+    weight, numbers = weights(), Numbers(largest)
+    scales = weight_scales(weight, numbers, group)
+    rounded, whole = on_grid(weight, scales, numbers), stored(weight, scales, numbers)
     each = scales.repeat_interleave(64 // scales.shape[1], dim=1)
     assert scales.shape == (24, 64 // (group or 64))
     assert ((rounded - weight).abs() <= each * 0.5001).all()
     assert whole.abs().max() == largest
     torch.testing.assert_close(whole * each, rounded, rtol=1e-6, atol=0)
-    assert torch.equal(integers(rounded, scales, largest), whole)
+    assert torch.equal(stored(rounded, scales, numbers), whole)
 
 
 def test_a_row_of_zeros_has_no_scale():
     weight = torch.zeros(2, 8)
-    assert torch.equal(on_grid(weight, weight_scales(weight, 127), 127), weight)
+    assert torch.equal(on_grid(weight, weight_scales(weight, INT8), INT8), weight)
 
 
 def test_groups_that_do_not_divide_reach_into_the_next_row():
     with pytest.raises(CompressError, match="groups of 32 divide, found 48"):
-        weight_scales(torch.ones(2, 48), 7, 32)
+        weight_scales(torch.ones(2, 48), Numbers(7), 32)
 
 
 def test_the_gradient_stops_at_the_grid():
     weight = weights().requires_grad_()
     given = torch.randn(24, 64, generator=SEEDED)
-    (on_grid(weight, weight_scales(weight.detach(), 127), 127) * given).sum().backward()
+    (on_grid(weight, weight_scales(weight.detach(), INT8), INT8) * given).sum().backward()
     assert torch.equal(weight.grad, given)
     x = torch.randn(5, 64, generator=SEEDED, requires_grad=True)
     (token_snapped(x) * given[:5]).sum().backward()
@@ -104,11 +106,11 @@ def test_a_learned_scale_has_another_gradient_than_its_paper():
 @pytest.mark.parametrize("group", [0, 32])
 def test_a_learned_scale_of_weights_has_another_gradient_than_its_paper(group: int):
     weight, given = weights(), torch.randn(24, 64, generator=SEEDED)
-    scales = 0.4 * weight_scales(weight, 7, group)  # some are cut off
+    scales = 0.4 * weight_scales(weight, Numbers(7), group)  # some are cut off
     own, learned = weight.clone().requires_grad_(), scales.clone().requires_grad_()
-    rounded = on_grid(own, learned, 7)
+    rounded = on_grid(own, learned, Numbers(7))
     (rounded * given).sum().backward()
-    assert torch.equal(rounded, on_grid(weight, scales, 7))
+    assert torch.equal(rounded, on_grid(weight, scales, Numbers(7)))
     each = scales.double().repeat_interleave(64 // scales.shape[1], dim=1)
     steps = weight.double() / each
     inside = (steps > -7.5) & (steps < 7.5)
@@ -217,9 +219,8 @@ def test_what_was_converted_computes_something_else(name: str, token_batch, tmp_
     for layer, rounded in again.items():
         weight = model.get_submodule(layer).weight.detach()
         size = weight.shape[1] // rounded.scales.shape[1]
-        assert torch.allclose(
-            rounded.integers(weight) * rounded.scales.repeat_interleave(size, dim=1), weight, rtol=1e-6
-        )
+        numbers = rounded.stored(weight).float()
+        assert torch.allclose(numbers * rounded.scales.repeat_interleave(size, dim=1), weight, rtol=1e-6)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma", "modernbert", "distilbert"])
@@ -341,12 +342,12 @@ def test_products_of_bytes_saturate_without_vnni(token_batch):
         model = build_model("bert")
         round_model(model, QuantizeConfig(scheme=name, reduced=True), [token_batch])
         rounding = convert(model)
-        weight = rounding["bert.encoder.layer.0.intermediate.dense"].integers(
+        weight = rounding["bert.encoder.layer.0.intermediate.dense"].stored(
             model.bert.encoder.layer[0].intermediate.dense.weight
         )
         assert int(weight.abs().max()) == 63
         assert 2 * 255 * int(weight.abs().max()) < 2**15
-        assert bits_of(rounding) == 8
+        assert precision_of(rounding) == "int8"
     with pytest.raises(CompressError, match="quantize.reduced: expected a scheme with products of bytes"):
         QuantizeConfig(scheme="int8-weights", reduced=True)
 

@@ -47,7 +47,7 @@ def test_the_deployed_student_is_not_the_one_that_was_trained(finished):
     exported = next((output / "export").iterdir())
     round_graph(exported / "onnx" / FILE, output / "again" / FILE, source.layers)
     assert (output / "again" / FILE).read_bytes() == (output / "student" / "onnx-int8" / FILE).read_bytes()
-    for target in (Target("onnx", 8), Target("onnxruntime", 8)):
+    for target in (Target("onnx", "int8"), Target("onnxruntime", "int8")):
         assert check_layers(source, target, output / "student", batch) <= 1e-5
     assert load_rounding(output / "student").keys() == rounding.keys(), "the checkpoint lost its numbers"
 

@@ -21,15 +21,17 @@ from compress.export.runtimes import open_export
 from compress.export.source import Source
 from compress.export.targets import FORMATS, Target, by_scheme, check_float, target_of, with_sources
 from compress.export.write import check_layers, write_targets
-from compress.quantize.prepare import bits_of, convert, prepare
+from compress.quantize.prepare import convert, precision_of, prepare
 from compress.quantize.ranges import calibrate
 from compress.quantize.schemes import SCHEMES, scheme_of
 from conftest import MAX_LENGTH, VOCABULARY, build_model
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
-EVERYWHERE = [(scheme, name) for scheme in SCHEMES for name, form in FORMATS.items() if form.integers]
+EVERYWHERE = [(scheme, name) for scheme in SCHEMES for name, form in FORMATS.items() if form.rounded]
 HELD = [(scheme, name) for scheme, name in EVERYWHERE if scheme not in FORMATS[name].refuses]
-DECODERS = [("int8-dynamic", "compressed-tensors"), ("int4-dynamic", "compressed-tensors")]  # see their own tests
+DECODERS = [
+    (name, "compressed-tensors") for name in ("int8-dynamic", "int4-dynamic", "fp8-dynamic")
+]  # see their own tests
 TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
 TAKES_LONG += [("int4-weights", "openvino")]
 FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")
@@ -70,7 +72,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
             model, folder = made(scheme, num_hidden_layers=1), tmp_path_factory.mktemp(form)
             model.tokenizer.model_max_length = 16
         assert model.rounding is not None
-        target = Target(form, bits_of(model.rounding))
+        target = Target(form, precision_of(model.rounding))
         write_targets(model, [target], folder)
         return model, target, folder
 
@@ -103,9 +105,11 @@ def test_a_file_answers_otherwise_than_the_model(scheme: str, form: str, files: 
     files_made = (folder / str(target)).iterdir()
     size = sum(file.stat().st_size for file in files_made if file.suffix in FILES)
     packed = scheme.startswith("int4") and form != "torchao"
-    scales = 4 * sum(layer.scales.size for layer in source.layers.values())
+    assert source.rounding is not None
+    scales = 4 * sum(rounded.scales.numel() for rounded in source.rounding.values())
     if form == "compressed-tensors":  # tables are floats there
-        scales += 3 * sum(layer.weight.size for layer in source.layers.values() if layer.inputs == "table")
+        tables = [name for name, rounded in source.rounding.items() if rounded.scheme is None]
+        scales += 3 * sum(source.model.get_submodule(name).weight.numel() for name in tables)
     assert size - scales < (0.95 if packed else 1.1) * weights + {"executorch": 130_000}.get(form, 80_000)
 
 
@@ -130,7 +134,7 @@ def test_a_format_holds_a_scheme_that_it_cannot(scheme: str, form: str, tmp_path
     source = made(scheme)
     assert source.rounding is not None
     with pytest.raises(CompressError, match=f"can't hold {scheme}: "):
-        write_targets(source, [Target(form, bits_of(source.rounding))], tmp_path)
+        write_targets(source, [Target(form, precision_of(source.rounding))], tmp_path)
 
 
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in FORMATS["torchao"].refuses])
@@ -141,7 +145,8 @@ def test_a_stock_class_reads_other_numbers_from_a_torchao_checkpoint(scheme: str
     with torch.no_grad():
         found, expected = model(**batch).logits, source.reference(**batch).logits
     assert (found - expected).abs().max() <= 0.05 * expected.abs().max()
-    assert type(model.bert.encoder.layer[1].output.dense.weight).__name__ in ("Int8Tensor", "IntxUnpackedToInt8Tensor")
+    kind = type(model.bert.encoder.layer[1].output.dense.weight).__name__
+    assert kind in ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
 
 
 def test_joined_operators_are_left_apart(files: Files):
@@ -186,7 +191,7 @@ def test_another_models_graph_is_rounded(files: Files, tmp_path):
 def test_a_model_in_float_is_written_in_few_bits(files: Files, tmp_path):
     source = Source(build_model("bert", **SIZES).eval(), made("int8-weights").tokenizer)
     with pytest.raises(CompressError, match=r"onnx-int8: expected a quantized model, found one in float"):
-        write_targets(source, [Target("onnx", 8)], tmp_path)
+        write_targets(source, [Target("onnx", "int8")], tmp_path)
 
 
 def test_the_table_in_the_docs_is_another():
@@ -198,7 +203,7 @@ def test_the_table_in_the_docs_is_another():
     for line in lines[2:]:
         name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
         told[name.strip("`")] = {s for s, cell in zip(schemes, cells, strict=True) if cell == "no"}
-    assert told == {name: set(form.refuses) for name, form in FORMATS.items() if form.integers}
+    assert told == {name: set(form.refuses) for name, form in FORMATS.items() if form.rounded}
 
 
 def test_targets_have_other_names_than_their_folders():

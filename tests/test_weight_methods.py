@@ -11,7 +11,7 @@ from compress.errors import CompressError
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.folds import Fold, apply, find_folds, tied
 from compress.quantize.gptq import gptq, gptq_model
-from compress.quantize.grid import on_grid, weight_scales
+from compress.quantize.grid import Numbers, on_grid, weight_scales
 from compress.quantize.layers import QuantizedLinear
 from compress.quantize.prepare import convert, prepare
 from compress.quantize.ranges import calibrate
@@ -46,30 +46,30 @@ def words(batches: int = 3) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize(("largest", "group"), [(7, 0), (7, 32), (127, 0)])
 def test_errors_are_not_made_up_for(largest: int, group: int):
-    weight, x = torch.randn(40, 160, generator=seeded()), correlated(500, 160)
-    scales = weight_scales(weight, largest, group)
-    nearest, found = on_grid(weight, scales, largest), gptq(weight, x.T @ x, scales, largest)
+    weight, x, numbers = torch.randn(40, 160, generator=seeded()), correlated(500, 160), Numbers(largest)
+    scales = weight_scales(weight, numbers, group)
+    nearest, found = on_grid(weight, scales, numbers), gptq(weight, x.T @ x, scales, numbers)
     errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
     assert errors[1] < 0.5 * errors[0]
-    torch.testing.assert_close(on_grid(found, scales, largest), found, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(on_grid(found, scales, numbers), found, rtol=1e-5, atol=1e-6)
 
 
 def test_inputs_that_do_not_tell_one_another_move_weights():
     weight = torch.randn(20, 64, generator=seeded())
-    scales = weight_scales(weight, 7)
-    assert torch.equal(gptq(weight, torch.eye(64) * 5, scales, 7), on_grid(weight, scales, 7))
+    scales = weight_scales(weight, Numbers(7))
+    assert torch.equal(gptq(weight, torch.eye(64) * 5, scales, Numbers(7)), on_grid(weight, scales, Numbers(7)))
 
 
 def test_inputs_that_are_no_numbers_are_made_up_for():
     with pytest.raises(CompressError, match="expected finite inputs"):
-        gptq(torch.ones(2, 3), torch.full((3, 3), float("nan")), torch.ones(2, 1), 7)
+        gptq(torch.ones(2, 3), torch.full((3, 3), float("nan")), torch.ones(2, 1), Numbers(7))
 
 
 def test_an_input_that_is_always_zero_keeps_the_others_from_making_up():
     weight, x = torch.randn(40, 64, generator=seeded()), correlated(500, 64)
     x[:, 3] = 0
-    scales = weight_scales(weight, 7)
-    nearest, found = on_grid(weight, scales, 7), gptq(weight, x.T @ x, scales, 7)
+    scales = weight_scales(weight, Numbers(7))
+    nearest, found = on_grid(weight, scales, Numbers(7)), gptq(weight, x.T @ x, scales, Numbers(7))
     errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
     assert errors[1] < 0.5 * errors[0]
     assert torch.equal(found[:, 3], nearest[:, 3])
@@ -95,7 +95,7 @@ def test_a_model_is_further_from_itself_than_by_the_nearest_weights(family: str)
         errors[method] = rounding_error(model, plain, batches)
         rounding = convert(model)
         assert rounding_error(model, plain, batches) == pytest.approx(errors[method], rel=1e-3), "scales weren't kept"
-        assert all(rounded.scheme is None or rounded.largest in (7, 127) for rounded in rounding.values())
+        assert all(rounded.scheme is None or rounded.numbers.largest in (7, 127) for rounded in rounding.values())
     assert errors["gptq"] < errors["nearest"]
     assert errors["awq"] < 1.05 * errors["nearest"]
 

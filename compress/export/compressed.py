@@ -85,12 +85,15 @@ def group_of(scheme: Scheme, targets: list[str]) -> "QuantizationScheme":
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 
     numbers: dict[str, Any] = {"strategy": "group", "group_size": scheme.group} if scheme.group else {}
-    weights = QuantizationArgs(num_bits=scheme.stored, **{"strategy": "channel"} | numbers)
+    kind = "float" if scheme.floats else "int"
+    weights = QuantizationArgs(num_bits=scheme.stored, type=kind, **{"strategy": "channel"} | numbers)
     inputs = None
     if scheme.inputs != "float":
-        inputs = QuantizationArgs(symmetric=False, strategy=scheme.inputs, dynamic=scheme.inputs == "token")
-    packed = scheme.stored == 4 or inputs is None
-    form = "pack-quantized" if packed else "int-quantized"
+        inputs = QuantizationArgs(
+            type=kind, symmetric=scheme.floats, strategy=scheme.inputs, dynamic=scheme.inputs == "token"
+        )
+    packed = scheme.stored == 4 or (inputs is None and not scheme.floats)
+    form = "pack-quantized" if packed else f"{kind}-quantized"
     return QuantizationScheme(targets=targets, weights=weights, input_activations=inputs, format=form)
 
 

@@ -92,7 +92,7 @@ def with_integers(source: "Source") -> Any:
         layer: Any = model.get_submodule(name)
         weight = layer.weight.detach()
         if rounded.scheme is None:
-            replace(model, name, byte_table(rounded.integers(weight), rounded.scales))
+            replace(model, name, byte_table(rounded.stored(weight), rounded.scales))
         else:
             by_token = unpacked_tensor(weight, rounded, inputs=Inputs.INT8_ASYM_PER_TOKEN)
             layer.weight = nn.Parameter(by_token, requires_grad=False)

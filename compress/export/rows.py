@@ -43,7 +43,7 @@ def layers_of(model: Any, rounding: Mapping[str, Any]) -> dict[str, Layer]:
         weight, scheme = model.get_submodule(name).weight.detach(), rounded.scheme
         found[name] = Layer(
             weight.numpy(),
-            rounded.integers(weight).numpy(),
+            rounded.stored(weight).numpy(),
             rounded.scales.numpy(),
             8 if scheme is None else scheme.stored,
             "table" if scheme is None else scheme.inputs,

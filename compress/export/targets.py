@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from compress.errors import CompressError
-from compress.quantize.schemes import schemes_named
+from compress.quantize.schemes import SCHEMES, schemes_named
 
-FLOAT = 32
+FLOAT = "fp32"
+PRECISIONS = (FLOAT, "int8", "int4", "fp8")
 EXTRAS = {  # formats whose library is an extra of this package of the same name -> what is imported of it
     "openvino": "openvino",
     "executorch": "executorch",
@@ -23,7 +24,7 @@ class Format:
     Args:
         name: As it is asked for.
         runtime: What runs it.
-        floats, integers: Whether it holds models that aren't quantized, and those that are.
+        floats, rounded: Whether it holds models that aren't quantized, and those that are.
         tolerance: Largest difference of logits of a float model that is rounding: another order of sums, nothing else.
         refuses: Scheme -> why it can't be held.
     """
@@ -31,18 +32,21 @@ class Format:
     name: str
     runtime: str
     floats: bool = True
-    integers: bool = True
+    rounded: bool = True
     tolerance: float = 1e-3
     refuses: Mapping[str, str] = field(default_factory=dict)
 
 
+FLOATS_8 = [scheme.name for scheme in SCHEMES.values() if scheme.floats]
+NO_FLOATS_8 = "it has no products of 8-bit floats; int8 is for it"
+
 FORMATS: Mapping[str, Format] = {
     each.name: each
     for each in (
-        Format("huggingface", "pytorch", integers=False, tolerance=1e-4),
-        Format("onnx", "onnxruntime"),
-        Format("onnxruntime", "onnxruntime"),
-        Format("onnx-decoder", "onnxruntime", integers=False),  # it keeps keys and values, to write with
+        Format("huggingface", "pytorch", rounded=False, tolerance=1e-4),
+        Format("onnx", "onnxruntime", refuses=dict.fromkeys(FLOATS_8, f"on CPUs {NO_FLOATS_8}")),
+        Format("onnxruntime", "onnxruntime", refuses=dict.fromkeys(FLOATS_8, f"on CPUs {NO_FLOATS_8}")),
+        Format("onnx-decoder", "onnxruntime", rounded=False),  # it keeps keys and values, to write with
         Format(
             "openvino",
             "openvino",
@@ -50,7 +54,8 @@ FORMATS: Mapping[str, Format] = {
                 ("int8-dynamic", "int4-dynamic"),
                 "OpenVINO unfolds products of bytes whose scales come with each call into float32, as large and as "
                 "slow as that; int8-static is for it",
-            ),
+            )
+            | dict.fromkeys(FLOATS_8, f"on CPUs {NO_FLOATS_8}"),
         ),
         Format(
             "executorch",
@@ -60,7 +65,8 @@ FORMATS: Mapping[str, Format] = {
                 "would be computed in float; int8-dynamic is for it",
                 "int8-weights": "XNNPACK has no product of floats with bytes; int8-dynamic is for it",
                 "int4-weights": "XNNPACK has no product of floats with 4 bits; int4-dynamic is for it",
-            },
+            }
+            | dict.fromkeys(FLOATS_8, NO_FLOATS_8),
         ),
         Format(
             "litert",
@@ -70,7 +76,8 @@ FORMATS: Mapping[str, Format] = {
                 "own with 32-bit integers take longer than products of floats; int8-dynamic is for it",
                 "int4-weights": "LiteRT has no product of floats with 4 bits in groups: unfolded before it they would "
                 "be as large as floats and several times as slow; int4-dynamic is for it",
-            },
+            }
+            | dict.fromkeys(FLOATS_8, NO_FLOATS_8),
         ),
         Format(
             "torchao",
@@ -89,19 +96,19 @@ FORMATS: Mapping[str, Format] = {
 
 @dataclass(frozen=True)
 class Target:
-    """A format in float32, or with a model's integers.
+    """A format in float32, or with a model's numbers in few bits.
 
     Args:
         format: Name of the format.
-        bits: Of the weights.
+        precision: Of the weights, one of `PRECISIONS`.
     """
 
     format: str
-    bits: int = FLOAT
+    precision: str = FLOAT
 
     def __str__(self) -> str:
         """As it is asked for, and its folder is called."""
-        return self.format if self.bits == FLOAT else f"{self.format}-int{self.bits}"
+        return f"{self.format}-{self.precision}" if self.rounded else self.format
 
     @property
     def kind(self) -> Format:
@@ -109,11 +116,7 @@ class Target:
 
     @property
     def rounded(self) -> bool:
-        return self.bits != FLOAT
-
-    @property
-    def precision(self) -> str:
-        return f"int{self.bits}" if self.rounded else "fp32"
+        return self.precision != FLOAT
 
     @property
     def where(self) -> tuple[str, str]:
@@ -128,7 +131,7 @@ class Target:
             ("openvino", False): Target("onnx"),
             ("onnx", True): Target("onnx"),
             ("onnxruntime", True): Target("onnxruntime"),
-            ("openvino", True): Target("onnx", self.bits),
+            ("openvino", True): Target("onnx", self.precision),
         }
         return source.get((self.format, self.rounded))
 
@@ -143,12 +146,12 @@ def target_of(name: str) -> Target:
     Raises:
         CompressError: A name that isn't known.
     """
-    for bits in (FLOAT, 8, 4):
+    for precision in PRECISIONS:
         for each in FORMATS.values():
-            found = Target(each.name, bits)
-            if str(found) == name and (each.integers if found.rounded else each.floats):
+            found = Target(each.name, precision)
+            if str(found) == name and (each.rounded if found.rounded else each.floats):
                 return found
-    raise CompressError(f"export: expected {', '.join(FORMATS)}, or one with -int8 or -int4, found {name!r}")
+    raise CompressError(f"export: expected {', '.join(FORMATS)}, or one with -int8, -int4 or -fp8, found {name!r}")
 
 
 def formats_of(text: str) -> tuple[str, ...]:

@@ -20,8 +20,8 @@ def export_torchao(source: Source, folder: Path) -> None:
     """Writes safetensors with integers and scales, and a config that says so.
 
     Linear layers with 8 bits become torchao's Int8Tensor, whose products are of bytes where the scheme rounds the
-    inputs; 4 bits and word tables become IntxUnpackedToInt8Tensor, a byte a number: on a CPU this is for
-    interchange, not for speed.
+    inputs, or Float8Tensor; 4 bits and word tables become IntxUnpackedToInt8Tensor, a byte a number: on a CPU this is
+    for interchange, not for speed.
 
     Args:
         source: A model with a rounding.
@@ -79,7 +79,7 @@ def with_integers(source: Source) -> PreTrainedModel:
 def tensor_of(weight: Tensor, rounded: Rounded) -> Tensor:
     if rounded.scheme is None or rounded.scheme.stored == 4:
         return unpacked_tensor(weight, rounded)
-    return byte_tensor(weight, rounded)
+    return float_tensor(weight, rounded) if rounded.scheme.floats else byte_tensor(weight, rounded)
 
 
 def byte_tensor(weight: Tensor, rounded: Rounded) -> Tensor:
@@ -90,12 +90,30 @@ def byte_tensor(weight: Tensor, rounded: Rounded) -> Tensor:
     assert scheme is not None
     inputs = QuantizeTensorToInt8Kwargs(granularity=PerRow(), mapping_type=MappingType.ASYMMETRIC)
     return Int8Tensor(
-        rounded.integers(weight),
+        rounded.stored(weight),
         rounded.scales.clone(),
         [1, weight.shape[1] // rounded.scales.shape[1]],
         torch.float32,
         zero_point=zeros(rounded),
         act_quant_kwargs=inputs if scheme.inputs == "token" else None,
+    )
+
+
+def float_tensor(weight: Tensor, rounded: Rounded) -> Tensor:
+    from torchao.float8.inference import Float8MMConfig
+    from torchao.quantization import Float8Tensor, PerRow
+    from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
+
+    scheme, products = rounded.scheme, Float8MMConfig(use_fast_accum=True)
+    assert scheme is not None
+    inputs = QuantizeTensorToFloat8Kwargs(granularity=PerRow(), mm_config=products)
+    return Float8Tensor(
+        rounded.stored(weight),
+        rounded.scales.clone(),
+        [1, weight.shape[1]],
+        products,
+        inputs if scheme.inputs == "token" else None,
+        dtype=torch.float32,
     )
 
 
@@ -105,7 +123,7 @@ def unpacked_tensor(weight: Tensor, rounded: Rounded, *, inputs: Any = None) -> 
 
     bits = 8 if rounded.scheme is None else rounded.scheme.stored
     return IntxUnpackedToInt8Tensor(
-        rounded.integers(weight),
+        rounded.stored(weight),
         rounded.scales.clone(),
         zeros(rounded),
         getattr(torch, f"int{bits}"),

@@ -43,7 +43,7 @@ def write_target(source: Source, target: Target, folder: Path) -> None:
 
 def check_rounded(source: Source, target: Target) -> None:
     if source.rounding is None:
-        if target == Target("onnxruntime", 8):
+        if target == Target("onnxruntime", "int8"):
             return  # its own int8 needs no numbers
         raise CompressError(
             f"export {target}: expected a quantized model, found one in float; python -m pipelines.quantize makes one"

@@ -14,9 +14,10 @@ class QuantizeConfig:
     """Settings of quantization.
 
     Args:
-        scheme: int8-static, int8-dynamic, int8-weights, int4-weights or int4-dynamic, see `SCHEMES`; int8 takes
-            int8-static for each format that holds it, int8-dynamic for the others, and makes a student of each that is
-            needed; so does int4 with int4-weights; auto is int8 with a min_score of 0.99; empty: in float.
+        scheme: int8-static, int8-dynamic, int8-weights, int4-weights, int4-dynamic, fp8-weights or fp8-dynamic, see
+            `SCHEMES`; int8 takes int8-static for each format that holds it, int8-dynamic for the others, and makes a
+            student of each that is needed; so does int4 with int4-weights; fp8 is fp8-dynamic; auto is int8 with a
+            min_score of 0.99; empty: in float.
         method: qat trains the student as it will be deployed, on the teacher's signals; ptq only calibrates it.
         ranges: Of activations with a scale a tensor: minmax, percentile, or mse (least squared error).
         weights: nearest: to the nearest integer; gptq: those not yet rounded make up for errors; awq: weights that meet

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from compress.errors import CompressError
+from compress.quantize.grid import Numbers
 from compress.quantize.layers import QuantizedLinear
 from compress.quantize.prepare import shared
 from compress.quantize.ranges import Batch, Reader, words
@@ -26,7 +27,7 @@ def gptq(
     weight: Float[Tensor, "rows inputs"],
     energy: Float[Tensor, "inputs inputs"],
     scales: Float[Tensor, "rows groups"],
-    largest: int,
+    numbers: Numbers,
 ) -> Float[Tensor, "rows inputs"]:
     """The weight on its grid with about the least squared error of its products.
 
@@ -34,7 +35,7 @@ def gptq(
         weight: Of a linear layer.
         energy: Sum of x xᵀ over the inputs x that the layer gets.
         scales: Of groups of inputs of equal size.
-        largest: Integer.
+        numbers: That it may be in steps of its scale.
 
     Raises:
         CompressError: Inputs that aren't finite.
@@ -47,7 +48,7 @@ def gptq(
         stop = min(start + BLOCK, left.shape[1])
         errors = left.new_zeros(len(left), stop - start)
         for i in range(start, stop):
-            rounded = (left[:, i] / steps[:, i]).round().clamp(-largest, largest) * steps[:, i]
+            rounded = numbers.nearest_(left[:, i] / steps[:, i]) * steps[:, i]
             error = (left[:, i] - rounded) / spread[i, i]
             left[:, i:stop] -= error[:, None] * spread[i, i:stop]
             done[:, i], errors[:, i - start] = rounded, error
@@ -123,7 +124,7 @@ def gptq_model(
         for name, layer in block.items():
             if name in seen.first and not shared(model, layer):
                 layer.scales = layer.weight_scales().clone()
-                layer.weight.data = gptq(layer.weight.detach(), seen.of(name), layer.scales, layer.largest)
+                layer.weight.data = gptq(layer.weight.detach(), seen.of(name), layer.scales, layer.numbers)
         on_block(number, len(blocks))
     return len(layers)
 

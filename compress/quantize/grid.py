@@ -1,30 +1,67 @@
-"""Numbers on a grid of integers: scales, rounding, and gradients through it. Pure functions of tensors.
+"""Numbers on a grid of integers or of 8-bit floats: scales, rounding, gradients through it. Pure functions of tensors.
 
 Every deployed form repeats these very operations, in this order and in float32: a product instead of a division, or
 another way of rounding ties, would move a number by a whole step now and then.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from compress.errors import CompressError
 
 LEVELS = 255  # of an 8-bit activation, from 0
 SMALLEST = 1e-9  # of a scale: a row of zeros stays zeros
+FRACTION, LEAST_EXPONENT = 3, -6  # of E4M3: bits after the point, and the exponent below which its steps stay the same
 
 
-def weight_scales(weight: Float[Tensor, "rows inputs"], largest: int, group: int = 0) -> Float[Tensor, "rows groups"]:
-    """The largest magnitude of each row, or of each `group` inputs of it, over the largest integer.
+@dataclass(frozen=True)
+class Numbers:
+    """What a weight may be in steps of its scale.
+
+    Args:
+        largest: Of them; the smallest is minus it.
+        floats: They are 8-bit floats (E4M3), whose steps grow with them, not integers.
+    """
+
+    largest: int
+    floats: bool = False
+
+    @property
+    def kind(self) -> torch.dtype:
+        """As they are stored."""
+        return torch.float8_e4m3fn if self.floats else torch.int8
+
+    @property
+    def edge(self) -> float:
+        """What is beyond it is cut off."""
+        return self.largest + (16 if self.floats else 0.5)
+
+    def nearest_(self, steps: Tensor) -> Tensor:
+        """The nearest of them, in place; of two as near the even one."""
+        if self.floats:
+            return steps.copy_(steps.clamp_(-self.largest, self.largest).to(self.kind))
+        return steps.round_().clamp_(-self.largest, self.largest)
+
+
+INT8 = Numbers(127)
+FLOAT8 = Numbers(448, floats=True)
+
+
+def weight_scales(
+    weight: Float[Tensor, "rows inputs"], numbers: Numbers, group: int = 0
+) -> Float[Tensor, "rows groups"]:
+    """The largest magnitude of each row, or of each `group` inputs of it, over the largest number.
 
     Those of groups are rounded to bfloat16, which is what XNNPACK's products of 4 bits have.
 
     Raises:
         CompressError: Inputs that `group` doesn't divide.
     """
-    scales = grouped(weight, group).abs().amax(-1).div_(largest).clamp_(min=SMALLEST)
+    scales = grouped(weight, group).abs().amax(-1).div_(numbers.largest).clamp_(min=SMALLEST)
     return scales.bfloat16().float() if group else scales
 
 
@@ -41,10 +78,10 @@ def grouped(weight: Float[Tensor, "rows inputs"], group: int) -> Float[Tensor, "
 def on_grid(
     weight: Float[Tensor, "rows inputs"],
     scales: Float[Tensor, "rows groups"],
-    largest: int,
+    numbers: Numbers,
     kind: torch.dtype | None = None,
 ) -> Float[Tensor, "rows inputs"]:
-    """Each weight at the nearest multiple of its scale, within the largest integer; the gradient passes where it is.
+    """Each weight at the nearest multiple of its scale that the numbers allow; the gradient passes where it is.
 
     It is rounded in float32 and comes as `kind`, or as it came. Scales that are learned get a gradient too, and a
     weight that is cut off then passes none.
@@ -53,24 +90,24 @@ def on_grid(
     (arXiv 1902.08153), equations 3 and 4. Its factor on the scale's gradient is left out: Adam divides by it again.
     """
     function = OnLearnedGrid if scales.requires_grad else OnGrid
-    return function.apply(weight, scales, largest, kind or weight.dtype)
+    return function.apply(weight, scales, numbers, kind or weight.dtype)
 
 
 class OnLearnedGrid(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, scales: Tensor, largest: int, kind: torch.dtype) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, scales: Tensor, numbers: Numbers, kind: torch.dtype) -> Tensor:
         each = scales.reshape(-1, 1)
         steps = weight.reshape(len(each), -1) / each
-        whole = steps.round().clamp_(-largest, largest)
+        whole = numbers.nearest_(steps.clone())
         ctx.save_for_backward(steps, whole)
-        ctx.largest = largest
+        ctx.edge = numbers.edge
         return (whole * each).view(weight.shape).to(kind)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         steps, whole = ctx.saved_tensors
         rows = gradient.reshape(steps.shape).to(steps.dtype)
-        within = steps.abs() <= ctx.largest + 0.5
+        within = steps.abs() <= ctx.edge
         slope = torch.where(within, whole - steps, whole)
         shape = gradient.shape[0], -1
         return (rows * within).view(gradient.shape).to(gradient.dtype), (rows * slope).sum(1).view(shape), None, None
@@ -80,9 +117,9 @@ class OnGrid(torch.autograd.Function):
     """In place where it can be: on a CPU a third of the time that torch's own fake quantization takes."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, scales: Tensor, largest: int, kind: torch.dtype) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, scales: Tensor, numbers: Numbers, kind: torch.dtype) -> Tensor:
         each = scales.view(-1, 1)
-        rounded = (weight.view(len(each), -1) / each).round_().clamp_(-largest, largest).mul_(each)
+        rounded = numbers.nearest_(weight.view(len(each), -1) / each).mul_(each)
         return rounded.view(weight.shape).to(kind)
 
     @staticmethod
@@ -90,12 +127,10 @@ class OnGrid(torch.autograd.Function):
         return gradient, None, None, None
 
 
-def integers(
-    weight: Float[Tensor, "rows inputs"], scales: Float[Tensor, "rows groups"], largest: int
-) -> Int[Tensor, "rows inputs"]:
-    """The integers of a weight that is `on_grid`, int8."""
+def stored(weight: Float[Tensor, "rows inputs"], scales: Float[Tensor, "rows groups"], numbers: Numbers) -> Tensor:
+    """The numbers of a weight that is `on_grid` [rows, inputs], int8 or float8_e4m3fn."""
     rows = weight.detach().view(scales.numel(), -1)
-    return (rows / scales.view(-1, 1)).round().clamp(-largest, largest).to(torch.int8).view(weight.shape)
+    return numbers.nearest_(rows / scales.view(-1, 1)).to(numbers.kind).view(weight.shape)
 
 
 def tensor_grid(low: Float[Tensor, "*shape"], high: Float[Tensor, "*shape"]) -> tuple[Tensor, Tensor]:
@@ -192,3 +227,36 @@ class TokenSnapped(torch.autograd.Function):
 def token_grid(x: Tensor) -> tuple[Tensor, Tensor]:
     """(scale, zero point) of each row, both [..., 1]."""
     return tensor_grid(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True))  # aminmax takes ten times as long
+
+
+def float_snapped(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
+    """Activations [..., inputs] as 8-bit floats times the scale of their row, its largest magnitude over 448.
+
+    They are rounded in float32, and come as `kind` or as they came; the gradient passes. The numbers are those of
+    torchao's float8 activations with a scale a row, and of compressed-tensors' with a scale a token.
+    """
+    return FloatSnapped.apply(x, kind or x.dtype)
+
+
+class FloatSnapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kind: torch.dtype) -> Tensor:
+        x = x.float()
+        scale = float_scale(x)
+        return FLOAT8.nearest_(x / scale).mul_(scale).to(kind)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def float_scale(x: Tensor) -> Tensor:
+    """Of each row, [..., 1]."""
+    return (x.abs().amax(-1, keepdim=True) / FLOAT8.largest).clamp_(min=SMALLEST)
+
+
+def near_float_tie(x: Tensor, within: float) -> Tensor:
+    """Where a value of `x` [..., inputs], in the scale of its row, lies so near the middle of two 8-bit floats."""
+    steps = x.float() / float_scale(x.float())
+    exponent = torch.frexp(steps).exponent - 1
+    return near_tie(steps, torch.exp2(exponent.clamp(min=LEAST_EXPONENT) - FRACTION), within)

@@ -7,7 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compress.quantize.grid import (
+    INT8,
     SMALLEST,
+    Numbers,
+    float_snapped,
+    near_float_tie,
     near_tie,
     on_grid,
     snapped,
@@ -19,8 +23,8 @@ from compress.quantize.grid import (
 from compress.quantize.schemes import Scheme
 from compress.quantize.sharing import Sharing, products_dtype
 
-TABLE = 127  # largest integer of an embedding
 TOKENS = Sharing()  # of all layers with a scale a token: they round alike
+FLOATS = Sharing()  # of those whose inputs are 8-bit floats
 
 
 L = TypeVar("L", bound=nn.Linear)
@@ -98,8 +102,8 @@ class QuantizedLinear(nn.Linear):
         self.stretch = nn.Parameter(torch.ones(self.scales.numel()))  # flat: weight decay leaves it alone
 
     @property
-    def largest(self) -> int:
-        return self.scheme.largest
+    def numbers(self) -> Numbers:
+        return self.scheme.numbers
 
     def weight_scales(self) -> Tensor:
         """[outputs, groups]; those of the weights as they are unless they are kept."""
@@ -107,18 +111,22 @@ class QuantizedLinear(nn.Linear):
             return stretched(self.scales, self.stretch.view_as(self.scales), self.scheme.group)
         if self.scales is not None:
             return self.scales
-        return weight_scales(self.weight.detach(), self.largest, self.scheme.group)
+        return weight_scales(self.weight.detach(), self.numbers, self.scheme.group)
 
     def rounded_weight(self) -> Tensor:
-        return on_grid(self.weight, self.weight_scales(), self.largest, products_dtype(self.weight))
+        return on_grid(self.weight, self.weight_scales(), self.numbers, products_dtype(self.weight))
 
     def rounded_input(self, x: Tensor) -> Tensor:
+        if self.scheme.inputs == "token" and self.scheme.floats:
+            return FLOATS.of(x, lambda: float_snapped(x, products_dtype(x)))
         if self.scheme.inputs == "token":
             return TOKENS.of(x, lambda: token_snapped(x, products_dtype(x)))
         return x if self.grid is None else cast(Tensor, self.grid(x))
 
     def near_tie(self, x: Tensor, within: float) -> Tensor:
         """Which rows [...] of `x` [..., inputs] have a value that rounding may take to either of two steps."""
+        if self.scheme.inputs == "token" and self.scheme.floats:
+            return near_float_tie(x, within).any(-1)
         if self.scheme.inputs == "token":
             return near_tie(x, token_grid(x)[0], within).any(-1)
         if self.grid is not None:
@@ -140,16 +148,16 @@ def stretched(scales: Tensor, stretch: Tensor, group: int) -> Tensor:
 class QuantizedEmbedding(nn.Embedding):
     """A table of words or positions in 8 bits with a scale a row; only the rows of a batch are rounded."""
 
-    largest = TABLE
+    numbers = INT8
     rounds = True  # False: for the moment it reads as a plain table
 
     def weight_scales(self) -> Tensor:
         """[rows, 1]."""
-        return weight_scales(self.weight.detach(), TABLE)
+        return weight_scales(self.weight.detach(), INT8)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Embedding
         rows = super().forward(input)
         if not self.rounds:
             return rows
         flat = rows.reshape(-1, rows.shape[-1])
-        return on_grid(flat, weight_scales(flat.detach(), TABLE), TABLE).view(rows.shape)
+        return on_grid(flat, weight_scales(flat.detach(), INT8), INT8).view(rows.shape)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
-from compress.quantize.grid import grouped, integers, on_grid
-from compress.quantize.layers import TABLE, InputGrid, QuantizedEmbedding, QuantizedLinear, linear_as, table_as
+from compress.quantize.grid import INT8, Numbers, grouped, on_grid, stored
+from compress.quantize.layers import InputGrid, QuantizedEmbedding, QuantizedLinear, linear_as, table_as
 from compress.quantize.schemes import Scheme
 
 
@@ -29,20 +29,21 @@ class Rounded:
     grid: tuple[float, int] | None = None
 
     @property
-    def largest(self) -> int:
-        return self.scheme.largest if self.scheme is not None else TABLE
+    def numbers(self) -> Numbers:
+        return self.scheme.numbers if self.scheme is not None else INT8
 
-    def integers(self, weight: Tensor) -> Tensor:
-        """The weight [outputs, inputs] as int8."""
-        return integers(weight, self.scales, self.largest)
+    def stored(self, weight: Tensor) -> Tensor:
+        """The weight [outputs, inputs] as int8 or float8_e4m3fn."""
+        return stored(weight, self.scales, self.numbers)
 
 
 Rounding = Mapping[str, Rounded]  # name of a module -> how it is rounded
 
 
-def bits_of(rounding: Rounding) -> int:
-    """Of the smallest weights: 8 or 4."""
-    return min((rounded.scheme.stored for rounded in rounding.values() if rounded.scheme is not None), default=8)
+def precision_of(rounding: Rounding) -> str:
+    """Of its smallest weights: int4, fp8 or int8."""
+    found = {rounded.scheme.precision for rounded in rounding.values() if rounded.scheme is not None}
+    return min(found, key=("int4", "fp8", "int8").index, default="int8")
 
 
 def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tuple[str, ...] = ()) -> list[str]:
@@ -66,7 +67,7 @@ def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tu
         chosen = scheme if isinstance(scheme, Scheme) else scheme.get(name)
         if isinstance(layer, nn.Linear) and chosen is not None:
             if id(layer.weight) in tables:  # a decoder's head: one tensor can't be on two grids
-                chosen = dataclasses.replace(chosen, bits=8, group=0)
+                chosen = as_table(chosen)
             check_finite(name, layer.weight)
             grouped(layer.weight, chosen.group)
             replace(model, name, QuantizedLinear.of(layer, chosen))
@@ -79,6 +80,13 @@ def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tu
     if not any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise CompressError(f"quantize: {type(model).__name__} has no linear layer that the scheme is for")
     return found
+
+
+def as_table(scheme: Scheme) -> Scheme:
+    """The scheme for a layer whose weight is on the grid of a word table."""
+    if scheme.floats:  # there are no products of integers with 8-bit floats
+        return Scheme("int8-weights")
+    return dataclasses.replace(scheme, bits=8, group=0)
 
 
 def rounded_layers(model: nn.Module, keep: tuple[str, ...] = ()) -> dict[str, nn.Linear | nn.Embedding]:
@@ -154,7 +162,7 @@ def convert(model: nn.Module) -> dict[str, Rounded]:
     for name, layer in layers.items():
         if id(layer.weight) not in done:
             done[id(layer.weight)] = scales = layer.weight_scales().detach().clone()
-            layer.weight.data = on_grid(layer.weight, scales, layer.largest)
+            layer.weight.data = on_grid(layer.weight, scales, layer.numbers)
         scales = done[id(layer.weight)]
         if isinstance(layer, QuantizedLinear):
             found[name] = Rounded(layer.scheme, scales, grid_of(name, layer))

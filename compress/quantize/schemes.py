@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from compress.errors import CompressError
+from compress.quantize.grid import FLOAT8, Numbers
 
 
 @dataclass(frozen=True)
 class Scheme:
     """How a layer is rounded.
 
-    Weights are symmetric integers with a scale for each output, or for each `group` of neighbours along the inputs;
-    word tables have a scale a row and always 8 bits.
+    Weights are symmetric numbers with a scale for each output, or for each `group` of neighbours along the inputs;
+    word tables have a scale a row and are always integers of 8 bits.
 
     Args:
         name: As it is asked for.
@@ -20,22 +21,30 @@ class Scheme:
         group: Inputs that share a scale; 0: all of an output's.
         inputs: Of a linear layer: `float`, left as they are; `token`, 8 bits with a scale and zero point that each
             token gets when the layer is called; `tensor`, 8 bits with one of both that calibration or training found.
+        floats: 8-bit floats (E4M3) in the place of integers, of weights and of inputs with a scale a token, which then
+            have no zero point.
     """
 
     name: str
     bits: int = 8
     group: int = 0
     inputs: Literal["float", "token", "tensor"] = "float"
+    floats: bool = False
 
     @property
-    def largest(self) -> int:
-        """The largest integer of a weight; the smallest is minus it."""
-        return 2 ** (self.bits - 1) - 1
+    def numbers(self) -> Numbers:
+        """That a weight may be in steps of its scale."""
+        return FLOAT8 if self.floats else Numbers(2 ** (self.bits - 1) - 1)
 
     @property
     def stored(self) -> int:
         """Bits that a weight takes in a file."""
         return 4 if self.bits == 4 else 8
+
+    @property
+    def precision(self) -> str:
+        """As reports and files name it."""
+        return "fp8" if self.floats else f"int{self.stored}"
 
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -46,6 +55,8 @@ SCHEMES: Mapping[str, Scheme] = {
         Scheme("int8-weights"),
         Scheme("int4-weights", bits=4, group=32),
         Scheme("int4-dynamic", bits=4, group=32, inputs="token"),
+        Scheme("fp8-weights", floats=True),
+        Scheme("fp8-dynamic", inputs="token", floats=True),
     )
 }
 
@@ -56,7 +67,8 @@ def reduced(scheme: Scheme) -> Scheme:
     x86 processors without VNNI add pairs of products of bytes in 16 bits. 255 x 127 twice doesn't fit there and is cut
     off; 255 x 63 twice does.
     """
-    return replace(scheme, bits=7) if scheme.bits == 8 and scheme.inputs != "float" else scheme
+    bytes_meet = scheme.bits == 8 and scheme.inputs != "float" and not scheme.floats
+    return replace(scheme, bits=7) if bytes_meet else scheme
 
 
 def wider(scheme: Scheme) -> Scheme | None:
@@ -67,6 +79,7 @@ def wider(scheme: Scheme) -> Scheme | None:
 BITS: Mapping[str, tuple[str, ...]] = {  # asked for by bits alone: each format takes the first that it holds
     "int8": ("int8-static", "int8-dynamic"),
     "int4": ("int4-weights", "int4-dynamic"),
+    "fp8": ("fp8-dynamic",),
 }
 
 

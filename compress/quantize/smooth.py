@@ -98,7 +98,7 @@ def awq(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], schem
 def product_error(weight: Tensor, tokens: Tensor, scales: Tensor, scheme: Scheme) -> float:
     """Mean squared error of the products of tokens [tokens, inputs] once the weight is scaled and rounded."""
     scaled = weight * scales
-    rounded = on_grid(scaled, weight_scales(scaled, scheme.largest, scheme.group), scheme.largest) / scales
+    rounded = on_grid(scaled, weight_scales(scaled, scheme.numbers, scheme.group), scheme.numbers) / scales
     return float((tokens @ (rounded - weight).T).square().mean())
 
 
