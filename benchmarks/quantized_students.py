@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kept import checkpoint_of
+from benchmarks.recipes import lend
 from compress.export.targets import FORMATS
 from compress.quantize.schemes import SCHEMES
 from pipelines.console import Console
 
 METHODS = ("ptq", "qat")
+LENT = ("data", "precision", "teacher", "cache", "export-teacher")  # stages that the float student's run has made
 Report = dict[str, Any]
 
 
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), default=list(SCHEMES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--rounds", type=int, default=30, help="calls of each text that is timed")
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=["onnx", "onnxruntime", "openvino"])
     given, more = parser.parse_known_args()
     given.more = more
@@ -60,7 +63,7 @@ def float_student(given: argparse.Namespace, seed: int) -> tuple[Path, float]:
     output = Path(given.output) / f"seed-{seed}" / "float"
     teacher = ["--teacher", given.teacher] if given.teacher else []
     words = ["--config", given.config, *teacher, "--data", given.data, "--seed", str(seed)]
-    command("distill", *words, "--output", str(output))
+    command("distill", *words, "--measure.rounds", str(given.rounds), "--output", str(output))
     whole = entry(json.loads((output / "report.json").read_text()), "student", "pytorch", "fp32")
     assert whole is not None
     return output, whole["score"]
@@ -73,6 +76,8 @@ def quantized(given: argparse.Namespace, seed: int, scheme: str, method: str, ma
     student, teacher = checkpoint_of(made, "distill"), checkpoint_of(made, "teacher")
     words = ["--config", given.config, "--model", str(student), "--teacher", str(teacher), "--data", given.data]
     words += ["--scheme", scheme, "--method", method, "--export", ",".join(formats), "--seed", str(seed)]
+    words += ["--measure.rounds", str(given.rounds)]
+    lend([made], output, LENT)
     command("quantize", *words, *given.more, "--output", str(output))
     return json.loads((output / "report.json").read_text())
 

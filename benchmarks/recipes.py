@@ -92,10 +92,10 @@ def run(given: argparse.Namespace, entry: Entry, data: str, output: Path) -> Non
     subprocess.run([*command, "--output", str(output)], check=True)
 
 
-def lend(made: Sequence[Path], output: Path) -> None:
+def lend(made: Sequence[Path], output: Path, stages: Sequence[str] = SHARED) -> None:
     """Copies what other runs made; a stage that isn't this one's is left aside by its key."""
     for before in made:
-        for name in SHARED:
+        for name in stages:
             for stage in (before / name).glob("*"):
                 place = output / name / stage.name
                 if not place.exists():

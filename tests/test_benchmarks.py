@@ -47,7 +47,7 @@ def test_a_student_of_other_settings_is_made_to_round(tmp_path: Path, monkeypatc
     rounded.mkdir()
     report(rounded)
     monkeypatch.setattr(quantized_students, "command", lambda module, *words: asked.extend(words))
-    given = argparse.Namespace(output=str(tmp_path), formats=["onnx"], config="c", data="d", more=[])
+    given = argparse.Namespace(output=str(tmp_path), formats=["onnx"], config="c", data="d", more=[], rounds=1)
     quantized_students.quantized(given, 0, "int8-static", "ptq", floats)
     found = [asked[asked.index(word) + 1] for word in ("--model", "--teacher")]
     assert found == [str(stages[name] / "model") for name in ("distill", "teacher")]
