@@ -84,6 +84,8 @@ def trained(scheme: str) -> Way:
 WAYS: dict[str, Way] = {
     "int8-weights nearest": rounded("int8-weights"),
     "int8-dynamic nearest": rounded("int8-dynamic"),
+    "fp8-weights nearest": rounded("fp8-weights"),
+    "fp8-dynamic nearest": rounded("fp8-dynamic"),
     "int4-weights nearest": rounded("int4-weights"),
     "int4-weights AWQ": rounded("int4-weights", "awq"),
     "int4-weights GPTQ": rounded("int4-weights", "gptq"),
