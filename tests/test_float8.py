@@ -10,9 +10,9 @@ from compress.export.targets import FORMATS, by_scheme, target_of
 from compress.export.torchao import float_tensor
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.gptq import gptq
-from compress.quantize.grid import FLOAT8, float_scale, float_snapped, near_float_tie, on_grid, stored, weight_scales
+from compress.quantize.grid import float_scale, float_snapped, near_float_tie, on_grid, stored, weight_scales
 from compress.quantize.prepare import Rounded, convert, precision_of, prepare
-from compress.quantize.schemes import reduced, scheme_of, wider
+from compress.quantize.schemes import FLOAT8, reduced, scheme_of, wider
 from conftest import build_model
 from tiny_families import build
 

@@ -10,8 +10,6 @@ from torch import nn
 from compress.errors import CompressError
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.grid import (
-    INT8,
-    Numbers,
     on_grid,
     snapped,
     stored,
@@ -24,7 +22,7 @@ from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
 from compress.quantize.prepare import convert, learn_scales, precision_of, prepare, restore
 from compress.quantize.ranges import Seen, calibrate, rounding_error, words
 from compress.quantize.rounding import round_model
-from compress.quantize.schemes import SCHEMES, scheme_of
+from compress.quantize.schemes import INT8, SCHEMES, Numbers, scheme_of
 from compress.quantize.store import load_rounding, save_rounding
 from conftest import build_model
 from distill.optimizer import build_optimizer

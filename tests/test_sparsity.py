@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from compress.blocks import by_block
 from compress.errors import CompressError
-from compress.quantize.gptq import stages
 from compress.sparsity.config import Sparsity
 from compress.sparsity.layers import sparse_layers, zero_share
 from compress.sparsity.oneshot import sparsify
@@ -163,6 +163,6 @@ def test_a_filter_is_ignored(tiny_model):
 
 
 def test_blocks_of_the_model_are_mixed(tiny_model):
-    groups = stages(sparse_layers(tiny_model("bert")))
+    groups = by_block(sparse_layers(tiny_model("bert")))
     assert [len(group) for group in groups] == [6] * 4
     assert all(f".layer.{i}." in name for i, group in enumerate(groups) for name in group)

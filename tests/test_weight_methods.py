@@ -11,12 +11,12 @@ from compress.errors import CompressError
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.folds import Fold, apply, find_folds, tied
 from compress.quantize.gptq import gptq, gptq_model
-from compress.quantize.grid import Numbers, on_grid, weight_scales
+from compress.quantize.grid import on_grid, weight_scales
 from compress.quantize.layers import QuantizedLinear
 from compress.quantize.prepare import convert, prepare
 from compress.quantize.ranges import calibrate
 from compress.quantize.rounding import round_model
-from compress.quantize.schemes import scheme_of
+from compress.quantize.schemes import Numbers, scheme_of
 from compress.quantize.smooth import awq, smooth
 from conftest import build_model
 from tiny_families import build

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress.blocks import block_of
 from compress.export.huggingface import logits_of
 from compress.prune.sizes import head_width
-from compress.quantize.gptq import block_of
 
 SAME = 1e-4  # of the largest output: what scaling may move by another order of sums
 

@@ -4,23 +4,22 @@ Source: Frantar et al. 2023 (arXiv 2210.17323), algorithm 1. Inputs go in the or
 scales are those of the weights before any is changed, so that groups stay where they are.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from compress.blocks import by_block
 from compress.errors import CompressError
-from compress.quantize.grid import Numbers
+from compress.quantize.grid import nearest_
 from compress.quantize.layers import QuantizedLinear
 from compress.quantize.prepare import shared
 from compress.quantize.ranges import Batch, Reader, words
+from compress.quantize.schemes import Numbers
 
 DAMP = 0.01  # of the mean energy, added to each input's: inputs that hardly vary have no inverse
 BLOCK = 128  # inputs between two corrections of all that follow
-
-M = TypeVar("M", bound=nn.Module)
 
 
 def gptq(
@@ -48,7 +47,7 @@ def gptq(
         stop = min(start + BLOCK, left.shape[1])
         errors = left.new_zeros(len(left), stop - start)
         for i in range(start, stop):
-            rounded = numbers.nearest_(left[:, i] / steps[:, i]) * steps[:, i]
+            rounded = nearest_(left[:, i] / steps[:, i], numbers) * steps[:, i]
             error = (left[:, i] - rounded) / spread[i, i]
             left[:, i:stop] -= error[:, None] * spread[i, i:stop]
             done[:, i], errors[:, i - start] = rounded, error
@@ -117,7 +116,7 @@ def gptq_model(
     kept, layers = list(batches), {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     if not kept:
         raise CompressError("gptq: expected some texts, found none: there is no error to make up for")
-    blocks = stages(layers)
+    blocks = by_block(layers)
     for number, block in enumerate(blocks, 1):
         seen = Energies()
         seen.watch(model, block, kept)
@@ -127,18 +126,3 @@ def gptq_model(
                 layer.weight.data = gptq(layer.weight.detach(), seen.of(name), layer.scales, layer.numbers)
         on_block(number, len(blocks))
     return len(layers)
-
-
-def stages(layers: Mapping[str, M]) -> list[dict[str, M]]:
-    """The layers in groups of one block of the model each, in the order of their first layers."""
-    blocks: dict[str, dict[str, M]] = {}
-    for name, layer in layers.items():
-        blocks.setdefault(block_of(name), {})[name] = layer
-    return list(blocks.values())
-
-
-def block_of(name: str) -> str:
-    """`model.layers.3` of `model.layers.3.mlp.up_proj`; a layer outside of blocks is its own."""
-    parts = name.split(".")
-    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbers[0] + 1]) if numbers else name

@@ -4,7 +4,6 @@ Every deployed form repeats these very operations, in this order and in float32:
 another way of rounding ties, would move a number by a whole step now and then.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,43 +11,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from compress.errors import CompressError
+from compress.quantize.schemes import FLOAT8, Numbers
 
 LEVELS = 255  # of an 8-bit activation, from 0
 SMALLEST = 1e-9  # of a scale: a row of zeros stays zeros
 FRACTION, LEAST_EXPONENT = 3, -6  # of E4M3: bits after the point, and the exponent below which its steps stay the same
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """What a weight may be in steps of its scale.
-
-    Args:
-        largest: Of them; the smallest is minus it.
-        floats: They are 8-bit floats (E4M3), whose steps grow with them, not integers.
-    """
-
-    largest: int
-    floats: bool = False
-
-    @property
-    def kind(self) -> torch.dtype:
-        """As they are stored."""
-        return torch.float8_e4m3fn if self.floats else torch.int8
-
-    @property
-    def edge(self) -> float:
-        """What is beyond it is cut off."""
-        return self.largest + (16 if self.floats else 0.5)
-
-    def nearest_(self, steps: Tensor) -> Tensor:
-        """The nearest of them, in place; of two as near the even one."""
-        if self.floats:
-            return steps.copy_(steps.clamp_(-self.largest, self.largest).to(self.kind))
-        return steps.round_().clamp_(-self.largest, self.largest)
-
-
-INT8 = Numbers(127)
-FLOAT8 = Numbers(448, floats=True)
+def nearest_(steps: Tensor, numbers: Numbers) -> Tensor:
+    """The nearest of the numbers, in place; of two as near the even one."""
+    if numbers.floats:
+        return steps.copy_(steps.clamp_(-numbers.largest, numbers.largest).to(torch.float8_e4m3fn))
+    return steps.round_().clamp_(-numbers.largest, numbers.largest)
 
 
 def weight_scales(
@@ -98,7 +72,7 @@ class OnLearnedGrid(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, scales: Tensor, numbers: Numbers, kind: torch.dtype) -> Tensor:
         each = scales.reshape(-1, 1)
         steps = weight.reshape(len(each), -1) / each
-        whole = numbers.nearest_(steps.clone())
+        whole = nearest_(steps.clone(), numbers)
         ctx.save_for_backward(steps, whole)
         ctx.edge = numbers.edge
         return (whole * each).view(weight.shape).to(kind)
@@ -119,7 +93,7 @@ class OnGrid(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, scales: Tensor, numbers: Numbers, kind: torch.dtype) -> Tensor:
         each = scales.view(-1, 1)
-        rounded = numbers.nearest_(weight.view(len(each), -1) / each).mul_(each)
+        rounded = nearest_(weight.view(len(each), -1) / each, numbers).mul_(each)
         return rounded.view(weight.shape).to(kind)
 
     @staticmethod
@@ -130,7 +104,8 @@ class OnGrid(torch.autograd.Function):
 def stored(weight: Float[Tensor, "rows inputs"], scales: Float[Tensor, "rows groups"], numbers: Numbers) -> Tensor:
     """The numbers of a weight that is `on_grid` [rows, inputs], int8 or float8_e4m3fn."""
     rows = weight.detach().view(scales.numel(), -1)
-    return numbers.nearest_(rows / scales.view(-1, 1)).to(numbers.kind).view(weight.shape)
+    kind = torch.float8_e4m3fn if numbers.floats else torch.int8
+    return nearest_(rows / scales.view(-1, 1), numbers).to(kind).view(weight.shape)
 
 
 def tensor_grid(low: Float[Tensor, "*shape"], high: Float[Tensor, "*shape"]) -> tuple[Tensor, Tensor]:
@@ -243,7 +218,7 @@ class FloatSnapped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, kind: torch.dtype) -> Tensor:
         x = x.float()
         scale = float_scale(x)
-        return FLOAT8.nearest_(x / scale).mul_(scale).to(kind)
+        return nearest_(x / scale, FLOAT8).mul_(scale).to(kind)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from compress.quantize.grid import (
-    INT8,
     SMALLEST,
-    Numbers,
     float_snapped,
     near_float_tie,
     near_tie,
@@ -20,7 +18,7 @@ from compress.quantize.grid import (
     token_snapped,
     weight_scales,
 )
-from compress.quantize.schemes import Scheme
+from compress.quantize.schemes import INT8, Numbers, Scheme
 from compress.quantize.sharing import Sharing, products_dtype
 
 TOKENS = Sharing()  # of all layers with a scale a token: they round alike

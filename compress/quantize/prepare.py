@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
-from compress.quantize.grid import INT8, Numbers, grouped, on_grid, stored
+from compress.quantize.grid import grouped, on_grid, stored
 from compress.quantize.layers import InputGrid, QuantizedEmbedding, QuantizedLinear, linear_as, table_as
-from compress.quantize.schemes import Scheme
+from compress.quantize.schemes import INT8, Numbers, Scheme
 
 
 @dataclass(frozen=True)

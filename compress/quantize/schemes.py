@@ -5,7 +5,28 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from compress.errors import CompressError
-from compress.quantize.grid import FLOAT8, Numbers
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a weight may be in steps of its scale.
+
+    Args:
+        largest: Of them; the smallest is minus it.
+        floats: They are 8-bit floats (E4M3), whose steps grow with them, not integers.
+    """
+
+    largest: int
+    floats: bool = False
+
+    @property
+    def edge(self) -> float:
+        """What is beyond it is cut off."""
+        return self.largest + (16 if self.floats else 0.5)
+
+
+INT8 = Numbers(127)
+FLOAT8 = Numbers(448, floats=True)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from compress.blocks import by_block
 from compress.errors import CompressError
-from compress.quantize.gptq import stages
 from compress.sparsity.config import Sparsity
 from compress.sparsity.layers import Batch, Chosen, sparse_layers, sum_over_inputs
 from compress.sparsity.patterns import Masks, check_shape, keep
@@ -51,7 +51,7 @@ def sparsify(
     if not held:
         raise CompressError(f"sparsity.score: {config.score} needs calibration batches, found none: inputs are unknown")
     masks = {}
-    for stage in stages(layers):
+    for stage in by_block(layers):
         masks |= (
             wanda_stage(model, stage, held, config)
             if config.score == "wanda"
