@@ -10,7 +10,7 @@ from compress.export.targets import FORMATS, by_scheme, target_of
 from compress.export.torchao import float_tensor
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.gptq import gptq
-from compress.quantize.grid import float_scale, float_snapped, near_float_tie, on_grid, stored, weight_scales
+from compress.quantize.grid import float_scale, float_snapped, near_float_tie, nearest_, on_grid, stored, weight_scales
 from compress.quantize.prepare import Rounded, convert, precision_of, prepare
 from compress.quantize.schemes import FLOAT8, reduced, scheme_of, wider
 from conftest import build_model
@@ -46,6 +46,14 @@ def test_a_weight_goes_to_another_number_than_the_nearest():
     numbers = stored(weight, scales, FLOAT8)
     assert numbers.dtype == torch.float8_e4m3fn
     assert torch.equal(stored(rounded, scales, FLOAT8).view(torch.uint8), numbers.view(torch.uint8))
+
+
+def test_a_tie_goes_to_another_number_than_the_libraries_say():
+    numbers = every_number().float()
+    ties = (numbers[1:] + numbers[:-1]) / 2
+    beside = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (-1e9, 1e9)]
+    values = torch.cat([numbers, ties, *beside, seeded(10_000) * 100, seeded(10_000) / 100])
+    assert torch.equal(nearest_(values.clone(), FLOAT8), values.to(torch.float8_e4m3fn).float())
 
 
 def test_what_is_beyond_the_largest_number_becomes_nan():

@@ -16,13 +16,24 @@ from compress.quantize.schemes import FLOAT8, Numbers
 LEVELS = 255  # of an 8-bit activation, from 0
 SMALLEST = 1e-9  # of a scale: a row of zeros stays zeros
 FRACTION, LEAST_EXPONENT = 3, -6  # of E4M3: bits after the point, and the exponent below which its steps stay the same
+EXPONENT = 0x7F800000  # bits of a float32
 
 
 def nearest_(steps: Tensor, numbers: Numbers) -> Tensor:
     """The nearest of the numbers, in place; of two as near the even one."""
     if numbers.floats:
-        return steps.copy_(steps.clamp_(-numbers.largest, numbers.largest).to(torch.float8_e4m3fn))
+        apart = float_step(steps.clamp_(-numbers.largest, numbers.largest))
+        return steps.div_(apart).round_().mul_(apart)
     return steps.round_().clamp_(-numbers.largest, numbers.largest)
+
+
+def float_step(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """How far from one another the 8-bit floats (E4M3) around a float32 are: a part of the power of two below it.
+
+    On a CPU a cast to them and back takes six times as long as rounding with these.
+    """
+    power = (x.view(torch.int32) & EXPONENT).view(torch.float32)
+    return power.mul_(2.0**-FRACTION).clamp_(min=2.0 ** (LEAST_EXPONENT - FRACTION))
 
 
 def weight_scales(
@@ -233,5 +244,4 @@ def float_scale(x: Tensor) -> Tensor:
 def near_float_tie(x: Tensor, within: float) -> Tensor:
     """Where a value of `x` [..., inputs], in the scale of its row, lies so near the middle of two 8-bit floats."""
     steps = x.float() / float_scale(x.float())
-    exponent = torch.frexp(steps).exponent - 1
-    return near_tie(steps, torch.exp2(exponent.clamp(min=LEAST_EXPONENT) - FRACTION), within)
+    return near_tie(steps, float_step(steps), within)
