@@ -40,10 +40,19 @@ def only_checkpoint(output: Path, stage: str) -> Path:
     Raises:
         SystemExit: The stage was made more than once.
     """
-    found = sorted((output / stage).glob("*/model"))
+    return only(output, stage, "model")
+
+
+def only(output: Path, stage: str, name: str) -> Path:
+    """What a stage that was made once has of that name.
+
+    Raises:
+        SystemExit: It was made more than once, or has none.
+    """
+    found = sorted((output / stage).glob(f"*/{name}"))
     if len(found) != 1:
         raise SystemExit(
-            f"{output / stage}: expected one checkpoint, found {len(found)}: it isn't known which is this call's; "
+            f"{output / stage}: expected one {name}, found {len(found)}: it isn't known which is this call's; "
             "name a new folder"
         )
     return found[0]

@@ -11,15 +11,13 @@ What is finished is skipped when the same command runs again; words that aren't 
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.kept import keep_to, only_checkpoint
+from benchmarks.kept import keep_to, only, only_checkpoint
 from benchmarks.recipes import lend
-from benchmarks.two_teachers import score, told
+from benchmarks.two_teachers import run, score, told
 from pipelines.console import Console
 from pipelines.machine import commit, describe
 
@@ -35,7 +33,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", default="runs/precisions")
     given, more = parser.parse_known_args()
-    given.more = more
+    given.more = [*(["--teacher", given.teacher] if given.teacher else []), *more]
     console, place = Console(), Path(given.output)
     keep_to(place, given, free=("seeds", "precisions"))
     chosen = measured(given, place / "auto")
@@ -47,7 +45,7 @@ def main() -> None:
             output = place / f"{name}-{seed}"
             if output != first:
                 lend([first], output, LENT)
-            run(given, output, "--seed", str(seed), "--machine.precision", name, "--until", "distill")
+            run(given, output, "--seed", str(seed), "--machine.precision", name, "--until", "distill", *given.more)
             scores[name].append(score(given, only_checkpoint(output, "distill")))
             seconds[name].append(manifest(output, "distill")["wall_seconds"])
         console.say(f"seed {seed}: " + ", ".join(f"{name} {scores[name][-1]:.2%}" for name in scores))
@@ -64,21 +62,14 @@ def main() -> None:
     console.say(f"{describe()}, commit {commit()}")
 
 
-def run(given: argparse.Namespace, output: Path, *words: str) -> None:
-    teacher = ["--teacher", given.teacher] if given.teacher else []
-    command = [sys.executable, "-m", "pipelines.distill", "--config", given.config, *teacher, "--data", given.data]
-    subprocess.run([*command, *words, *given.more, "--output", str(output)], check=True)
-
-
 def measured(given: argparse.Namespace, output: Path) -> dict[str, Any]:
     """What the steps of each precision took, and which is chosen for it."""
-    run(given, output, "--machine.precision", "auto", "--until", "teacher")
+    run(given, output, "--machine.precision", "auto", "--until", "teacher", *given.more)
     return manifest(output, "precision")["metrics"]
 
 
 def manifest(output: Path, stage: str) -> dict[str, Any]:
-    (file,) = (output / stage).glob("*/manifest.json")
-    return json.loads(file.read_text())
+    return json.loads(only(output, stage, "manifest.json").read_text())
 
 
 def ratio(seconds: dict[str, list[float]], first: str, name: str) -> str:

@@ -11,15 +11,14 @@ Words that aren't its own go to `pipelines.quantize`.
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kept import checkpoint_of
 from benchmarks.recipes import lend
+from benchmarks.two_teachers import told
 from compress.export.targets import FORMATS
 from compress.quantize.schemes import SCHEMES
 from pipelines.console import Console
@@ -103,16 +102,9 @@ def show_scores(
 ) -> None:
     rows = []
     for scheme in given.schemes:
-        cells = [
-            spread([as_trained(reports[seed, scheme, method]) for seed in given.seeds]) for method in given.methods
-        ]
-        rows.append((scheme, spread(list(floats.values())), *cells))
+        cells = [told([as_trained(reports[seed, scheme, method]) for seed in given.seeds]) for method in given.methods]
+        rows.append((scheme, told(list(floats.values())), *cells))
     console.table(f"Test accuracy, {len(given.seeds)} seeds: {given.data}", ("scheme", "float", *given.methods), rows)
-
-
-def spread(values: Sequence[float]) -> str:
-    text = f"{statistics.mean(values):.2%}"
-    return f"{text} ± {statistics.stdev(values) * 100:.2f}" if len(values) > 1 else text
 
 
 def show_targets(console: Console, reports: dict[tuple[int, str, str], Report]) -> None:

@@ -272,7 +272,8 @@ def test_masks_on_two_tokenizers_depend_on_the_batch_or_not_on_the_epoch(masked_
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
     assert data.lengths.tolist() == rows.lengths.tolist()
-    assert data.notes == rows.notes  # what they are depends on the training of the tokenizer, which ties make another
+    assert data.notes == rows.notes
+    assert set(data.notes) <= {"single"}  # how many depends on the tokenizer's training, where ties may go either way
 
 
 def test_bad_tokenizers_are_taken():

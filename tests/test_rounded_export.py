@@ -29,9 +29,8 @@ from conftest import MAX_LENGTH, VOCABULARY, build_model
 SIZES = {"hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
 EVERYWHERE = [(scheme, name) for scheme in SCHEMES for name, form in FORMATS.items() if form.rounded]
 HELD = [(scheme, name) for scheme, name in EVERYWHERE if scheme not in FORMATS[name].refuses]
-DECODERS = [
-    (name, "compressed-tensors") for name in ("int8-dynamic", "int4-dynamic", "fp8-dynamic")
-]  # see their own tests
+BY_TOKEN = [scheme.name for scheme in SCHEMES.values() if scheme.inputs == "token"]
+DECODERS = [(name, "compressed-tensors") for name in BY_TOKEN]  # see their own tests
 TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
 TAKES_LONG += [("int4-weights", "openvino")]
 FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")

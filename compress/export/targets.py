@@ -37,15 +37,18 @@ class Format:
     refuses: Mapping[str, str] = field(default_factory=dict)
 
 
-FLOATS_8 = [scheme.name for scheme in SCHEMES.values() if scheme.floats]
-NO_FLOATS_8 = "it has no products of 8-bit floats; int8 is for it"
+NO_FLOATS = {
+    scheme.name: "on CPUs it has no products of 8-bit floats; int8 is for it"
+    for scheme in SCHEMES.values()
+    if scheme.floats
+}
 
 FORMATS: Mapping[str, Format] = {
     each.name: each
     for each in (
         Format("huggingface", "pytorch", rounded=False, tolerance=1e-4),
-        Format("onnx", "onnxruntime", refuses=dict.fromkeys(FLOATS_8, f"on CPUs {NO_FLOATS_8}")),
-        Format("onnxruntime", "onnxruntime", refuses=dict.fromkeys(FLOATS_8, f"on CPUs {NO_FLOATS_8}")),
+        Format("onnx", "onnxruntime", refuses=NO_FLOATS),
+        Format("onnxruntime", "onnxruntime", refuses=NO_FLOATS),
         Format("onnx-decoder", "onnxruntime", rounded=False),  # it keeps keys and values, to write with
         Format(
             "openvino",
@@ -55,7 +58,7 @@ FORMATS: Mapping[str, Format] = {
                 "OpenVINO unfolds products of bytes whose scales come with each call into float32, as large and as "
                 "slow as that; int8-static is for it",
             )
-            | dict.fromkeys(FLOATS_8, f"on CPUs {NO_FLOATS_8}"),
+            | NO_FLOATS,
         ),
         Format(
             "executorch",
@@ -66,7 +69,7 @@ FORMATS: Mapping[str, Format] = {
                 "int8-weights": "XNNPACK has no product of floats with bytes; int8-dynamic is for it",
                 "int4-weights": "XNNPACK has no product of floats with 4 bits; int4-dynamic is for it",
             }
-            | dict.fromkeys(FLOATS_8, NO_FLOATS_8),
+            | NO_FLOATS,
         ),
         Format(
             "litert",
@@ -77,7 +80,7 @@ FORMATS: Mapping[str, Format] = {
                 "int4-weights": "LiteRT has no product of floats with 4 bits in groups: unfolded before it they would "
                 "be as large as floats and several times as slow; int4-dynamic is for it",
             }
-            | dict.fromkeys(FLOATS_8, NO_FLOATS_8),
+            | NO_FLOATS,
         ),
         Format(
             "torchao",

@@ -17,7 +17,7 @@ from compress.quantize.prepare import Rounded
 
 
 def export_torchao(source: Source, folder: Path) -> None:
-    """Writes safetensors with integers and scales, and a config that says so.
+    """Writes safetensors with the model's numbers and scales, and a config that says so.
 
     Linear layers with 8 bits become torchao's Int8Tensor, whose products are of bytes where the scheme rounds the
     inputs, or Float8Tensor; 4 bits and word tables become IntxUnpackedToInt8Tensor, a byte a number: on a CPU this is

@@ -4,6 +4,7 @@ Every deployed form repeats these very operations, in this order and in float32:
 another way of rounding ties, would move a number by a whole step now and then.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -195,19 +196,24 @@ def token_snapped(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
 
     The numbers are those of torchao's int8 activations, asymmetric per token, from which ExecuTorch's are made.
     """
-    return TokenSnapped.apply(x, kind or x.dtype)
+    return RowsSnapped.apply(x, token_rounded, kind or x.dtype)
 
 
-class TokenSnapped(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kind: torch.dtype) -> Tensor:
-        x = x.float()
-        scale, zero = token_grid(x)
-        return (x * (1 / scale)).round_().add_(zero).clamp_(0, LEVELS).sub_(zero).mul_(scale).to(kind)
+class RowsSnapped(torch.autograd.Function):
+    """Activations as `rounded` makes them in float32; the gradient passes."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+    def forward(ctx: Any, x: Tensor, rounded: Callable[[Tensor], Tensor], kind: torch.dtype) -> Tensor:
+        return rounded(x.float()).to(kind)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient, None, None
+
+
+def token_rounded(x: Tensor) -> Tensor:
+    scale, zero = token_grid(x)
+    return (x * (1 / scale)).round_().add_(zero).clamp_(0, LEVELS).sub_(zero).mul_(scale)
 
 
 def token_grid(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,19 +227,12 @@ def float_snapped(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
     They are rounded in float32, and come as `kind` or as they came; the gradient passes. The numbers are those of
     torchao's float8 activations with a scale a row, and of compressed-tensors' with a scale a token.
     """
-    return FloatSnapped.apply(x, kind or x.dtype)
+    return RowsSnapped.apply(x, float_rounded, kind or x.dtype)
 
 
-class FloatSnapped(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kind: torch.dtype) -> Tensor:
-        x = x.float()
-        scale = float_scale(x)
-        return nearest_(x / scale, FLOAT8).mul_(scale).to(kind)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+def float_rounded(x: Tensor) -> Tensor:
+    scale = float_scale(x)
+    return nearest_(x / scale, FLOAT8).mul_(scale)
 
 
 def float_scale(x: Tensor) -> Tensor:

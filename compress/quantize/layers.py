@@ -115,18 +115,16 @@ class QuantizedLinear(nn.Linear):
         return on_grid(self.weight, self.weight_scales(), self.numbers, products_dtype(self.weight))
 
     def rounded_input(self, x: Tensor) -> Tensor:
-        if self.scheme.inputs == "token" and self.scheme.floats:
-            return FLOATS.of(x, lambda: float_snapped(x, products_dtype(x)))
         if self.scheme.inputs == "token":
-            return TOKENS.of(x, lambda: token_snapped(x, products_dtype(x)))
+            sharing, on_rows = (FLOATS, float_snapped) if self.scheme.floats else (TOKENS, token_snapped)
+            return sharing.of(x, lambda: on_rows(x, products_dtype(x)))
         return x if self.grid is None else cast(Tensor, self.grid(x))
 
     def near_tie(self, x: Tensor, within: float) -> Tensor:
         """Which rows [...] of `x` [..., inputs] have a value that rounding may take to either of two steps."""
-        if self.scheme.inputs == "token" and self.scheme.floats:
-            return near_float_tie(x, within).any(-1)
         if self.scheme.inputs == "token":
-            return near_tie(x, token_grid(x)[0], within).any(-1)
+            near = near_float_tie(x, within) if self.scheme.floats else near_tie(x, token_grid(x)[0], within)
+            return near.any(-1)
         if self.grid is not None:
             return near_tie(x, self.grid.scale.abs(), within).any(-1)
         return torch.zeros(x.shape[:-1], dtype=torch.bool)

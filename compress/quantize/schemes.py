@@ -21,7 +21,7 @@ class Numbers:
 
     @property
     def edge(self) -> float:
-        """What is beyond it is cut off."""
+        """What is beyond it is cut off: half a step after the largest."""
         return self.largest + (16 if self.floats else 0.5)
 
 
