@@ -40,11 +40,11 @@ def only_checkpoint(output: Path, stage: str) -> Path:
     Raises:
         SystemExit: The stage was made more than once.
     """
-    return only(output, stage, "model")
+    return only(output, stage, "model", "checkpoint")
 
 
-def only(output: Path, stage: str, name: str) -> Path:
-    """What a stage that was made once has of that name.
+def only(output: Path, stage: str, name: str, what: str) -> Path:
+    """What a stage that was made once has of that name; `what` it is, for the error.
 
     Raises:
         SystemExit: It was made more than once, or has none.
@@ -52,7 +52,7 @@ def only(output: Path, stage: str, name: str) -> Path:
     found = sorted((output / stage).glob(f"*/{name}"))
     if len(found) != 1:
         raise SystemExit(
-            f"{output / stage}: expected one {name}, found {len(found)}: it isn't known which is this call's; "
+            f"{output / stage}: expected one {what}, found {len(found)}: it isn't known which is this call's; "
             "name a new folder"
         )
     return found[0]

@@ -69,7 +69,7 @@ def measured(given: argparse.Namespace, output: Path) -> dict[str, Any]:
 
 
 def manifest(output: Path, stage: str) -> dict[str, Any]:
-    return json.loads(only(output, stage, "manifest.json").read_text())
+    return json.loads(only(output, stage, "manifest.json", "manifest").read_text())
 
 
 def ratio(seconds: dict[str, list[float]], first: str, name: str) -> str:
