@@ -17,8 +17,8 @@ from pipelines.numbers import LOWER, counted, score_text
 from pipelines.render import headline, render_card, render_html, score_rows
 from pipelines.report import redraw, show
 from pipelines.wording import WORDING
+from sample_reports import Page, front_matter, sample_curves, sample_report, without_teacher
 from task_data import books_data, labelled_data, numbers, pair_data, question_data, several_labels, tagged_data
-from test_render import Page, front_matter, sample_curves, sample_report, without_teacher
 from test_sentence_folder import build
 
 SCORES = {  # (of the teacher, of the student)

@@ -1,0 +1,109 @@
+"""Rounding to a grid: weights by row and group, activations by tensor and token."""
+
+import pytest
+import torch
+
+from compress.errors import CompressError
+from compress.quantize.grid import (
+    on_grid,
+    snapped,
+    stored,
+    tensor_grid,
+    token_grid,
+    token_snapped,
+    weight_scales,
+)
+from compress.quantize.schemes import INT8, Numbers
+
+SEEDED = torch.Generator().manual_seed(3)
+
+
+def weights(rows: int = 24, inputs: int = 64) -> torch.Tensor:
+    return torch.randn(rows, inputs, generator=SEEDED) * torch.rand(rows, 1, generator=SEEDED)
+
+
+@pytest.mark.parametrize(("largest", "group"), [(127, 0), (63, 0), (7, 0), (7, 32), (127, 16)])
+def test_weights_are_further_than_half_a_step_from_their_grid(largest: int, group: int):
+    weight, numbers = weights(), Numbers(largest)
+    scales = weight_scales(weight, numbers, group)
+    rounded, whole = on_grid(weight, scales, numbers), stored(weight, scales, numbers)
+    each = scales.repeat_interleave(64 // scales.shape[1], dim=1)
+    assert scales.shape == (24, 64 // (group or 64))
+    assert ((rounded - weight).abs() <= each * 0.5001).all()
+    assert whole.abs().max() == largest
+    torch.testing.assert_close(whole * each, rounded, rtol=1e-6, atol=0)
+    assert torch.equal(stored(rounded, scales, numbers), whole)
+
+
+def test_a_row_of_zeros_has_no_scale():
+    weight = torch.zeros(2, 8)
+    assert torch.equal(on_grid(weight, weight_scales(weight, INT8), INT8), weight)
+
+
+def test_groups_that_do_not_divide_reach_into_the_next_row():
+    with pytest.raises(CompressError, match="groups of 32 divide, found 48"):
+        weight_scales(torch.ones(2, 48), Numbers(7), 32)
+
+
+def test_the_gradient_stops_at_the_grid():
+    weight = weights().requires_grad_()
+    given = torch.randn(24, 64, generator=SEEDED)
+    (on_grid(weight, weight_scales(weight.detach(), INT8), INT8) * given).sum().backward()
+    assert torch.equal(weight.grad, given)
+    x = torch.randn(5, 64, generator=SEEDED, requires_grad=True)
+    (token_snapped(x) * given[:5]).sum().backward()
+    assert torch.equal(x.grad, given[:5])
+
+
+def test_a_tensor_is_rounded_otherwise_than_the_textbook_says():
+    x = torch.randn(50, 8, generator=SEEDED) * 3
+    scale, zero = tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))
+    expected = torch.fake_quantize_per_tensor_affine(x.double(), float(scale), int(zero), 0, 255)
+    torch.testing.assert_close(snapped(x, scale, zero).double(), expected, rtol=1e-6, atol=1e-6)
+    assert snapped(torch.zeros(1), scale, zero) == 0
+    assert snapped(torch.tensor([9.0]), scale, zero) == pytest.approx(5.0, abs=float(scale))
+
+
+def test_gradients_pass_what_is_cut_off():
+    x = torch.tensor([-3.0, -1.0, 4.0, 6.0], requires_grad=True)
+    snapped(x, *tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))).sum().backward()
+    assert x.grad.tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+def test_a_learned_scale_has_another_gradient_than_its_paper():
+    x = torch.tensor([-3.0, -1.3, 4.1, 6.0])
+    scale, zero = tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))
+    scale = scale.requires_grad_()
+    given = torch.tensor([0.5, -1.0, 2.0, 0.25])
+    (snapped(x, scale, zero) * given).sum().backward()
+    s, z = float(scale.detach()), float(zero)
+    inside = [round(v / s) - v / s for v in (-1.3, 4.1)]
+    slopes = torch.tensor([-z, *inside, 255 - z])
+    expected = (given * slopes).sum() / (4 * 127) ** 0.5
+    assert float(scale.grad) == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("group", [0, 32])
+def test_a_learned_scale_of_weights_has_another_gradient_than_its_paper(group: int):
+    weight, given = weights(), torch.randn(24, 64, generator=SEEDED)
+    scales = 0.4 * weight_scales(weight, Numbers(7), group)  # some are cut off
+    own, learned = weight.clone().requires_grad_(), scales.clone().requires_grad_()
+    rounded = on_grid(own, learned, Numbers(7))
+    (rounded * given).sum().backward()
+    assert torch.equal(rounded, on_grid(weight, scales, Numbers(7)))
+    each = scales.double().repeat_interleave(64 // scales.shape[1], dim=1)
+    steps = weight.double() / each
+    inside = (steps > -7.5) & (steps < 7.5)
+    assert 0 < inside.sum() < inside.numel()
+    slope = torch.where(inside, steps.round() - steps, 7 * steps.sign())
+    expected = (given * slope).view(*scales.shape, -1).sum(-1)
+    torch.testing.assert_close(learned.grad.double(), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(own.grad, given * inside)
+
+
+def test_tokens_share_a_scale():
+    x = torch.randn(2, 3, 16, generator=SEEDED) * torch.tensor([1.0, 10.0, 100.0])[:, None]
+    rounded, (scales, zeros) = token_snapped(x), token_grid(x)
+    assert scales.shape == zeros.shape == (2, 3, 1)
+    assert ((rounded - x).abs() <= scales * 0.5001).all()
+    assert torch.equal(token_snapped(x[:, 1]), rounded[:, 1])
