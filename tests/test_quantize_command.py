@@ -144,6 +144,14 @@ def test_a_pruned_student_is_quantized_as_another(tmp_path):
     assert {p["target"] for p in proofs} >= {"onnx"}
 
 
+def test_a_dry_run_of_a_student_with_its_own_teacher_wants_data(trained, tmp_path):
+    teacher, data = make_inputs(tmp_path)
+    said = finish("quantize", [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run"])
+    assert not (tmp_path / "run").exists()
+    for stage in ("data", "cache", "student-by-label", "quantize", "export", "evaluate", "report"):
+        assert f" {stage} " in said, stage
+
+
 def test_a_quantized_model_is_quantized_again(finished, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     words = own_words(finished[0] / "student", tmp_path / "data", tmp_path / "run")
