@@ -43,7 +43,7 @@ from pipelines.console import Console
 BATCH = 8
 CALIBRATED = 64  # blocks of text
 COMPARED = 50  # blocks whose distributions are compared
-RATE = 2e-4
+RATE = 5e-5
 Way = Callable[[LlamaForCausalLM, "Text"], Rounding]
 
 
@@ -60,22 +60,26 @@ class Text:
         self.steps, self.console = steps, console
 
 
+def calibrated(model: LlamaForCausalLM, scheme: str, weights: Any, text: Text) -> None:
+    round_model(model, QuantizeConfig(scheme=scheme, weights=weights), text.calibration)
+    if weights == "gptq":
+        gptq_model(model, text.calibration)
+
+
 def rounded(scheme: str, weights: Any = "nearest") -> Way:
     def way(model: LlamaForCausalLM, text: Text) -> Rounding:
-        round_model(model, QuantizeConfig(scheme=scheme, weights=weights), text.calibration)
-        if weights == "gptq":
-            gptq_model(model, text.calibration)
+        calibrated(model, scheme, weights, text)
         return convert(model)
 
     return way
 
 
-def trained(scheme: str) -> Way:
+def trained(scheme: str, weights: Any = "nearest") -> Way:
     """On the float model's answers, with weights as they will be deployed."""
 
     def way(model: LlamaForCausalLM, text: Text) -> Rounding:
         signals = exact(OnlineTeacher(copy.deepcopy(model).eval()))
-        round_model(model, QuantizeConfig(scheme=scheme), text.calibration)
+        calibrated(model, scheme, weights, text)
         module = DistillationModule(model.train(), loss=LossConfig(kl=1, temperature=1), train=TrainConfig())
         batches = TrainBatches(text.training, BATCH, 0, seed=0, signals=signals)
         train([module], batches, text.steps, f"{scheme}: training", text.console, rate=RATE)
@@ -93,6 +97,7 @@ WAYS: dict[str, Way] = {
     "int4-weights AWQ": rounded("int4-weights", "awq"),
     "int4-weights GPTQ": rounded("int4-weights", "gptq"),
     "int4-weights trained": trained("int4-weights"),
+    "int4-weights GPTQ, then trained": trained("int4-weights", "gptq"),
 }
 
 
@@ -100,7 +105,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lm", default="runs/small-lm")
     parser.add_argument("--output", default="runs/quantized-lm")
-    parser.add_argument("--steps", type=int, default=150, help="of training in few bits")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--steps", type=int, default=300, help="of training in few bits")
     parser.add_argument("--blocks", type=int, default=200, help="of unseen text")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--reload", help=argparse.SUPPRESS)
@@ -120,10 +126,10 @@ def compare(given: argparse.Namespace, dev: np.ndarray) -> None:
     tokenizer = AutoTokenizer.from_pretrained(Path(given.lm) / "model")
     text, float_nats = Text(Path(given.lm), given.steps, console), mean_nats(plain, dev)
     rows = [("float", *perplexity(float_nats, float_nats), "", f"{weights_mb(Path(given.lm) / 'model'):.1f}", "")]
-    for name, way in WAYS.items():
+    for name in given.ways:
         model = copy.deepcopy(plain)
-        rounding = way(model, text)
-        place = output / name.replace(" ", "-")
+        rounding = WAYS[name](model, text)
+        place = output / name.replace(",", "").replace(" ", "-")
         source = Source(model, tokenizer, rounding)
         export_torchao(source, place)
         here, there = mean_nats(source.reference, dev), reloaded(given, place)
