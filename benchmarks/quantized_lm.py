@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from benchmarks.cached_students import exact, train
+from benchmarks.cached_students import exact, mean_kl, train
 from benchmarks.small_lm import mean_nats
 from compress.export.source import Source
 from compress.export.torchao import export_torchao
@@ -43,21 +43,20 @@ from pipelines.console import Console
 BATCH = 8
 CALIBRATED = 64  # blocks of text
 COMPARED = 50  # blocks whose distributions are compared
-RATE = 5e-5
 Way = Callable[[LlamaForCausalLM, "Text"], Rounding]
 
 
 class Text:
-    """The blocks that ways may see."""
+    """The blocks that ways may see, and how they train on them."""
 
-    def __init__(self, folder: Path, steps: int, console: Console):
-        blocks = np.load(folder / "train.npy").astype(np.int64)
+    def __init__(self, given: argparse.Namespace, console: Console):
+        blocks = np.load(Path(given.lm) / "train.npy").astype(np.int64)
         self.calibration = [
             {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
             for ids in torch.from_numpy(blocks[:CALIBRATED]).split(BATCH)
         ]
-        self.training = LanguageBlocks(list(blocks[CALIBRATED : CALIBRATED + steps * BATCH]))
-        self.steps, self.console = steps, console
+        self.training = LanguageBlocks(list(blocks[CALIBRATED : CALIBRATED + given.steps * BATCH]))
+        self.steps, self.rate, self.console = given.steps, given.rate, console
 
 
 def calibrated(model: LlamaForCausalLM, scheme: str, weights: Any, text: Text) -> None:
@@ -82,7 +81,7 @@ def trained(scheme: str, weights: Any = "nearest") -> Way:
         calibrated(model, scheme, weights, text)
         module = DistillationModule(model.train(), loss=LossConfig(kl=1, temperature=1), train=TrainConfig())
         batches = TrainBatches(text.training, BATCH, 0, seed=0, signals=signals)
-        train([module], batches, text.steps, f"{scheme}: training", text.console, rate=RATE)
+        train([module], batches, text.steps, f"{scheme}: training", text.console, text.rate)
         return convert(model.eval())
 
     return way
@@ -107,6 +106,7 @@ def main() -> None:
     parser.add_argument("--output", default="runs/quantized-lm")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--steps", type=int, default=300, help="of training in few bits")
+    parser.add_argument("--rate", type=float, default=5e-5, help="of training in few bits")
     parser.add_argument("--blocks", type=int, default=200, help="of unseen text")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--reload", help=argparse.SUPPRESS)
@@ -124,7 +124,7 @@ def compare(given: argparse.Namespace, dev: np.ndarray) -> None:
     output.mkdir(parents=True, exist_ok=True)
     plain = LlamaForCausalLM.from_pretrained(Path(given.lm) / "model").float().eval()
     tokenizer = AutoTokenizer.from_pretrained(Path(given.lm) / "model")
-    text, float_nats = Text(Path(given.lm), given.steps, console), mean_nats(plain, dev)
+    text, float_nats = Text(given, console), mean_nats(plain, dev)
     rows = [("float", *perplexity(float_nats, float_nats), "", f"{weights_mb(Path(given.lm) / 'model'):.1f}", "")]
     for name in given.ways:
         model = copy.deepcopy(plain)
@@ -140,16 +140,6 @@ def compare(given: argparse.Namespace, dev: np.ndarray) -> None:
     header = ("way", "perplexity", "nats lost", "KL from float", "MB", "nats between processes")
     console.table(f"{len(dev)} unseen blocks of {dev.shape[1]} tokens", header, rows)
     (output / "table.json").write_text(json.dumps([dict(zip(header, row, strict=True)) for row in rows], indent=1))
-
-
-@torch.inference_mode()
-def mean_kl(model: LlamaForCausalLM, plain: LlamaForCausalLM, blocks: np.ndarray) -> float:
-    """KL of the model's distributions from the float model's, in nats a token."""
-    found = []
-    for row in torch.from_numpy(blocks.astype(np.int64)).split(1):
-        own, whole = (each(row).logits.float().log_softmax(-1) for each in (model, plain))
-        found.append((whole.exp() * (whole - own)).sum(-1).mean())
-    return float(torch.stack(found).mean())
 
 
 def perplexity(nats: float, whole: float) -> tuple[str, str]:

@@ -37,7 +37,7 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
     splits, task = read_data(data), read_task(data)
     candidates = []
     for name, folder in folders.items():
-        ordered = by_label_stage(run, name, folder, task)
+        ordered = by_label_stage(run, name, folder, data)
         export = export_stage(
             run,
             f"export-{name}",

@@ -4,18 +4,22 @@ from pathlib import Path
 from typing import Any
 
 from distill.errors import InputError
+from pipelines.data import read_task
 from pipelines.stage import Artefact, Run, content_hash
 from pipelines.teacher import MODEL
 
 
-def by_label_stage(run: Run, name: str, folder: Path, task: Any) -> Artefact:
+def by_label_stage(run: Run, name: str, folder: Path, data: Artefact) -> Artefact:
     """Writes `model/`: the checkpoint with its labels in the data's order, matched by name."""
+    stage = f"{name}-by-label"
+    if data.digest is None:  # a dry run that hasn't read the labels
+        return run.stage(stage, {}, {"data": data}, lambda place: {})
     from transformers import AutoConfig
 
     from compress.export.huggingface import export_huggingface
     from distill.teacher.load import load_tokenizer
 
-    own = AutoConfig.from_pretrained(folder)
+    task, own = read_task(data), AutoConfig.from_pretrained(folder)
     task.check(own, str(folder))
     rows = task.head_rows(own)
     if rows is None:
@@ -28,9 +32,8 @@ def by_label_stage(run: Run, name: str, folder: Path, task: Any) -> Artefact:
         export_huggingface(task.load_headed(str(folder), rows), load_tokenizer(folder), place / MODEL)
         return {}
 
-    return run.stage(
-        f"{name}-by-label", {"task": task.name, "labels": list(task.labels)}, {"model": content_hash(folder)}, work
-    )
+    settings = {"task": task.name, "labels": list(task.labels)}
+    return run.stage(stage, settings, {"model": content_hash(folder)}, work)
 
 
 def check_in_float(folder: Path, name: str) -> None:

@@ -12,7 +12,6 @@ from distill.errors import InputError
 from distill.tasks.choose import TASKS
 from distill.teacher.load import checkpoint_folder
 from pipelines.config import DistillConfig
-from pipelines.data import read_task
 from pipelines.given import by_label_stage
 from pipelines.gradual import close_stage
 from pipelines.layouts import Layouts
@@ -95,9 +94,7 @@ def given_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
     if config.student.spec == "teacher":
         return teacher
     folder = checkpoint_folder(config.student.spec, "student")
-    if data.digest is None:  # a dry run that hasn't read the labels
-        return run.stage("student-by-label", {}, {"data": data}, lambda place: {})
-    return by_label_stage(run, "student", folder, read_task(data))
+    return by_label_stage(run, "student", folder, data)
 
 
 def in_few_bits(
