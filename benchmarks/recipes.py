@@ -117,7 +117,8 @@ def show(console: Console, given: argparse.Namespace, data: str) -> None:
         own = whole(reports[name], "student")
         share, speedup = own["score"] / taught["score"], times["teacher"].best_ms / times[name].best_ms
         general = stage_of(reports[name], "general")
-        minutes = f"{general['wall_seconds'] / 60:.0f}" if general else ""
+        # of one that was killed, only the last part's time is known
+        minutes = f"{general['wall_seconds'] / 60:.0f}" if general and not general["resumed"] else ""
         rows.append((name, millions(own), percent(own), f"{share:.1%}", f"{times[name].best_ms:.2f}",
                      f"{speedup:.2f}x", minutes))  # fmt: skip
     header = ("student", "parameters", "accuracy", "of the teacher's", "ms", "speed", "minutes of plain text")
