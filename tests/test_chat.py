@@ -12,14 +12,16 @@ from transformers import PreTrainedTokenizerFast
 
 from distill.data.chat import (
     AskedBlocks,
+    Chat,
     ChatConfig,
     Completed,
     Turns,
     asked_tokens,
     encode_chats,
-    encode_prompts,
-    read_chats,
+    prompt_rows,
 )
+from distill.data.config import DataConfig
+from distill.data.conversations import load_bare_conversations
 from distill.data.encode import IGNORED
 from distill.data.packing import PackedRows, padding_id
 from distill.errors import InputError
@@ -175,7 +177,7 @@ def test_a_completion_is_not_joined_to_its_prompt_or_has_no_end(bos):
     assert blocks.input_ids[0].tolist() == [*ids, tokenizer.eos_token_id]
     assert (ids[0] == 0) == bos
     assert asked_text(tokenizer, blocks) == [" it is good<|im_end|>"]
-    prompts, _ = encode_prompts(tokenizer, [Completed("what is it", " it is good"), Completed("also", "")], 500)
+    prompts = prompt_rows(tokenizer, [Completed("what is it", " it is good"), Completed("also", "")], 500)
     assert [row.tolist() for row in prompts] == [tokenizer(text)["input_ids"] for text in ("what is it", "also")]
 
 
@@ -201,21 +203,18 @@ def test_a_token_without_characters_is_dropped_from_an_answer():
 def test_a_model_goes_on_from_something_else_than_its_prompt(template):
     tokenizer = tokenizer_of(template)
     open_end = Turns(TALK[:2])
-    prompts, notes = encode_prompts(tokenizer, [WHOLE, open_end, Turns([]), Turns(TALK[:1])], 500)
+    *prompts, nobody, unasked = prompt_rows(tokenizer, [WHOLE, open_end, Turns([]), Turns(TALK[:1])], 500)
     wanted = [
         tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         for messages in (TALK[:4], TALK[:2])
     ]
     assert [row.tolist() for row in prompts] == wanted
-    assert notes == {"skipped_empty": 2, "skipped_too_long": 0}
+    assert nobody is unasked is None
     blocks = encode_chats(tokenizer, [WHOLE], 500)
     start = len(prompts[0])
     assert blocks.input_ids[0][:start].tolist() == wanted[0]
     assert blocks.asked[0][start:].any()
     assert not blocks.asked[0][start - 1]
-    short, notes = encode_prompts(tokenizer, [WHOLE, open_end], len(prompts[1]))
-    assert [row.tolist() for row in short] == wanted[1:]
-    assert notes["skipped_too_long"] == 1
 
 
 # --- what is left out
@@ -295,6 +294,10 @@ def test_an_end_that_also_pads_is_no_label_or_a_prompt_is_one():
 # --- tables
 
 
+def chats_at(path: str) -> list[Chat]:
+    return load_bare_conversations(DataConfig(path=path)).texts
+
+
 def test_a_form_of_data_is_read_as_another(tmp_path):
     rows = {
         "messages": [{"messages": TALK}, {"messages": TALK[:2], "id": 3}],
@@ -313,10 +316,7 @@ def test_a_form_of_data_is_read_as_another(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps(line) for line in lines), "utf-8")
         pq.write_table(pa.Table.from_pylist(lines), tmp_path / f"{name}.parquet")
         for ending in ("jsonl", "parquet"):
-            assert read_chats(str(tmp_path / f"{name}.{ending}")) == wanted[name]
-    assert "expected a split 'test', found train" in refusal(
-        lambda: read_chats(str(tmp_path / "pairs.jsonl"), split="test")
-    )
+            assert chats_at(str(tmp_path / f"{name}.{ending}")) == wanted[name]
 
 
 @pytest.mark.parametrize(
@@ -332,11 +332,11 @@ def test_a_form_of_data_is_read_as_another(tmp_path):
 def test_what_is_no_conversation_is_learned(tmp_path, content, said):
     file = tmp_path / "a.jsonl"
     file.write_bytes(content)
-    assert said in refusal(read_chats, str(file))
-    assert str(file) in refusal(read_chats, str(file))
+    assert said in refusal(chats_at, str(file))
+    assert str(file) in refusal(chats_at, str(file))
 
 
 def test_a_list_is_read_as_a_prompt(tmp_path):
     pq.write_table(pa.table({"prompt": [["a"]], "completion": ["b"]}), tmp_path / "a.parquet")
-    assert "column 'prompt': expected text, found list<" in refusal(read_chats, str(tmp_path / "a.parquet"))
-    assert "no path given" in refusal(read_chats, "")
+    assert "column 'prompt': expected text, found list<" in refusal(chats_at, str(tmp_path / "a.parquet"))
+    assert "no path given" in refusal(chats_at, "")

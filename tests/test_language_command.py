@@ -10,8 +10,8 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, BertTokenizerFast,
 
 from commands import finish, refused, small_run
 from conftest import VOCABULARY, WORDS, build_model, saved
-from distill.data.chat import read_chats
 from distill.data.config import DataConfig
+from distill.data.conversations import load_bare_conversations
 from distill.data.documents import held_out, load_documents
 from distill.errors import InputError
 from pipelines import distill
@@ -137,7 +137,8 @@ def test_a_students_answers_are_not_its_teachers_or_questions_are_lost(tokenizer
     output, own = tmp_path / "run", ("--sequences.share", "0.5", "--sequences.new_tokens", "6", "--until", "distill")
     said = finish("distill", small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never"))
     (told,) = (output / "answers").glob("*/train.parquet")
-    before, after = (read_chats(str(file)) for file in (next((output / "data").glob("*/train.parquet")), told))
+    files = (next((output / "data").glob("*/train.parquet")), told)
+    before, after = (load_bare_conversations(DataConfig(path=str(file))).texts for file in files)
     assert [chat.messages[0] for chat in before] == [chat.messages[0] for chat in after]
     changed = [b.messages[1]["content"] for a, b in zip(before, after, strict=True) if a != b]
     assert changed == [WORDS[50]] * 30

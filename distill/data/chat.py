@@ -15,7 +15,6 @@ from distill.data.columns import first_of
 from distill.data.encode import IGNORED, Batch, TokenRows, padded
 from distill.data.language import TEXTS_AT_ONCE
 from distill.data.packing import end_id, first_ids
-from distill.data.source import read_splits
 from distill.data.template import Message, Turns, Written, is_blank, read_template, write_prompt, write_turns
 from distill.errors import InputError
 
@@ -35,26 +34,16 @@ class Completed:
 Chat = Turns | Completed
 
 
-def read_chats(path: str, *, split: str = "train", subset: str | None = None) -> list[Chat]:
-    """Reads one split of a table of instruction data, in the order of its rows.
+def chats_of(table: pa.Table, where: str) -> list[Chat]:
+    """The rows of a table of instruction data, in their order.
 
     The columns tell the form: `messages` (lists of role and content, or JSON of them); `prompt` and `completion`, plain
     text that is joined as it is; or `instruction`, `output` and, if any, `input`, which become a user's and an
     assistant's turn.
 
     Raises:
-        InputError: As `read_splits`; no such split, columns of none of the forms, or a cell that is no conversation or
-            no text (names the row).
+        InputError: Columns of none of the forms, or a cell that is no conversation or no text (names the row).
     """
-    if not path:
-        raise InputError("data: no path given: there would be nothing to read; name a file, a folder or a hub data set")
-    found = read_splits(path, subset)
-    if split not in found:
-        raise InputError(f"data {path!r}: expected a split {split!r}, found {', '.join(found)}: nothing would be read")
-    return chats_of(found[split], f"data {path!r}, {split}")
-
-
-def chats_of(table: pa.Table, where: str) -> list[Chat]:
     messages = first_of(table, MESSAGES)
     if messages is not None:
         return [turns_of(cell, f"{where}: row {row}") for row, cell in enumerate(table[messages].to_pylist(), 1)]
@@ -195,32 +184,17 @@ def encode_chats(
     return AskedBlocks(ids, asked, counted=notes)
 
 
-def encode_prompts(
+def prompt_rows(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], length: int, config: ChatConfig | None = None
-) -> tuple[list[np.ndarray], dict[str, int]]:
+) -> list[np.ndarray | None]:
     """What a model is given to go on from: all before a conversation's last turn if that is the assistant's, else all.
 
-    Conversations without an answer have a prompt, too.
-
     Returns:
-        Ids of each prompt, int64 [at most `length`], and notes: how many were `skipped_empty` and `skipped_too_long`;
-        a part of one would ask for something else.
+        Ids of each prompt, int64, however long; None where nobody has spoken.
 
     Raises:
         InputError: As `encode_chats`.
     """
-    limit = min(length, tokenizer.model_max_length)
-    prompts = [row for row in prompt_rows(tokenizer, chats, length, config) if row is not None]
-    kept = [row for row in prompts if len(row) <= limit]
-    if not kept:
-        raise InputError(f"data: expected prompts of at most {limit} tokens, found none in {len(chats)}")
-    return kept, {"skipped_empty": len(chats) - len(prompts), "skipped_too_long": len(prompts) - len(kept)}
-
-
-def prompt_rows(
-    tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], length: int, config: ChatConfig | None = None
-) -> list[np.ndarray | None]:
-    """A prompt for each, however long; None where nobody has spoken. Arguments and errors as of `encode_prompts`."""
     _, template = checked(tokenizer, chats, length, config or ChatConfig())
     written = [prompt_of(tokenizer, chat, template, f"chat {number}") for number, chat in enumerate(chats, 1)]
     rows = iter(tokens_of(tokenizer, [text for text in written if text is not None]))
