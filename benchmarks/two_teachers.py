@@ -2,10 +2,11 @@
 
     python -m benchmarks.two_teachers --data examples/data/banking77 --output runs/two-teachers
 
-Two teachers are fine-tuned with other seeds; the better on the validation split is the one to beat. For each seed the
+Two teachers are fine-tuned with other seeds; the one whose students are better is the one to beat. For each seed the
 same student is distilled by `pipelines.distill` from the first, from the second, and from both as one checkpoint, and
-scored on the whole test split. What is finished is skipped when the same command runs again, or one with more seeds;
-words that aren't its own go to `pipelines.distill`.
+scored on the whole test split, as are the teachers, each alone and mixed: what the mixture gains is there to be learnt.
+What is finished is skipped when the same command runs again, or one with more seeds; words that aren't its own go to
+`pipelines.distill`.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from benchmarks.kept import keep_to, only_checkpoint
 from distill.data.config import DataConfig
 from distill.data.splits import load_splits
 from distill.tasks.text_classification import TextClassification
+from distill.teacher.ensemble import register
 from distill.teacher.load import load_tokenizer
 from pipelines.console import Console
 from pipelines.judge import said_of
@@ -47,6 +49,8 @@ def main() -> None:
     for way in WAYS:
         scores[way] = [score(given, student(given, way, teachers, seed)) for seed in given.seeds]
         console.say(f"{way}: {told(scores[way])}")
+    mixed = only_checkpoint(Path(given.output) / f"both-{given.seeds[0]}", "ensemble")
+    scores["both teachers, mixed"] = [score(given, mixed)]
     rows = [(name, told(values), ", ".join(f"{value:.2%}" for value in values)) for name, values in scores.items()]
     console.table(f"{Path(given.data).name}, test accuracy", ("taught by", "mean", "each seed"), rows)
     better = max(WAYS[:2], key=lambda way: statistics.mean(scores[way]))
@@ -78,6 +82,7 @@ def student(given: argparse.Namespace, way: str, teachers: Sequence[Path], seed:
 
 def score(given: argparse.Namespace, folder: Path) -> float:
     """Accuracy on the test split."""
+    register()  # the mixture is a checkpoint like any other
     splits, tokenizer = load_splits(DataConfig(path=given.data)), load_tokenizer(folder)
     task = TextClassification(splits.labels)
     test = task.encode(tokenizer, splits.test, MAX_LENGTH)

@@ -142,7 +142,8 @@ def test_sparse_students_of_another_teacher_or_of_other_data_are_read(
 def test_students_of_two_other_teachers_are_read(tmp_path: Path, monkeypatch):
     def run(given: argparse.Namespace, output: Path, *words: str) -> None:
         stage, key = words[words.index("--until") + 1], "-".join(given.more) or "key"
-        (output / stage / key / "model").mkdir(parents=True, exist_ok=True)
+        for name in (stage, *(["ensemble"] if "--teacher.also" in words else [])):
+            (output / name / key / "model").mkdir(parents=True, exist_ok=True)
 
     monkeypatch.setattr(two_teachers, "run", run)
     monkeypatch.setattr(two_teachers, "score", lambda given, folder: 0.5)
