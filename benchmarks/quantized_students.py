@@ -11,11 +11,10 @@ Words that aren't its own go to `pipelines.quantize`.
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import command
 from benchmarks.kept import checkpoint_of
 from benchmarks.recipes import lend
 from benchmarks.two_teachers import told
@@ -51,10 +50,6 @@ def main() -> None:
                 console.say(f"seed {seed}, {scheme}, {method}: {scores(reports[seed, scheme, method])}")
     show_scores(console, given, floats, reports)
     show_targets(console, reports)
-
-
-def command(module: str, *words: str) -> None:
-    subprocess.run([sys.executable, "-m", f"pipelines.{module}", *words], check=True)
 
 
 def float_student(given: argparse.Namespace, seed: int) -> tuple[Path, float]:

@@ -13,8 +13,6 @@ Words that aren't its own go to `pipelines.distill`.
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from benchmarks.command import command
 from benchmarks.kept import checkpoint_of
 from compress.latency import Latency
 from compress.prune.budget import Budget
@@ -88,8 +87,7 @@ def main() -> None:
 
 def run(given: argparse.Namespace, entry: Entry, data: str, output: Path) -> None:
     words = [*entry.words, "--data", data, "--general.data", given.general, "--general.blocks", str(given.blocks)]
-    command = [sys.executable, "-m", "pipelines.distill", *words, "--seed", str(given.seed), *given.more]
-    subprocess.run([*command, "--output", str(output)], check=True)
+    command("distill", *words, "--seed", str(given.seed), *given.more, "--output", str(output))
 
 
 def lend(made: Sequence[Path], output: Path, stages: Sequence[str] = SHARED) -> None:

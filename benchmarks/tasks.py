@@ -16,8 +16,6 @@ its own go to `pipelines.distill`.
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -25,11 +23,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
-from benchmarks.kept import only_checkpoint
+from benchmarks.command import command
+from benchmarks.kept import keep_to, only_checkpoint
 from benchmarks.recipes import lend
 from compress.export.huggingface import export_huggingface
 from distill.data.language import read_texts, split_names
 from distill.student.build import build_student
+from distill.student.spec import is_relative
 from distill.tasks.choose import TASKS
 from distill.tasks.language import Language, MaskedLM
 from distill.tasks.sentence_embedding import SentenceEmbedding
@@ -52,22 +52,22 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", default="runs/tasks")
     given, more = parser.parse_known_args()
+    given.more = more
     place, console = Path(given.output) / given.task, Console()
-    if given.extract:
-        given.data = extract(given.data, given.extract, place / "text")
-    if given.task == MaskedLM.name:
-        given.teacher = with_words(given.teacher, place / "headed")
-    start = cut(given.task, given.teacher, given.student, place / "start")
-    if given.teacher == str(place / "headed"):
-        given.teacher = taught_words(given, place / "teacher", more)
+    keep_to(place, given, free=("seeds",))
+    data = extract(given.data, given.extract, place / "text") if given.extract else given.data
+    teacher = with_words(given.teacher, place / "headed") if given.task == MaskedLM.name else given.teacher
+    start = cut(given.task, teacher, given.student, place / "start")
+    if teacher != given.teacher:
+        teacher = taught_words(teacher, data, place / "teacher", more)
     found: dict[str, list[dict[str, Any]]] = {"teacher": [], "student": [], "without a teacher": []}
     for seed in given.seeds:
-        words = ["--task", given.task, "--teacher", given.teacher, "--data", given.data, "--seed", str(seed), *more]
+        words = ["--task", given.task, "--teacher", teacher, "--data", data, "--seed", str(seed), *more]
         taught = report(place / f"seed-{seed}", [*words, "--student", str(start)])
         found["teacher"].append(entry(taught, "teacher"))
         found["student"].append(entry(taught, "student"))
         if given.task == SentenceEmbedding.name:
-            alone = untrained(place / "untrained", start, given.data, given.task)
+            alone = untrained(place / "untrained", start, data, given.task)
         else:
             lend([place / f"seed-{seed}"], place / f"seed-{seed}-alone")
             alone = report(place / f"seed-{seed}-alone", [*words, *LABELS, "--student", str(start)])
@@ -97,8 +97,7 @@ def extract(data: str, characters: int, folder: Path) -> str:
 def with_words(teacher: str, folder: Path) -> str:
     """The checkpoint, or a copy with a new head for masked words where it has none."""
     source = checkpoint_folder(teacher)
-    found = AutoConfig.from_pretrained(source).architectures or [""]
-    if found[0].endswith(MaskedLM.heads):
+    if MaskedLM.has_head(AutoConfig.from_pretrained(source)):
         return teacher
     if not folder.exists():
         torch.manual_seed(0)
@@ -107,18 +106,17 @@ def with_words(teacher: str, folder: Path) -> str:
     return str(folder)
 
 
-def taught_words(given: argparse.Namespace, output: Path, more: list[str]) -> str:
+def taught_words(headed: str, data: str, output: Path, more: list[str]) -> str:
     """That copy after it learnt the words of the text."""
-    words = ["--task", given.task, "--teacher", given.teacher, "--teacher.finetune", "always", "--until", "teacher"]
-    command = [sys.executable, "-m", "pipelines.distill", "--output", str(output), "--data", given.data]
-    subprocess.run([*command, *words, *more], check=True)
+    words = ["--task", MaskedLM.name, "--teacher", headed, "--teacher.finetune", "always", "--until", "teacher"]
+    command("distill", "--output", str(output), "--data", data, *words, *more)
     return str(only_checkpoint(output, "teacher"))
 
 
 def cut(task: str, teacher: str, spec: str, folder: Path) -> Path:
     """The student before it is taught anything, as a checkpoint."""
-    if Path(spec).is_dir():
-        return Path(spec)
+    if not is_relative(spec):
+        return checkpoint_folder(spec, "student")
     if not (folder / "config.json").exists():
         source = checkpoint_folder(teacher)
         kind = TASKS[task](())
@@ -134,14 +132,13 @@ def cut(task: str, teacher: str, spec: str, folder: Path) -> Path:
 def report(output: Path, words: list[str]) -> dict[str, Any]:
     """The report of a run, which is made where it isn't there."""
     if not (output / "report.json").exists():
-        subprocess.run([sys.executable, "-m", "pipelines.distill", "--output", str(output), *words], check=True)
+        command("distill", "--output", str(output), *words)
     return json.loads((output / "report.json").read_text())
 
 
 def untrained(output: Path, start: Path, data: str, task: str) -> dict[str, Any]:
     if not (output / "report.json").exists():
-        words = ["--model", str(start), "--data", data, "--output", str(output), "--task", task]
-        subprocess.run([sys.executable, "-m", "pipelines.report", *words], check=True)
+        command("report", "--model", str(start), "--data", data, "--output", str(output), "--task", task)
     return json.loads((output / "report.json").read_text())
 
 

@@ -12,13 +12,12 @@ What is finished is skipped when the same command runs again, or one with more s
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import AutoModelForSequenceClassification
 
+from benchmarks.command import command
 from benchmarks.kept import keep_to, only_checkpoint
 from distill.data.config import DataConfig
 from distill.data.splits import load_splits
@@ -43,6 +42,7 @@ def main() -> None:
     given, more = parser.parse_known_args()
     given.more = more
     console = Console()
+    register()  # so that the mixture of both loads like any checkpoint
     keep_to(Path(given.output), given, free=("seeds",))
     teachers = [teacher(given, seed) for seed in given.teachers]
     scores = {f"teacher {i + 1}": [score(given, each)] for i, each in enumerate(teachers)}
@@ -59,8 +59,7 @@ def main() -> None:
 
 
 def run(given: argparse.Namespace, output: Path, *words: str) -> None:
-    command = [sys.executable, "-m", "pipelines.distill", "--config", given.config, "--data", given.data]
-    subprocess.run([*command, "--output", str(output), *words], check=True)
+    command("distill", "--config", given.config, "--data", given.data, "--output", str(output), *words)
 
 
 def teacher(given: argparse.Namespace, seed: int) -> Path:
@@ -82,7 +81,6 @@ def student(given: argparse.Namespace, way: str, teachers: Sequence[Path], seed:
 
 def score(given: argparse.Namespace, folder: Path) -> float:
     """Accuracy on the test split."""
-    register()  # the mixture is a checkpoint like any other
     splits, tokenizer = load_splits(DataConfig(path=given.data)), load_tokenizer(folder)
     task = TextClassification(splits.labels)
     test = task.encode(tokenizer, splits.test, MAX_LENGTH)

@@ -313,3 +313,16 @@ def test_a_single_document_is_cut_within_a_line_or_refused(tmp_path):
     assert all(text.endswith(".\n") for text in (*splits.train.texts, *splits.validation.texts))
     with pytest.raises(InputError, match="found a single line"):
         held_out(0, ["one line"], 0.1)
+
+
+def test_the_recipe_of_sampled_logits_does_not_run_or_keeps_more_ids(tokenizer, books, tmp_path):
+    teacher, output = saved(decoder(), tokenizer, tmp_path / "teacher"), tmp_path / "run"
+    recipe = Path(__file__).parent.parent / "configs" / "recipes" / "sampled.yaml"
+    words = ["--data", str(books), "--data.max_length", "24", "--keep.draws", "3", "--until", "distill"]
+    more = ["--teacher", str(teacher), "--output", str(output), "--epochs", "1"]
+    distill.main(["--config", str(recipe), *words, *more])
+    (told,) = (output / "cache").glob("*/cache/cache.json")
+    (signal,) = json.loads(told.read_text())["signals"].values()
+    assert (signal["kind"], signal["draws"]) == ("sampled", 3)
+    (model,) = (output / "distill").glob("*/model")
+    assert LlamaForCausalLM.from_pretrained(model).config.num_hidden_layers == 2

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForSequenceClassification
 
 from commands import small_run
-from conftest import VOCABULARY, WORDS, saved
+from conftest import WORDS
 from distill.errors import InputError
 from distill.layout import Layout
 from distill.losses.config import TERMS
@@ -21,7 +20,6 @@ from pipelines.deepspeed import deepspeed_settings
 from pipelines.distill import check_inputs
 from pipelines.layouts import Layouts, layouts_of
 from pipelines.tasks import settled
-from task_data import books_data
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "configs" / "layouts").glob("*.yaml"))
@@ -96,8 +94,8 @@ def test_a_files_settings_reach_deepspeed_changed(tmp_path):
     assert deepspeed_settings(str(file))["zero_optimization"] == {"stage": 3, "stage3_max_live_parameters": 7}
 
 
-SAMPLED = ROOT / "configs" / "recipes" / "sampled.yaml"
-BY_NAME = sorted(set((ROOT / "configs" / "recipes").glob("*.yaml")) - {SAMPLED})
+# `sampled` is of language models: test_language_command.py
+BY_NAME = sorted(each for each in (ROOT / "configs" / "recipes").glob("*.yaml") if each.stem != "sampled")
 
 
 @pytest.mark.parametrize("recipe", BY_NAME, ids=lambda recipe: recipe.stem)
@@ -125,18 +123,3 @@ def test_a_recipe_by_name_does_not_run_or_leaves_a_term_out(recipe, tmp_path, bo
             assert (f"train/{term}" in told[0]) == (getattr(loss, term) > 0), term
     (model,) = (tmp_path / "run" / "distill").glob("*/model")
     assert AutoModelForSequenceClassification.from_pretrained(model).config.num_labels == 5
-
-
-def test_the_recipe_of_sampled_logits_does_not_run_or_keeps_more_ids(tmp_path, tokenizer):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, **sizes)
-    teacher = saved(LlamaForCausalLM(config), tokenizer, tmp_path / "teacher")
-    words = ["--data", str(books_data(tmp_path / "books")), "--data.max_length", "24", "--keep.draws", "3"]
-    more = ["--teacher", str(teacher), "--output", str(tmp_path / "run"), "--until", "distill", "--epochs", "1"]
-    distill.main(["--config", str(SAMPLED), *words, *more])
-    (told,) = (tmp_path / "run" / "cache").glob("*/cache/cache.json")
-    (signal,) = json.loads(told.read_text())["signals"].values()
-    assert (signal["kind"], signal["draws"]) == ("sampled", 3)
-    (model,) = (tmp_path / "run" / "distill").glob("*/model")
-    assert LlamaForCausalLM.from_pretrained(model).config.num_hidden_layers == 2

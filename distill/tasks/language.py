@@ -57,12 +57,16 @@ class Language(Task):
         Raises:
             InputError: The checkpoint has no head for words: a new one would know none of them.
         """
-        found = config.architectures or ["no architecture"]
-        if not any(name.endswith(cls.heads) for name in found):
+        if not cls.has_head(config):
+            found = config.architectures or ["no architecture"]
             raise InputError(
                 f"model {path!r}: expected a head for {cls.name} ({', '.join(cls.heads)}), found {', '.join(found)}: a "
                 "new head would have to learn every word anew"
             )
+
+    @classmethod
+    def has_head(cls, config: PretrainedConfig) -> bool:
+        return any(name.endswith(cls.heads) for name in config.architectures or [])
 
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
         return []
