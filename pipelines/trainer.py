@@ -304,10 +304,11 @@ class FitProgress(Callback):
         rows = len(trainer.datamodule.train)
         self.shown = self.console.track(self.label, rows * self.train.epochs)
         self.advance = self.shown.__enter__()
-        epochs, batches = trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.completed
-        before = epochs * rows + (batches * self.train.batch_size if epochs < self.train.epochs else 0)
-        if before:
-            self.advance(min(before, rows * self.train.epochs), resumed=True)
+        # The loader's own count: Lightning's is one behind in a checkpoint that is written at a batch's end.
+        loader = trainer.datamodule.batches
+        epochs, batches = divmod(loader.position, len(loader))
+        if epochs or batches:
+            self.advance(min(epochs * rows + batches * self.train.batch_size, rows * self.train.epochs), resumed=True)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.shown is None:

@@ -18,6 +18,7 @@ from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
+from pipelines import console as consoles
 from pipelines import trainer as trainers
 from pipelines.checkpoint import load_weights
 from pipelines.config import MachineConfig
@@ -124,6 +125,20 @@ def test_two_stops_in_one_epoch_change_nothing(tiny_model, tokenizer, tmp_path, 
                 train_once(tiny_model, tokenizer, tmp_path / "stopped", BASE, LossConfig(kl=1))
     found = train_once(tiny_model, tokenizer, tmp_path / "stopped", BASE, LossConfig(kl=1))
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])  # of three in an epoch
+def test_the_progress_of_a_resumed_run_counts_rows_twice_or_never(batch, tiny_model, tokenizer, tmp_path, monkeypatch):
+    config = replace(BASE, epochs=2, checkpoint_every=1)
+    monkeypatch.setitem(globals(), "SPLITS", replace(SPLITS, train=examples(24, 1)))
+    with monkeypatch.context() as patch:
+        killed_at(batch, patch)
+        with pytest.raises(Killed):
+            train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    meters, real = [], consoles.Meter
+    monkeypatch.setattr(consoles, "Meter", lambda total: meters.append(real(total)) or meters[-1])
+    train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    assert [(meter.done, meter.total) for meter in meters] == [(48, 48)]
 
 
 def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
