@@ -26,6 +26,7 @@ from pipelines.console import Console
 SENTENCE = re.compile(r"[^.!?]+[.!?]")
 ANSWER = re.compile(r"\b1[0-9]{3}\b|\b20[0-2][0-9]\b|(?<=[a-z,] )[A-Z][a-z]+(?: [A-Z][a-z]+)+")
 WORDS = (40, 250)  # of a paragraph
+LONGEST = 40  # words of a question, so that its context fits beside it
 HIDDEN = "what"
 
 
@@ -64,6 +65,8 @@ def hits(paragraph: str) -> Iterator[tuple[str, str, int]]:
     """Sentences, what can be asked of each, and where in the paragraph that stands."""
     for sentence in SENTENCE.finditer(paragraph):
         text = sentence.group().strip()
+        if len(text.split()) > LONGEST:
+            continue
         for answer in ANSWER.finditer(text):
             if paragraph.count(answer.group()) == 1:
                 yield text, answer.group(), paragraph.index(answer.group())

@@ -23,6 +23,14 @@ def test_what_a_question_hides_stands_twice_or_elsewhere_in_its_paragraph():
         assert PARAGRAPH[start : start + len(answer)] == answer
 
 
+def test_a_question_is_longer_than_what_its_context_must_fit_beside():
+    long = " ".join(["and so it was"] * 12) + " in 1871."
+    assert [answer for _, answer, _ in hits(f"{long} {BUILT}".replace("1871 by", "1902 by"))] == [
+        "1902",
+        "Jane Barlow Smith",
+    ]
+
+
 def test_a_question_tells_its_answer_or_takes_two_of_a_text():
     rows = list(
         questions([PARAGRAPH + "\n" + PARAGRAPH.replace("18", "17"), "Short: in 1999.", PARAGRAPH], random.Random(0))
