@@ -28,6 +28,7 @@ from benchmarks.kept import keep_to, only_checkpoint
 from benchmarks.recipes import lend
 from compress.export.huggingface import export_huggingface
 from distill.data.language import read_texts, split_names
+from distill.losses.config import TERMS
 from distill.student.build import build_student
 from distill.student.spec import is_relative
 from distill.tasks.choose import TASKS
@@ -38,7 +39,8 @@ from pipelines.console import Console
 from pipelines.machine import commit, describe
 from pipelines.stage import replacing
 
-LABELS = ("--loss.kl", "0", "--loss.ce", "1")
+# Nothing of the teacher, whichever terms the other words ask for.
+LABELS = ("--loss.ramps", "{}", *(f"--loss.{term}={int(term == 'ce')}" for term in TERMS))
 RUNTIME = ("onnxruntime", "fp32")
 
 

@@ -6,9 +6,11 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from benchmarks.cloze import HIDDEN, hits, questions
-from benchmarks.tasks import cut, extract, with_words
+from benchmarks.tasks import LABELS, cut, extract, with_words
 from conftest import build_model, saved
 from distill.data.language import read_texts
+from pipelines import cli
+from pipelines.config import SHORT, DistillConfig
 
 FILLER = " ".join(["and so it was"] * 12)
 BUILT = "The bridge was built in 1871 by the engineer Jane Barlow Smith."
@@ -62,3 +64,11 @@ def test_a_checkpoint_with_a_head_for_words_loses_it_or_one_without_gets_none(to
     assert cut("masked-lm", given, str(headed), tmp_path / "start") == Path(headed)
     start = cut("masked-lm", given, "layers=1", tmp_path / "start")
     assert AutoConfig.from_pretrained(start).num_hidden_layers == 1
+
+
+def test_a_student_without_a_teacher_learns_from_one_by_a_term_of_the_callers():
+    words = ["--teacher", "t", "--student", "layers=1", "--data", "d", "--output", "o"]
+    terms = ["--loss.hidden", "1", "--loss.ramps", '{"kl": [1, 0]}']
+    config = cli.parse(DistillConfig, [*words, *terms, *LABELS], prog="test", about="", examples="", short=SHORT)
+    assert not config.loss.needs_teacher
+    assert config.loss.ce == 1
