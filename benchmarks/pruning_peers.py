@@ -176,7 +176,7 @@ def fewer_layers(lesson: Lesson, size: Size, rate: float, folder: Path) -> Train
 def brewed(lesson: Lesson, size: Size, rate: float, folder: Path) -> Trained:
     teacher, kind, config = lesson.teacher(), Brewed(**size), lesson.config
     student = brewed_student(teacher, kind, lesson.run.seed)
-    told = Brewing(config.train.epochs, config.train.batch_size, rate, config.loss.temperature, lesson.run.seed)
+    told = Brewing(config.train.epochs, config.train.batch_size, rate, config.loss.softness, lesson.run.seed)
     data = encode(lesson.tokenizer, lesson.splits.train, config.data.max_length)
     pad = int(lesson.tokenizer.pad_token_id or 0)
     return timed(lesson, student, kind.label, lambda: brew(teacher, student, data, pad, told, folder))

@@ -139,7 +139,7 @@ class DistillationModule(lightning.LightningModule):
         texts = batch.get("documents", batch["attention_mask"])
         terms = loss_terms(self.now, own, labels, texts, said, pairs)
         if read is not None:
-            terms = {"kl": self.headless.kl(read[0], said, self.now.temperature)} | terms
+            terms = {"kl": self.headless.kl(read[0], said, self.now.softness)} | terms
         return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
 
     def _terms_across(self, batch: Batch, across: Across) -> dict[str, Tensor]:

@@ -98,7 +98,7 @@ def kept_words(config: DistillConfig, keep: KeepConfig, usual: str) -> KeepConfi
     """What the loss reads of a language teacher: of its logits what the configuration keeps, softened as it asks."""
     form = usual if config.keep.signals == "auto" else config.keep.signals
     names = [form if name == "logits" else name for name in keep.signals.split(",")]
-    soft = config.loss.temperature if form != "logits" else None
+    soft = config.loss.softness if form != "logits" else None
     return replace(config.keep, signals=",".join(names), temperature=soft, layers=keep.layers, vectors=keep.vectors)
 
 

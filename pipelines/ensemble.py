@@ -60,7 +60,7 @@ def ensemble_stage(
         "weights": list(own.weights) or [1.0] * len(members),
         "mix": own.mix,
         "sharpness": own.sharpness,
-        "mix_temperature": config.loss.temperature,
+        "mix_temperature": config.loss.softness,
     }
 
     def work(folder: Path) -> dict[str, Any]:

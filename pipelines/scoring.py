@@ -34,14 +34,14 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
     settings = {
         "scores": config.prune.scores,
         "samples": config.prune.samples,
-        "temperature": config.loss.temperature,
+        "temperature": config.loss.softness,
         "max_length": config.data.max_length,
     }
 
     def work(folder: Path) -> dict[str, Any]:
         model, task = load_pruned(start.start), read_task(data)
         texts = texts_module(run, config, read_data(data), tokenizer_of(start.start), task=task)
-        signals, distance = cached_signals(cache, start), Distance(task.answers, config.loss.temperature)
+        signals, distance = cached_signals(cache, start), Distance(task.answers, config.loss.softness)
         drawn = drawn_batches(texts, config.prune.samples, run.seed, task.at_once)
         seeded = torch.Generator().manual_seed(run.seed)
         batches = [distance.drawn({**batch, "signals": signals(batch)}, seeded) for batch in drawn]

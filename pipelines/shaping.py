@@ -173,7 +173,7 @@ class Search:
             student = prune(self.model, self.axes, each.shape)
             train = start.training(self.config.train, student)
             trials.append(Trial(student, self.data, signals, self.config.loss, train, self.task.answers))
-        judge = Judge(self.task, self.data.validation, self.data.pad_id, self.of_teacher, self.config.loss.temperature)
+        judge = Judge(self.task, self.data.validation, self.data.pad_id, self.of_teacher, self.config.loss.softness)
         winner, divergences = eliminate(trials, judge, self.config.prune.trials, self.run.console)
         self.run.console.say(
             f"  shape-{self.target.name}: {len(found)} candidates tried, {found[winner].label} learns best "
@@ -187,7 +187,7 @@ class Search:
         source = self.given.teacher.folder / MODEL
         model, tokenizer = load_teacher(source), tokenizer_of(source)
         own = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
-        return said_of(model, own, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.temperature)
+        return said_of(model, own, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.softness)
 
     def built(self, chosen: Candidate) -> Built:
         """The candidate's files as they will be deployed."""

@@ -16,6 +16,9 @@ from distill.data.documents import held_out, load_documents
 from distill.errors import InputError
 from pipelines import distill
 from pipelines.answering import Writer, read_lines
+from pipelines.cli import parse
+from pipelines.config import SHORT, DistillConfig
+from pipelines.tasks import settled
 from task_data import WORD_PAIRS, books_data, prose
 from two_tokenizers import SENTENCES, byte_level, sentencepiece, wordpiece
 
@@ -52,7 +55,7 @@ STILL = ("--teacher_train.dropout", "0", "--train.dropout", "0", "--masking.pass
 def test_a_masked_language_student_is_not_chosen_taught_exported_or_scored(masked_teacher, books, tmp_path):
     output = tmp_path / "run"
     loss = ("--loss.ce", "1", "--loss.hidden", "1", "--loss.hidden_kind", "cosine", "--keep.signals", "topk")
-    loss += ("--keep.k", "8")
+    loss += ("--keep.k", "8", "--temperature", "2")
     said = finish("distill", small_run(masked_teacher, books, output, *TRAINED, *STILL, *loss))
     assert "task: masked-lm (txt files, and the teacher's head for words)" in said
     scores = scores_of(output)
@@ -313,6 +316,24 @@ def test_a_single_document_is_cut_within_a_line_or_refused(tmp_path):
     assert all(text.endswith(".\n") for text in (*splits.train.texts, *splits.validation.texts))
     with pytest.raises(InputError, match="found a single line"):
         held_out(0, ["one line"], 0.1)
+
+
+@pytest.mark.parametrize(
+    ("head", "words", "expected"),
+    [
+        ("ForMaskedLM", (), 1.0),
+        ("ForMaskedLM", ("--loss.ce", "0.2"), 1.0),
+        ("ForMaskedLM", ("--temperature", "2"), 2.0),
+        ("ForSequenceClassification", (), 2.0),
+        ("ForSequenceClassification", ("--loss.hidden", "1"), 2.0),
+    ],
+)
+def test_words_are_softened_as_a_handful_of_classes_is_or_not_as_asked(head, words, expected, tokenizer, tmp_path):
+    teacher = saved(build_model("bert", head), tokenizer, tmp_path / "teacher")
+    task = "masked-lm" if head == "ForMaskedLM" else "text-classification"
+    given = ["--teacher", str(teacher), "--student", "layers=1", "--data", "unread", "--output", "unused", *words]
+    config = parse(DistillConfig, [*given, "--task", task], prog="test", about="", examples="", short=SHORT)
+    assert settled(config)[0].loss.temperature == expected
 
 
 def test_the_recipe_of_sampled_logits_does_not_run_or_keeps_more_ids(tokenizer, books, tmp_path):

@@ -42,7 +42,7 @@ def loss_terms(
     """
     terms: dict[str, Tensor] = {}
     if config.kl and student_logits is not None and labels is not None:
-        terms["kl"] = distribution_loss(student_logits, teacher, config.temperature, divergence(config, labels))
+        terms["kl"] = distribution_loss(student_logits, teacher, config.softness, divergence(config, labels))
     if config.ce and student_logits is not None and labels is not None:
         terms["ce"] = label_loss(student_logits, labels)
     if config.hidden:

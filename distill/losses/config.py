@@ -12,6 +12,7 @@ DIVERGENCES = (
     "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
 )  # fmt: skip
 OF_PART = ("forward_kl", "soft_cross_entropy")  # which a sample or the likeliest classes are enough for
+SOFT = 2.0
 DYNAMIC = "dynamic"
 LEARNED = "learned"
 MAPS = ("uniform", "skip", "last", DYNAMIC, LEARNED)
@@ -32,7 +33,8 @@ class LossConfig:
             width, by a map that doesn't stay.
         similarity: Weight of the distance between the cosines of every two texts of a batch (of each process's share
             of it) and the teacher's.
-        temperature: Softens both distributions of `kl`; the term is scaled by its square.
+        temperature: Softens both distributions of `kl`; the term is scaled by its square. Left out it is 2, and 1 in a
+            run on a language model (`pipelines.tasks.settled`): over words there is little left to learn at 2.
         divergence: What `kl` is: forward_kl, reverse_kl, jensen_shannon, skewed_kl, skewed_reverse_kl,
             total_variation, soft_cross_entropy, decoupled_kl (DKD, needs labels), logit_mse or logit_cosine.
         beta: The teacher's share of jensen_shannon's mixture.
@@ -63,7 +65,7 @@ class LossConfig:
     relations: float = 0.0
     embedding: float = 0.0
     similarity: float = 0.0
-    temperature: float = 2.0
+    temperature: float | None = None
     divergence: Literal[
         "forward_kl", "reverse_kl", "jensen_shannon", "skewed_kl", "skewed_reverse_kl", "total_variation",
         "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
@@ -88,7 +90,8 @@ class LossConfig:
                     f"loss.ramps: expected {', '.join(TERMS)} or temperature with two values >= 0, found {name}: {ends}"
                 )
             object.__setattr__(self, name, max(ends))  # what is computed at all, and read of the teacher
-        object.__setattr__(self, "temperature", float(self.temperature))  # 2 and 2.0 are one setting
+        if self.temperature is not None:
+            object.__setattr__(self, "temperature", float(self.temperature))  # 2 and 2.0 are one setting
         for place, when in enumerate(("start", "end") if self.ramps else ()):
             if not sum(self.ramps[name][place] if name in self.ramps else getattr(self, name) for name in TERMS) > 0:
                 raise InputError(f"loss.ramps: the weights at the {when} sum to nothing: nothing would be learnt there")
@@ -102,8 +105,8 @@ class LossConfig:
                 f"loss.embedding, loss.similarity: expected kl and ce 0 beside them, found {self.kl} and {self.ce}: "
                 "what a model says of a text is a vector or a distribution over classes, and not both"
             )
-        if not min(self.ramps.get("temperature", (self.temperature,))) > 0:
-            found = self.ramps.get("temperature", self.temperature)
+        if not min(self.ramps.get("temperature", (self.softness,))) > 0:
+            found = self.ramps.get("temperature", self.softness)
             raise InputError(f"loss.temperature: expected more than 0, found {found}: logits are divided by it")
         for name, known in KINDS.items():
             if getattr(self, name) not in known:
@@ -130,6 +133,11 @@ class LossConfig:
             raise InputError(
                 f"loss.layer_map: expected {', '.join(MAPS)} or pairs like 0:0,2:6, found {self.layer_map!r}"
             )
+
+    @property
+    def softness(self) -> float:
+        """The temperature, also where it was left out."""
+        return SOFT if self.temperature is None else self.temperature
 
     @property
     def needs_teacher(self) -> bool:
@@ -254,7 +262,7 @@ def check_part(loss: LossConfig, form: str) -> None:
     Raises:
         InputError: A loss that reads all of it, or at several temperatures.
     """
-    moved = loss.ramps.get("temperature", (loss.temperature,))
+    moved = loss.ramps.get("temperature", (loss.softness,))
     if loss.kl and len({*moved}) > 1:
         raise InputError(
             f"loss.ramps: expected one temperature with cached {form} signals, which are written at it, found "
