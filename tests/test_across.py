@@ -11,6 +11,7 @@ from distill.errors import InputError
 from distill.losses.across import across_loss, sorted_distance
 from distill.losses.across_config import AcrossConfig
 from distill.losses.logits import forward_kl, jensen_shannon
+from distill.losses.spans import rising
 from test_losses import draw, same_value_and_gradient, softmax
 
 SHAPES = [(1, 2, 3), (3, 5, 2), (17, 77, 61), (5, 101, 1001)]  # rows, the student's vocabulary, the teacher's
@@ -315,3 +316,16 @@ def test_a_batch_that_does_not_fit_is_read_at_the_wrong_places():
             across_loss(config=AcrossConfig(), **given)
     with pytest.raises(jaxtyping.TypeCheckError):
         sorted_distance(student[0], teacher[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numpys_order_or_its_gradient_is_not_torchs(dtype):
+    ours = torch.randn(7, 300, dtype=dtype, generator=torch.Generator().manual_seed(0)).softmax(-1).requires_grad_()
+    theirs = ours.detach().clone().requires_grad_()
+    weights = torch.arange(300, dtype=dtype).cos()
+    expected, found = theirs.sort(-1).values, rising(ours)
+    assert torch.equal(found, expected)
+    for order in (expected, found):
+        (order * weights).sum().backward()
+    assert torch.equal(ours.grad, theirs.grad)
+    assert torch.equal(rising(ours.detach()), expected)

@@ -6,6 +6,7 @@ tokens. Everything here is a function of log-probabilities, for some spans at a 
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -139,7 +140,17 @@ def rest_distance(student: Outcomes, teacher: Outcomes, vocabularies: Vocabulari
 
 
 def sorted_l1(q: Float[Tensor, "rows _"], p: Float[Tensor, "rows _"]) -> Float[Tensor, "rows"]:
-    """Σ |p₍ᵢ₎ - q₍ᵢ₎| of the probabilities in falling order, the shorter row padded with zeros."""
+    """Σ |p₍ᵢ₎ - q₍ᵢ₎| of the probabilities in order, the shorter row padded with zeros."""
     width = max(p.shape[1], q.shape[1])
-    p, q = (F.pad(each.sort(-1, descending=True).values, (0, width - each.shape[1])) for each in (p, q))
+    p, q = (F.pad(rising(each), (width - each.shape[1], 0)) for each in (p, q))
     return (p - q).abs().sum(-1)
+
+
+def rising(rows: Float[Tensor, "rows _"]) -> Float[Tensor, "rows _"]:
+    """Each row in rising order, with a gradient."""
+    if rows.device.type != "cpu":
+        return rows.sort(-1).values
+    # NumPy sorts a row of 28,000 with the CPU's vector units, 30 times as fast as torch, and its places 6 times.
+    if not rows.requires_grad:
+        return torch.from_numpy(np.sort(rows.numpy()))
+    return rows.gather(-1, torch.from_numpy(np.argsort(rows.detach().numpy())))
