@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -141,9 +140,9 @@ def rest_distance(student: Outcomes, teacher: Outcomes, vocabularies: Vocabulari
 
 def sorted_l1(q: Float[Tensor, "rows _"], p: Float[Tensor, "rows _"]) -> Float[Tensor, "rows"]:
     """Σ |p₍ᵢ₎ - q₍ᵢ₎| of the probabilities in order, the shorter row padded with zeros."""
-    width = max(p.shape[1], q.shape[1])
-    p, q = (F.pad(rising(each), (width - each.shape[1], 0)) for each in (p, q))
-    return (p - q).abs().sum(-1)
+    width = min(p.shape[1], q.shape[1])
+    (left, p), (unmatched, q) = (rising(each).split([each.shape[1] - width, width], 1) for each in (p, q))
+    return (p - q).abs().sum(-1) + left.sum(-1) + unmatched.sum(-1)
 
 
 def rising(rows: Float[Tensor, "rows _"]) -> Float[Tensor, "rows _"]:
