@@ -133,7 +133,7 @@ def plain(model: PreTrainedModel) -> Iterator[list[int]]:
 
 
 class Streams(LogitsProcessor):
-    """Adds Gumbel noise, so that the likeliest token is a draw from the softmax; none at temperature 0.
+    """Leaves one token possible: a draw from the softmax, or the likeliest one at temperature 0.
 
     Drawing from a batch at once would give a prompt other tokens in another batch, and a rebuilt cache other signals.
 
@@ -152,12 +152,14 @@ class Streams(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         scaled = scores.float() / (self.temperature or 1)
-        noisy = self.noisy(input_ids, scaled) if self.temperature else scaled
-        chosen = noisy.argmax(-1, keepdim=True)
+        chosen = self.drawn(input_ids, scaled) if self.temperature else scaled.argmax(-1, keepdim=True)
         self.log_probs.append(scaled.log_softmax(-1).gather(-1, chosen)[:, 0])
-        return noisy
+        return torch.full_like(scores, -torch.inf).scatter(-1, chosen, 0)
 
-    def noisy(self, input_ids: Tensor, scaled: Tensor) -> Tensor:
+    def drawn(self, input_ids: Tensor, scaled: Tensor) -> Tensor:
+        """The tokens at which the distribution function passes a number of each stream, int64 [rows, 1]."""
         kept = scaled if self.likeliest is None else self.likeliest(input_ids, scaled)
-        waits = [torch.empty(scaled.shape[1]).exponential_(generator=each) for each in self.generators]
-        return kept - torch.stack(waits).log().to(scaled.device)
+        reached = kept.softmax(-1).cumsum(-1, dtype=torch.float64)  # a float32 loses the tail of a large vocabulary
+        numbers = torch.stack([torch.rand(1, generator=each, dtype=torch.float64) for each in self.generators])
+        points = numbers.to(reached.device) * reached[:, -1:]
+        return torch.searchsorted(reached, points, right=True).clamp(max=reached.shape[-1] - 1)
