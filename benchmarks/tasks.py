@@ -8,7 +8,8 @@
 Both begin as the layers that `--student` takes of the checkpoint as it came, not of the fine-tuned teacher, so that all
 that the one knows more it was told; or both as the checkpoint that `--student` names. A teacher of masked words that
 has no head for them learns them first, once for all seeds. Without a teacher it learns from the labels (the tokens of a
-language model); a sentence encoder, for which plain text has none, is the one that was cut and not trained. Scores are
+language model); a sentence encoder, for which plain text has none, is the one that was cut and not trained. What
+`--unlabelled` names only the taught one has, for the teacher's answers are all that text has to learn. Scores are
 those of the exported files on the test split on ONNX Runtime; speed is told by `pipelines.distill`, over the teacher on
 the same runtime, one thread, one text. What is finished is skipped when the same command runs again; words that aren't
 its own go to `pipelines.distill`.
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--student", default="layers=2", help="relative to the teacher, or a folder")
     parser.add_argument("--extract", type=int, default=0, help="characters of each plain text, from its middle")
+    parser.add_argument("--unlabelled", help="more text, as data.unlabelled takes it (benchmarks.words makes some)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", default="runs/tasks")
     given, more = parser.parse_known_args()
@@ -65,7 +67,8 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {"teacher": [], "student": [], "without a teacher": []}
     for seed in given.seeds:
         words = ["--task", given.task, "--teacher", teacher, "--data", data, "--seed", str(seed), *more]
-        taught = report(place / f"seed-{seed}", [*words, "--student", str(start)])
+        text = ["--data.unlabelled", given.unlabelled] if given.unlabelled else []
+        taught = report(place / f"seed-{seed}", [*words, *text, "--student", str(start)])
         found["teacher"].append(entry(taught, "teacher"))
         found["student"].append(entry(taught, "student"))
         if given.task == SentenceEmbedding.name:

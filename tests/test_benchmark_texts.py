@@ -1,4 +1,4 @@
-"""The texts that benchmarks make of others: questions of paragraphs, and the middles of long documents."""
+"""The texts that benchmarks make of others: questions and words of an encyclopaedia, the middles of long documents."""
 
 import random
 from pathlib import Path
@@ -7,6 +7,7 @@ from transformers import AutoConfig
 
 from benchmarks.cloze import HIDDEN, hits, questions
 from benchmarks.tasks import LABELS, cut, extract, with_words
+from benchmarks.words import sentences
 from conftest import build_model, saved
 from distill.data.language import read_texts
 from pipelines import cli
@@ -43,6 +44,13 @@ def test_a_question_tells_its_answer_or_takes_two_of_a_text():
         assert HIDDEN in row["question"]
         assert answer not in row["question"]
         assert row["context"][start:].startswith(answer)
+
+
+def test_a_sentence_for_a_tagger_names_nothing_or_keeps_its_marks_on_its_words():
+    texts = ["It was so. The old bridge, by Jane's brother, fell.", "and so it was, and so it was.", "Too short, Jane."]
+    assert list(sentences(texts, random.Random(0))) == [
+        ["The", "old", "bridge", ",", "by", "Jane's", "brother", ",", "fell", "."]
+    ]
 
 
 def test_an_extract_is_of_a_texts_end_or_mixes_splits(tmp_path: Path):
