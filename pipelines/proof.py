@@ -159,12 +159,13 @@ class Proof:
 def proof_text(proof: dict[str, Any]) -> str:
     told = f"{proof['target']}: reloaded" + (", " if "tokens" in proof else " in a fresh process, ")
     if "layers" in proof:
-        told += f"layers differ by {proof['layers']:.1e}, {proof['same_class']:.2%} of {proof['texts']} texts alike"
+        told += f"layers differ by {proof['layers']:.1e}, {proof['same_class']:.2%} of {proof['texts']} answers alike"
         if "score" in proof:
             told += f", accuracy {proof['score']:.2%} ({proof['trained_score']:.2%} as trained)"
     else:
-        told += f"largest difference {proof['max_difference']:.1e} on {proof['texts']} texts"
-        told += f", the same {proof['tokens']} tokens written" if "tokens" in proof else ""
+        seen = f"{proof['texts']} texts, the same {proof['tokens']} tokens written"
+        told += f"largest difference {proof['max_difference']:.1e} on "
+        told += seen if "tokens" in proof else f"{proof['texts']} answers"
     return f"{told}, {proof['bytes'] / 1e6:.1f} MB"
 
 

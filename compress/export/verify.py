@@ -33,7 +33,7 @@ class Parity:
 
     Args:
         target: Its name.
-        texts: Texts compared.
+        texts: How many answers were compared: one a text, or one a token where each has some.
         max_difference, mean_difference: Of logits, absolute.
         same_class: Share of the answers that come to the same: of a classifier, its classes.
         load_ms: From nothing to a model that can be called, the runtime's own start included.
@@ -121,12 +121,12 @@ def refuse(parity: Parity, folder: Path, *, rounds: bool) -> None:
     if rounds and not (parity.same_class >= SAME and np.isfinite(parity.max_difference)):
         raise ArtefactError(
             f"{parity.target}: {folder} gives other answers than the trained model: the same for "
-            f"{parity.same_class:.2%} of {parity.texts} texts, expected at least {SAME:.1%}"
+            f"{parity.same_class:.2%} of {parity.texts}, expected at least {SAME:.1%}"
         )
     if not rounds and not parity.max_difference <= most:  # also catches NaN
         raise ArtefactError(
             f"{parity.target}: {folder} gives other logits than the trained model: largest difference "
-            f"{parity.max_difference:.2e}, expected at most {most:.0e}: it would classify differently"
+            f"{parity.max_difference:.2e}, expected at most {most:.0e}: it would answer differently"
         )
 
 
