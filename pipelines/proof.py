@@ -52,7 +52,8 @@ class Proof:
     """
 
     def __init__(self, source: Source, folder: Path, examples: "Examples | Tagged", drawn: Texts, max_length: int):
-        self.source, self.folder, self.examples, self.max_length = source, folder, examples, max_length
+        self.source, self.folder, self.examples = source, folder, examples
+        self.max_length = min(max_length, source.tokenizer.model_max_length)
         self.drawn = drawn
         self.proven: list[dict[str, Any]] = []
         self.refused: list[dict[str, Any]] = []
@@ -163,9 +164,8 @@ def proof_text(proof: dict[str, Any]) -> str:
         if "score" in proof:
             told += f", accuracy {proof['score']:.2%} ({proof['trained_score']:.2%} as trained)"
     else:
-        seen = f"{proof['texts']} texts, the same {proof['tokens']} tokens written"
-        told += f"largest difference {proof['max_difference']:.1e} on "
-        told += seen if "tokens" in proof else f"{proof['texts']} answers"
+        told += f"largest difference {proof['max_difference']:.1e} on {proof['texts']} "
+        told += f"texts, the same {proof['tokens']} tokens written" if "tokens" in proof else "answers"
     return f"{told}, {proof['bytes'] / 1e6:.1f} MB"
 
 
@@ -201,4 +201,5 @@ def tokenized(
         is_split_into_words=not isinstance(texts[0], str),
         return_tensors="np",
     )
-    return {name: value.astype(np.int64) for name, value in batch.items()}
+    types = {"token_type_ids": np.zeros_like(batch["input_ids"])}  # of plain text, where the tokenizer makes none
+    return {name: value.astype(np.int64) for name, value in {**types, **batch}.items()}

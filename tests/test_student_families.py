@@ -320,3 +320,11 @@ def test_a_fresh_student_of_a_preset_has_the_teachers_widths_where_layers_are_na
     assert preset.intermediate_size < built("bert").config.intermediate_size
     with pytest.raises(InputError, match="student layers=0: expected at least 1"):
         student_config(built("bert").config, "fresh,layers=0")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("spec", ["layers=2", "hidden=16,heads=2"])
+def test_a_decoder_that_tags_words_is_not_cut(family, spec):
+    student = build_student(built(family, "ForTokenClassification"), spec)
+    assert student.score.bias.shape == (2,)
+    assert student.score.weight.shape[1] == student.config.hidden_size

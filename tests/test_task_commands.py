@@ -2,19 +2,21 @@
 
 import csv
 import json
+from copy import deepcopy
 from typing import get_args
 
 import pytest
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from commands import finish, refused, small_run
-from conftest import build_model, saved
+from conftest import WORDS, build_model, saved
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.tasks.choose import TASKS, choose
 from pipelines import distill
 from pipelines.config import TaskName
 from task_data import TAGS, numbers, several_labels, tagged_data
+from two_tokenizers import byte_level
 
 
 @pytest.fixture
@@ -130,3 +132,15 @@ def test_a_taggers_own_head_is_thrown_away(tokenizer, tagged, tmp_path):
 
 def test_a_task_cannot_be_asked_for_by_name():
     assert set(get_args(TaskName)) == {"auto", *TASKS}
+
+
+def test_a_tagger_of_bytes_asks_for_other_words_than_were_kept_or_longer_ones_than_it_takes(tagged, tmp_path):
+    """Its config has two types of tokens, and its tokenizer makes none."""
+    own = deepcopy(byte_level(texts=(" ".join(WORDS),)))
+    own.model_max_length = 16
+    sizes = {"vocab_size": len(own), "pad_token_id": own.pad_token_id, "type_vocab_size": 2}
+    body = build_model("roberta", "Model", max_position_embeddings=17 + own.pad_token_id, **sizes)
+    output = tmp_path / "run"
+    finish("distill", small_run(saved(body, own, tmp_path / "bytes"), tagged, output, "--epochs", "2"))
+    entries = {(e["name"], e["runtime"]): e for e in report_of(output)["models"]}
+    assert entries["student", "pytorch"]["scores"] == pytest.approx(entries["student", "onnxruntime"]["scores"])

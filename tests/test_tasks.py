@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 from sklearn.metrics import f1_score
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import BertTokenizerFast
 
 from compress.prune.vocabulary import count_words
@@ -260,6 +260,35 @@ def test_a_blank_is_tagged_for_the_number_after_it(tmp_path):
     assert rows.labels[0][rows.firsts[0]].tolist() == [0, 1, 2]
 
 
+def test_a_run_reads_its_own_words_with_a_second_blank(tmp_path):
+    config = table(tmp_path / "tagged", tokens=same(SENTENCES), tags=same(TAGS))
+    part = load_tagged(config).train
+    (tmp_path / "kept").mkdir()
+    pa.parquet.write_table(part.table(), tmp_path / "kept" / "train.parquet")
+    kept = DataConfig(path=str(tmp_path / "kept"), text="text")
+    assert load_bare_words(kept).texts == part.texts
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_a_word_is_tagged_at_a_blank_or_has_two_before_it(normalized, tmp_path):
+    """SentencePiece writes blanks as `▁`; Llama 2's tokenizer puts one before each word, whether it has one or not."""
+    tokenizer = deepcopy(sentencepiece())
+    if normalized:
+        backend = tokenizer.backend_tokenizer
+        backend.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    words = ["zq", "the", "zq", "mill"]
+    part = load_tagged(
+        table(tmp_path / "tagged", tokens=same([words]), tags=same([["B-x", "O", "B-x", "B-place"]]))
+    ).train
+    rows = encode_tagged(tokenizer, part, 64)
+    pieces = tokenizer.convert_ids_to_tokens(rows.input_ids[0])
+    assert pieces == tokenizer.convert_ids_to_tokens(tokenizer(" ".join(words))["input_ids"])
+    assert "▁" in pieces, "a word that the vocabulary has no piece of with its blank"
+    assert all(pieces[i].strip("▁") for i in np.flatnonzero(rows.firsts[0]))
+    assert rows.labels[0][rows.firsts[0]].tolist() == part.labels[0]
+
+
 def test_an_empty_word_gets_a_position(tmp_path):
     words, tags = ["the", "", "mill"], ["O", "O", "B-place"]
     part = load_tagged(table(tmp_path / "tagged", tokens=same([words]), tags=same([tags]))).train
@@ -286,6 +315,9 @@ def test_sentences_are_held_out_twice_or_by_chance(tmp_path):
         ([["a", "b"], ["c"]], [["O"], ["B-x"]], "row 1: expected a tag a word, found 2 words and 1 tags"),
         ([["a"], ["c"]], [["O"], ["O"]], "expected at least two tags in train, found O"),
         ([[], []], [[], []], "holds no words in any of 2 rows"),
+        ([["a", None]], [["O", "B-x"]], "row 1, column 'tokens': expected words or tags, found none at place 2"),
+        ([["a", "b"]], [["O", None]], "row 1, column 'tags': expected words or tags, found none at place 2"),
+        ([["a", "b"]], [["O", "-100"]], "row 1: expected a tag a word, found -100 for 'b'"),
     ],
 )
 def test_misaligned_tags_are_learnt(words, tags, named, tmp_path):
@@ -305,8 +337,38 @@ def test_unknown_tags_in_test_go_unsaid(tmp_path):
 
 def test_a_line_without_a_tag_is_read(tmp_path):
     (tmp_path / "train.conll").write_text("Ann B-person\nvisits\n")
-    with pytest.raises(InputError, match="line 2: expected a word and its tag, found 'visits'"):
+    with pytest.raises(
+        InputError, match="line 2: expected a word and its tag, in 2 columns as most lines are, found 'visits'"
+    ):
         load_tagged(DataConfig(path=str(tmp_path / "train.conll")))
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("rejects\tVB\t", "line 2: expected a word and its tag, in 3 columns"),
+        ("rejects\tO", "line 2: expected a word and its tag, in 3 columns"),
+        ("\tVB\tO", "line 2: expected a word and its tag, in 3 columns"),
+    ],
+)
+def test_another_column_is_read_as_the_tag(line, found, tmp_path):
+    file = tmp_path / "train.conll"
+    file.write_text(f"EU\tNNP\tB-ORG\n{line}\nGerman\tJJ\tO\n\nPeter\tNNP\tB-PER\n")
+    with pytest.raises(InputError, match=found):
+        read_conll(file)
+    file.write_text("10 000 B-NUM\nNew B-place\nYork I-place\n")
+    with pytest.raises(InputError, match="line 1: expected a word and its tag, in 2 columns as most lines are"):
+        read_conll(file)
+
+
+def test_a_word_is_cut_at_its_blank_or_takes_the_files_first_mark(tmp_path):
+    file = tmp_path / "train.conll"
+    lines = ["-DOCSTART-\tO", "  ", "New York\tB-LOC", "10\u00a0000\tB-NUM", "a\u2028b\tO", "", "Ann\tB-PER"]
+    for end in ("\n", "\r\n"):
+        file.write_bytes(("\ufeff" + end.join(lines)).encode())
+        rows = read_conll(file)
+        assert rows["tokens"].to_pylist() == [["New York", "10\u00a0000", "a\u2028b"], ["Ann"]]
+        assert rows["tags"].to_pylist() == [["B-LOC", "B-NUM", "O"], ["B-PER"]]
 
 
 def test_a_word_is_taken_for_a_comment_or_a_comment_for_a_word(tmp_path):

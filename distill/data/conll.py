@@ -1,5 +1,6 @@
 """CoNLL files: a word a line, its tag last, an empty line between sentences."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,23 +9,30 @@ import pyarrow as pa
 
 from distill.errors import InputError
 
+TABS, BLANKS = re.compile(r"\t"), re.compile(r" +")
+
 
 def read_conll(file: Path) -> pa.Table:
     """The file as a table of tokens and tags, a list of strings a row each; document marks are left out, and comments:
     lines with `#` before a sentence that don't read like those of words.
 
+    Columns stand between tabs where the file has any, and else between blanks.
+
     Raises:
-        InputError: A line without a tag, a comment within a sentence, or text that isn't UTF-8.
+        InputError: A line with more or fewer columns than most, such as one without a tag, a comment within a sentence,
+            or text that isn't UTF-8.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"data {str(file)!r}: not a CoNLL file in UTF-8: {error}") from error
-    columns, known = form_of([line.split() for line in lines if not line.startswith("#")])
+    lines = text.split("\n")  # no other mark ends a line: some stand in words
+    between = TABS if any("\t" in line.strip() for line in lines) else BLANKS
+    cut = [cells_of(line, between) for line in lines]
+    columns, known = form_of([cells for cells, line in zip(cut, lines, strict=True) if not line.startswith("#")])
     sentences: list[list[tuple[str, str]]] = [[]]
-    for number, line in enumerate(lines, 1):
-        cells = line.split()
-        if not cells or cells[0] == "-DOCSTART-":
+    for number, (line, cells) in enumerate(zip(lines, cut, strict=True), 1):
+        if not cells or is_mark(cells):
             if sentences[-1]:
                 sentences.append([])
         elif line.startswith("#") and not sentences[-1] and (len(cells) != columns or cells[-1] not in known):
@@ -34,10 +42,10 @@ def read_conll(file: Path) -> pa.Table:
                 f"data {str(file)!r}: line {number}: expected comments before a sentence, or the word # with "
                 f"{columns} columns in all, found {line[:60]!r} within a sentence; an empty line ends a sentence"
             )
-        elif len(cells) < 2:
+        elif len(cells) < 2 or len(cells) != columns or not cells[0] or not cells[-1]:
             raise InputError(
-                f"data {str(file)!r}: line {number}: expected a word and its tag, found {line!r}; an empty line ends a "
-                "sentence"
+                f"data {str(file)!r}: line {number}: expected a word and its tag, in {max(columns, 2)} columns as most "
+                f"lines are, found {line[:60]!r}: it can't be told which is the tag; an empty line ends a sentence"
             )
         else:
             sentences[-1].append((cells[0], cells[-1]))
@@ -51,6 +59,16 @@ def read_conll(file: Path) -> pa.Table:
 
 def form_of(lines: Sequence[Sequence[str]]) -> tuple[int, set[str]]:
     """How many columns most words have, and their tags."""
-    words = [cells for cells in lines if cells and cells[0] != "-DOCSTART-"]
+    words = [cells for cells in lines if cells and not is_mark(cells)]
     counts = Counter(map(len, words)).most_common(1)
     return counts[0][0] if counts else 0, {cells[-1] for cells in words}
+
+
+def cells_of(line: str, between: re.Pattern[str]) -> list[str]:
+    """The cells of a line; none of an empty one."""
+    line = line.rstrip("\r") if between is TABS else line.strip()
+    return [cell.strip(" ") for cell in between.split(line)] if line.strip() else []
+
+
+def is_mark(cells: Sequence[str]) -> bool:
+    return cells[0].split(" ")[0] == "-DOCSTART-"

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from distill.errors import InputError
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "pos_tags")
 OUTSIDE = "O"
-BLANK = "Ġ"  # of byte-level tokenizers
+BLANKS = ("Ġ", "▁", "▁▁")  # pieces that are blanks alone, of byte-level tokenizers and of SentencePiece's
+NO_TAG = "-100"
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,11 @@ def sentences(table: pa.Table, config: DataConfig, split: str) -> tuple[list[lis
                 f"{where}: row {row}: expected a tag a word, found {len(one)} words and {len(other)} tags: words would "
                 "get the tags of others"
             )
+        if NO_TAG in other:
+            raise InputError(
+                f"{where}: row {row}: expected a tag a word, found {NO_TAG} for {one[other.index(NO_TAG)]!r}: it marks "
+                "what has none, and would be a tag like the others"
+            )
     kept = [i for i, row in enumerate(words) if row]
     if not kept:
         raise InputError(f"{where}: column {text!r} holds no words in any of {len(words)} rows")
@@ -109,8 +115,9 @@ def lists_of(table: pa.Table, column: str, where: str) -> list[list[str]]:
 def spaced(words: list[str]) -> list[str]:
     """Words with the blank before each but the first: byte-level tokenizers read `a b` as `a`, `Ġb`, and would read the
     second word alone as another than models meet in text. Others take the blank off, or put it there themselves.
+    Words that have theirs stay as they are: a run reads its own files as it read the data.
     """
-    return words[:1] + [f" {word}" if word.strip() else word for word in words[1:]]
+    return words[:1] + [word if not word.strip() or word[0].isspace() else f" {word}" for word in words[1:]]
 
 
 def listed(cell: Any, where: str) -> list[str]:
@@ -126,7 +133,9 @@ def listed(cell: Any, where: str) -> list[str]:
                 f"{where}: expected a list in JSON or words between blanks, found {cell[:60]!r}: its brackets and "
                 "commas would be parts of words"
             )
-        found = [] if cell is None else str(cell).split()
+        return [] if cell is None else str(cell).split()
+    if None in found:
+        raise InputError(f"{where}: expected words or tags, found none at place {found.index(None) + 1}")
     return [str(each) for each in found]
 
 
@@ -232,11 +241,14 @@ def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: 
     if not len(part):
         return TaggedRows([], None, [], [], [], [], 0)
     limit = min(max_length, tokenizer.model_max_length)
-    full = tokenizer(part.texts, is_split_into_words=True, truncation=True, max_length=limit)
+    bare = puts_blanks(tokenizer)
+    texts = [[word.removeprefix(" ") or word for word in row] for row in part.texts] if bare else part.texts
+    full = tokenizer(texts, is_split_into_words=True, truncation=True, max_length=limit)
     firsts, labels, places, truncated = [], [], [], 0
-    blank = tokenizer.get_vocab().get(BLANK)
+    known = tokenizer.get_vocab()
+    blanks = {known[each] for each in BLANKS if each in known}
     for row, words in enumerate(part.texts):
-        ids = pieces_of(full.word_ids(row), full["input_ids"][row], blank)
+        ids = pieces_of(full.word_ids(row), full["input_ids"][row], blanks)
         first = np.array([word is not None and word != before for word, before in zip(ids, [None, *ids], strict=False)])
         tags = part.labels[row] if part.labels else [IGNORED] * len(words)
         firsts.append(first)
@@ -256,9 +268,16 @@ def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: 
     )
 
 
-def pieces_of(words: list[int | None], ids: list[int], blank: int | None) -> list[int | None]:
+def puts_blanks(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether it puts a blank before each word, also before one that has it, as Llama 2's does."""
+    one, two = (tokenizer.backend_tokenizer.encode([word], is_pretokenized=True, add_special_tokens=False).tokens
+                for word in ("a", " a"))  # fmt: skip
+    return len(two) > len(one) and one[0].startswith(BLANKS[1])
+
+
+def pieces_of(words: list[int | None], ids: list[int], blanks: Collection[int]) -> list[int | None]:
     """The word of each piece, none for a blank alone before one: a decoder would tag it without having read the word,
     as Qwen's and Llama 3's cut ` 5`.
     """
     before = [None, *words]
-    return [None if ids[i] == blank and before[i] != word else word for i, word in enumerate(words)]
+    return [None if ids[i] in blanks and before[i] != word else word for i, word in enumerate(words)]

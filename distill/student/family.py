@@ -85,7 +85,7 @@ class Family:
 HEADS: tuple[tuple[str, Roles], ...] = (
     (r"(pooler|classifier|head)\.dense\.", ("hidden", "hidden")),
     (r"(?:^|\.)(classifier|score)\.(out_proj\.)?weight", (None, "hidden")),
-    (r"(?:^|\.)classifier\.(out_proj\.)?bias", (None,)),
+    (r"(?:^|\.)(classifier|score)\.(out_proj\.)?bias", (None,)),
     (r"^generator_predictions\.(dense\.bias|LayerNorm\.)", (None,)),  # of the embeddings' width, see AS_WIDE
     (r"^generator_predictions\.dense\.weight", (None, "hidden")),
     (r"(transform|lm_head)\.dense\.|^vocab_transform\.", ("hidden", "hidden")),
