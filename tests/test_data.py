@@ -8,14 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from datasets import ClassLabel, Dataset, Features, List, Value
 from transformers import BertTokenizerFast
 
 from conftest import LABELS, VOCABULARY
 from distill.data.batches import EvalBatches, TrainBatches, epoch_order, length_order
+from distill.data.cells import from_multi_hot
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
 from distill.data.source import read_hub, read_splits, read_table
-from distill.data.splits import Examples, hold_out, load_splits
+from distill.data.splits import Examples, hold_out, load_bare, load_labelled, load_splits
 from distill.errors import InputError
 
 AWKWARD = [
@@ -471,3 +473,52 @@ def test_evaluation_leaves_out_or_repeats_a_row():
     batches = EvalBatches(made_up([5, 1, 9, 3, 3]), 2, 0)
     assert [batch["labels"].tolist() for batch in batches] == [[1, 3], [4, 0], [2]]
     assert len(list(batches)) == len(batches) == 3
+
+
+def test_names_of_classes_are_read_as_numbers(tmp_path):
+    kinds = {
+        "text": Value("string"),
+        "label": ClassLabel(names=["neg", "pos"]),
+        "tags": List(ClassLabel(names=["O", "B-x"])),
+    }
+    rows = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0], "tags": [[0, 1], []]}, Features(kinds))
+    rows.to_parquet(tmp_path / "train.parquet")
+    table = read_table(tmp_path / "train.parquet")
+    assert table["label"].to_pylist() == ["pos", "neg"]
+    assert table["tags"].to_pylist() == [["O", "B-x"], []]
+
+
+def test_a_quote_swallows_the_rows_after_it(tmp_path):
+    file = tmp_path / "train.tsv"
+    file.write_text('text\tlabel\n"He said no\tpos\nfoo\tneg\nbar\tpos\n"She left\tneg\n')
+    with pytest.raises(InputError, match="row 1, column 'text': a quote before a cell isn't closed in its line"):
+        read_table(file)
+
+
+def test_single_texts_are_joined_to_pairs(tmp_path):
+    write_csv(tmp_path / "train.csv", [("text", "text_pair", "label"), ("a", "b", "x"), ("c", "d", "y")])
+    write_csv(tmp_path / "more.csv", [("text",), ("e",)])
+    with pytest.raises(InputError, match="only train has a second text"):
+        load_bare(config(tmp_path, unlabelled=str(tmp_path / "more.csv")))
+
+
+@pytest.mark.parametrize("value", [["a", "b"], {"role": "user"}])
+def test_a_list_in_a_line_of_json_is_read_as_its_source(value, tmp_path):
+    (tmp_path / "train.jsonl").write_text("\n".join(json.dumps({"text": each, "label": "x"}) for each in ("a", value)))
+    assert "column 'text': expected text, found JSON lists or objects" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("hot", [[0.0, 1.0, 1.0], ["0", "1", "1"], [0, 1, 1]])
+def test_a_label_for_each_place_is_read_as_two_labels(hot, tmp_path):
+    rows = [{"text": f"t{i}", "label": hot[i % 3 :] + hot[: i % 3]} for i in range(12)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    splits = load_labelled(config(tmp_path))
+    assert splits.labels == ("0", "1", "2")
+    assert dict(zip(splits.train.texts, splits.train.labels, strict=True)) == {
+        row["text"]: [int(float(each)) for each in row["label"]] for row in rows if row["text"] in splits.train.texts
+    }
+
+
+def test_lists_of_names_are_read_as_a_label_for_each_place():
+    for cells in ([["0", "1"], ["1"]], [["a", "b"], ["b", "c"]], [[0], [1]], [["0", "2"], ["1", "0"]]):
+        assert from_multi_hot(cells) == cells

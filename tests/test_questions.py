@@ -183,3 +183,18 @@ def test_cached_starts_and_ends_are_laid_on_other_tokens(tokenizer):
     batch = rows.collate([0, 1], 0)
     values = torch.randn(*batch["input_ids"].shape, 2)
     torch.testing.assert_close(answers.logits(batch, values[batch["positions"]]), answers.logits(batch, values))
+
+
+def test_an_answer_that_is_missing_has_a_name_or_ends_the_run():
+    assert answers_of({"text": None, "answer_start": None}, "here") == []
+    assert answers_of({"text": [None, "a"], "answer_start": [-1, None]}, "here") == [Answer("a", -1)]
+    with pytest.raises(InputError, match="here: expected a number for an answer's start, found 'x'"):
+        answers_of({"text": ["a"], "answer_start": ["x"]}, "here")
+
+
+def test_an_answer_is_looked_for_elsewhere_in_a_context_that_begins_with_an_empty_line(tmp_path):
+    context = f"\n{WORDS[0]} {WORDS[1]} and {WORDS[1]}"
+    answer = Answer(WORDS[1], context.rindex(WORDS[1]))
+    for split in ("train", "validation", "test"):
+        written(tmp_path / "data", [squad_row("q", context, answer)] * 2, split)
+    assert load_questions(DataConfig(path=str(tmp_path / "data"))).train.labels[0] == [answer]

@@ -8,7 +8,10 @@ import re
 import tokenize
 from typing import Any
 
+from distill.errors import InputError
+
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+HOT = ("0", "1", "0.0", "1.0", "False", "True")
 BRACKETS = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 
 
@@ -69,3 +72,35 @@ def is_number(cell: Any) -> bool:
     if isinstance(cell, str):
         return bool(NUMBER.fullmatch(cell)) and math.isfinite(float(cell))
     return isinstance(cell, (int, float)) and not isinstance(cell, bool)
+
+
+def several_labels(cell: Any, where: str) -> list[str]:
+    if cell is None:
+        return []
+    names = list_in(cell)
+    if names is None and isinstance(cell, str):
+        if BRACKETS.fullmatch(cell):
+            raise InputError(
+                f"{where}: expected labels as a list in JSON, or between | or ;, found {cell[:60]!r}: it would be one"
+            )
+        names = re.split(r"[|;]", cell)
+    return sorted({str(name).strip() for name in ([cell] if names is None else names)} - {""})
+
+
+def a_number(cell: Any, where: str) -> float:
+    try:
+        found = float(cell)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise InputError(f"{where}: expected a number, found {cell!r}: the model is to predict one")
+    return found
+
+
+def from_multi_hot(cells: list[Any]) -> list[Any]:
+    """Cells of a 0 or 1 for each label as lists of the places with 1; any others as they are."""
+    some = [list_in(cell) for cell in cells if cell is not None and cell != ""]
+    lengths = {len(row) if row else 0 for row in some}
+    if len(lengths) != 1 or min(lengths) < 2 or not all(str(each) in HOT for row in some for each in row or ()):
+        return cells
+    return [[i for i, each in enumerate(list_in(cell) or ()) if float(each)] for cell in cells]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.chat_config import ChatConfig
-from distill.data.columns import first_of
+from distill.data.columns import check_text, first_of
 from distill.data.encode import IGNORED, Batch, TokenRows, padded
 from distill.data.language import TEXTS_AT_ONCE
 from distill.data.packing import end_id, first_ids
@@ -63,6 +63,7 @@ def texts_of(table: pa.Table, name: str | None, where: str) -> list[str]:
     """The texts of a column, empty ones where there is no column."""
     if name is None:
         return [""] * table.num_rows
+    check_text(table, name, where)
     kind = table[name].type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
         raise InputError(f"{where}: column {name!r}: expected text, found {kind}: it can't be told how it reads")

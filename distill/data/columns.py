@@ -13,6 +13,8 @@ PAIR = ("text_pair", "text2", "sentence2", "hypothesis", "question2")
 # A name before a number: `label_name` says what `label` 12 means.
 LABEL = ("label_name", "label_text", "label", "labels", "category", "intent", "class", "target")
 
+MARK = b"json"  # of a field whose cells were lists or objects, not text, in their file
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -39,7 +41,23 @@ def find_columns(table: pa.Table, config: DataConfig, where: str, *, labelled: b
         raise missing("text", TEXT, table, where)
     if labelled and label is None:
         raise missing("label", LABEL, table, where)
+    for name in filter(None, (text, pair)):
+        check_text(table, name, where)
     return Columns(text, pair if pair != text else None, label)
+
+
+def check_text(table: pa.Table, name: str, where: str) -> None:
+    """
+    Raises:
+        InputError: The column holds lists or objects.
+    """
+    field = table.schema.field(name)
+    if pa.types.is_nested(field.type) or MARK in (field.metadata or {}):
+        found = field.type if pa.types.is_nested(field.type) else "JSON lists or objects"
+        raise InputError(
+            f"{where}: column {name!r}: expected text, found {found}: the model would learn how such values are "
+            "written down"
+        )
 
 
 def named(table: pa.Table, name: str | None, flag: str, where: str) -> str | None:

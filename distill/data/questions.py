@@ -109,7 +109,7 @@ def asked(table: pa.Table, config: DataConfig, split: str) -> tuple[list[Row], i
     rows: list[Row] = []
     dropped = 0
     for number, (question, context, given) in enumerate(cells, 1):
-        question, context = (str(each or "").strip("\n") for each in (question, context))
+        question, context = (str(each or "").rstrip("\n") for each in (question, context))
         if not question.strip() or not context.strip():
             dropped += 1
             continue
@@ -156,7 +156,18 @@ def answers_of(cell: Any, where: str) -> list[Answer]:
     starts = starts if isinstance(starts, list) else [starts]
     if len(texts) != len(starts):
         raise InputError(f"{where}: expected a start for each answer, found {len(texts)} answers, {len(starts)} starts")
-    return [Answer(str(text), int(start)) for text, start in zip(texts, starts, strict=True) if str(text).strip()]
+    spoken = [
+        (text, start) for text, start in zip(texts, starts, strict=True) if text is not None and str(text).strip()
+    ]
+    return [Answer(str(text), a_start(start, where)) for text, start in spoken]
+
+
+def a_start(cell: Any, where: str) -> int:
+    """-1 where none is known."""
+    try:
+        return -1 if cell is None else int(cell)
+    except (TypeError, ValueError):
+        raise InputError(f"{where}: expected a number for an answer's start, found {str(cell)[:60]!r}") from None
 
 
 def placed_in(context: str, answer: Answer) -> Answer | None:
@@ -191,7 +202,7 @@ def load_bare_questions(config: DataConfig) -> Questions:
 
 def bare_questions(table: pa.Table, config: DataConfig, where: str) -> Questions:
     columns = [
-        [str(each or "").strip("\n") for each in table[name].to_pylist()]
+        [str(each or "").rstrip("\n") for each in table[name].to_pylist()]
         for name in columns_of(table, config, where, labelled=False)
     ]
     rows = [row for row in zip(*columns, strict=True) if all(each.strip() for each in row)]

@@ -9,12 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
+from distill.data.cells import a_number
 from distill.data.columns import LABEL, PAIR, find_columns, first_of
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
 from distill.data.language import read_document
 from distill.data.source import READERS, SPLITS, read_splits, read_table
-from distill.data.splits import Examples, Named, Splits, a_number, by_strata, clean, hold, overlap, strings
+from distill.data.splits import Examples, Named, Splits, by_strata, clean, hold, overlap, strings
 from distill.errors import InputError
 
 NUMBER = ("score", "similarity", "similarity_score", "relatedness", *LABEL)

@@ -1,7 +1,7 @@
 """Reads a table of text from a file, a folder or the hub; every broken row is named."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,13 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from distill.data.columns import MARK
 from distill.data.conll import read_conll
 from distill.errors import InputError
 
 SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation"}
 SPLITS |= {"test": "test"}
+NESTED = (list, dict)
 
 
 def read_splits(path: str, subset: str | None = None) -> dict[str, pa.Table]:
@@ -80,7 +82,15 @@ def read_csv(file: Path, delimiter: str = ",") -> pa.Table:
 
 
 def read_tsv(file: Path) -> pa.Table:
-    return read_csv(file, delimiter="\t")
+    table = read_csv(file, delimiter="\t")
+    for name in table.column_names:
+        for row, cell in enumerate(table[name].to_pylist(), 1):
+            if cell and "\t" in cell and "\n" in cell:
+                raise InputError(
+                    f"data {str(file)!r}: row {row}, column {name!r}: a quote before a cell isn't closed in its line, "
+                    f"and what follows would be one cell with it: {cell[:60]!r}; quote it whole, or leave the quote out"
+                )
+    return table
 
 
 def read_jsonl(file: Path) -> pa.Table:
@@ -99,7 +109,9 @@ def read_jsonl(file: Path) -> pa.Table:
                 raise InputError(f"data {str(file)!r}: row {number}: expected an object, found {type(row).__name__}")
             rows.append(row)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return pa.table({name: pa.array([as_text(row.get(name)) for row in rows], pa.string()) for name in names})
+    marks = [{MARK: b""} if any(isinstance(row.get(name), NESTED) for row in rows) else {} for name in names]
+    fields = [pa.field(name, pa.string(), metadata=mark) for name, mark in zip(names, marks, strict=True)]
+    return pa.table([[as_text(row.get(name)) for row in rows] for name in names], schema=pa.schema(fields))
 
 
 def read_parquet(file: Path) -> pa.Table:
@@ -117,7 +129,12 @@ def read_parquet(file: Path) -> pa.Table:
             where = f"rows {first + 1} to {first + rows} (row group {index})"
             raise InputError(f"data {str(file)!r}: {where} are damaged: {error}") from error
         first += rows
-    return pa.concat_tables(groups) if groups else opened.schema_arrow.empty_table()
+    table = pa.concat_tables(groups) if groups else opened.schema_arrow.empty_table()
+    if b"ClassLabel" not in (table.schema.metadata or {}).get(b"huggingface", b""):
+        return table
+    import datasets
+
+    return named_classes(table, datasets.Features.from_arrow_schema(table.schema))
 
 
 def as_text(value: object) -> str | None:
@@ -140,16 +157,15 @@ def read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
     splits = {}
     for split, rows in loaded.items():
         if str(split) in SPLITS:
-            splits[SPLITS[str(split)]] = named_classes(rows)
+            splits[SPLITS[str(split)]] = named_classes(rows.with_format("arrow")[:], rows.features)
     if "train" not in splits:
         raise InputError(f"data {name!r}: expected a train split, found {', '.join(map(str, loaded))}")
     return splits
 
 
-def named_classes(rows: Any) -> pa.Table:
+def named_classes(table: pa.Table, features: Mapping[str, Any]) -> pa.Table:
     """The table with names for the numbers of classes, also in lists: several labels a text, a tag a word."""
-    table = rows.with_format("arrow")[:]
-    for column, feature in rows.features.items():
+    for column, feature in features.items():
         kind = class_type(feature)
         if kind is not None:
             names = pa.array([class_names(cell, feature) for cell in table[column].to_pylist()], kind)

@@ -1,9 +1,8 @@
 """Turns raw tables into labelled splits: the same text, the same labels, nothing of test in train."""
 
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from distill.data.cells import BRACKETS, list_in
+from distill.data.cells import a_number, from_multi_hot, several_labels
 from distill.data.columns import find_columns
 from distill.data.config import DataConfig
 from distill.data.source import read_splits, read_table
@@ -95,8 +94,9 @@ def load_splits(config: DataConfig, seed: int = 0) -> Splits:
 
 
 def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
-    """As `load_splits`, of rows with any number of labels: a list of them in each cell, JSON of one, or names between
-    `|` or `;`. Labels become 1 for each that holds and 0 for the others.
+    """As `load_splits`, of rows with any number of labels: a list of them in each cell, JSON of one, names between `|`
+    or `;`, or a list of a 0 or 1 for each label, named by its place. Labels become 1 for each that holds and 0 for the
+    others.
     """
     named, notes = read_named(config, several_labels, bare=True)
     hold(named, notes, config, by_strata(seed, lambda part: [""] * len(part.texts)))
@@ -105,7 +105,7 @@ def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
         raise InputError("data: expected labels in train, found none in any row: there is nothing to learn")
     for split, part in named.items():
         check_known(split, Counter(name for names in part.labels for name in names if name not in seen))
-    labels = tuple(sorted(seen))
+    labels = in_order(seen)
     return whole(named, notes, config, labels, lambda names: [int(name in names) for name in labels])
 
 
@@ -228,31 +228,9 @@ def clean(
     labels: list[Any] = spelt
     if parse is not None:
         cells = table[columns.label].to_pylist()
+        cells = from_multi_hot(cells) if parse is several_labels else cells
         labels = [parse(cell, f"{where}, row {i + 1}, column {columns.label!r}") for i, cell in enumerate(cells)]
     return Named(texts, pairs, labels, len(texts) - len(kept)).take(kept)
-
-
-def several_labels(cell: Any, where: str) -> list[str]:
-    if cell is None:
-        return []
-    names = list_in(cell)
-    if names is None and isinstance(cell, str):
-        if BRACKETS.fullmatch(cell):
-            raise InputError(
-                f"{where}: expected labels as a list in JSON, or between | or ;, found {cell[:60]!r}: it would be one"
-            )
-        names = re.split(r"[|;]", cell)
-    return sorted({str(name).strip() for name in ([cell] if names is None else names)} - {""})
-
-
-def a_number(cell: Any, where: str) -> float:
-    try:
-        found = float(cell)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise InputError(f"{where}: expected a number, found {cell!r}: the model is to predict one")
-    return found
 
 
 def strings(table: pa.Table, column: str) -> list[str]:
@@ -269,9 +247,13 @@ def label_names(named: dict[str, Named]) -> tuple[str, ...]:
         )
     for split, part in named.items():
         check_known(split, Counter(name for name in part.labels if name not in seen))
-    if all(re.fullmatch(r"-?\d+", name) for name in seen):
-        return tuple(sorted(seen, key=lambda name: (int(name), name)))  # 7 and 007 are two labels
-    return tuple(sorted(seen))
+    return in_order(seen)
+
+
+def in_order(names: Collection[str]) -> tuple[str, ...]:
+    if all(re.fullmatch(r"-?\d+", name) for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))  # 7 and 007 are two labels
+    return tuple(sorted(names))
 
 
 def check_known(split: str, extra: Counter[str], what: str = "labels", where: str = "rows") -> None:
@@ -339,7 +321,9 @@ def load_bare(config: DataConfig) -> Examples:
     found = bare(read_splits(config.path, config.subset)["train"], config, where)
     if not len(found):
         raise InputError(f"{where}: expected text, found none in any row")
-    return found.joined(load_unlabelled(config))
+    more = load_unlabelled(config)
+    check_pairs({"train": found, "unlabelled": more} if len(more) else {})
+    return found.joined(more)
 
 
 def bare(table: pa.Table, config: DataConfig, where: str) -> Examples:
