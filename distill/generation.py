@@ -4,13 +4,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, TopPLogitsWarper
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TopPLogitsWarper,
+)
 
 from distill.errors import InputError
 
@@ -48,6 +56,7 @@ def generate(
     temperature: float = 1.0,
     top_p: float = 1.0,
     seed: int = 0,
+    words: int | None = None,
 ) -> Continuations:
     """Goes on after each prompt until an end token, which is kept, or `new_tokens`.
 
@@ -62,6 +71,7 @@ def generate(
         temperature: Logits are divided by it; 0 takes the likeliest token each time.
         top_p: Draws from the likeliest tokens only, as few as have this mass together; 1 draws from all.
         seed: Of the streams.
+        words: Ids from this one on are never written, whatever the model gives them; left out, all may be.
 
     Raises:
         InputError: A model that can't go on with a text.
@@ -72,7 +82,7 @@ def generate(
     pad = model.config.pad_token_id or 0
     ids = pad_sequence(list(prompts), batch_first=True, padding_value=pad, padding_side="left")
     mask = pad_sequence([torch.ones_like(each) for each in prompts], batch_first=True, padding_side="left")
-    streams = Streams(prompts, temperature, seed, top_p)
+    streams = Streams(prompts, temperature, seed, top_p, words)
     with plain(model) as ends:
         written = model.generate(  # type: ignore[operator]
             ids,
@@ -90,6 +100,13 @@ def generate(
     after = torch.arange(new.shape[1], device=new.device) >= lengths[:, None]
     log_probs = torch.stack(streams.log_probs[: new.shape[1]], 1)
     return Continuations(new.masked_fill(after, pad), lengths, log_probs.masked_fill(after, 0))
+
+
+def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens that end a text: those that the model stops at, and the one that the tokenizer puts there."""
+    own: Any = model.generation_config.eos_token_id
+    known = own if isinstance(own, list) else [own]
+    return sorted({end for end in (*known, tokenizer.eos_token_id) if end is not None})
 
 
 def check_generates(model: PreTrainedModel, what: str) -> None:
@@ -139,11 +156,18 @@ class Streams(LogitsProcessor):
 
     Args:
         prompts: Token ids [length] each, which name the streams together with `seed`.
-        temperature, seed, top_p: As of `generate`.
+        temperature, seed, top_p, words: As of `generate`.
     """
 
-    def __init__(self, prompts: Sequence[Tensor] | Tensor, temperature: float, seed: int, top_p: float = 1.0):
-        self.temperature = temperature
+    def __init__(
+        self,
+        prompts: Sequence[Tensor] | Tensor,
+        temperature: float,
+        seed: int,
+        top_p: float = 1.0,
+        words: int | None = None,
+    ):
+        self.temperature, self.words = temperature, words
         self.likeliest = TopPLogitsWarper(top_p) if top_p < 1 else None
         names = [prompt.cpu().numpy().astype("<i8").tobytes() + b"%d" % seed for prompt in prompts]
         seeds = [int.from_bytes(blake2b(name, digest_size=8).digest(), "little") for name in names]
@@ -152,6 +176,8 @@ class Streams(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         scaled = scores.float() / (self.temperature or 1)
+        if self.words is not None:
+            scaled[:, self.words :] = -torch.inf
         chosen = self.drawn(input_ids, scaled) if self.temperature else scaled.argmax(-1, keepdim=True)
         self.log_probs.append(scaled.log_softmax(-1).gather(-1, chosen)[:, 0])
         return torch.full_like(scores, -torch.inf).scatter(-1, chosen, 0)

@@ -88,7 +88,8 @@ class DistillationModule(lightning.LightningModule):
     ):
         super().__init__()
         if on_policy is not None:
-            check_on_policy(on_policy.config, student, loss, signals, staged=stages is not None)
+            on_policy.teacher = on_policy.teacher or getattr(getattr(signals, "model", None), "config", None)
+            check_on_policy(on_policy, student, loss, signals, staged=stages is not None)
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.answers = answers or Answers()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.data.ahead import Waiting
 from distill.data.encode import IGNORED
@@ -31,10 +31,16 @@ class OnPolicy:
 
     Source: Agarwal et al. 2024, generalised knowledge distillation (arXiv 2306.13649), algorithm 1. No gradient goes
     through the writing, as there.
+
+    Args:
+        config: How much is written, and how.
+        seed: Of what is written, and of the steps in which it is.
+        teacher: Config of the model that judges: what it has no words or positions for isn't written. A module with an
+            `OnlineTeacher` takes that one's where there is none.
     """
 
-    def __init__(self, config: OnPolicyConfig, seed: int = 0):
-        self.config, self.seed, self.writing = config, seed, Waiting()
+    def __init__(self, config: OnPolicyConfig, seed: int = 0, teacher: PretrainedConfig | None = None):
+        self.config, self.seed, self.teacher, self.writing = config, seed, teacher, Waiting()
 
     def stream(self, step: int) -> int | None:
         """Seed of what the student writes in a step; None in a step on the data's own texts."""
@@ -65,26 +71,34 @@ class OnPolicy:
         return made
 
     def written(self, student: PreTrainedModel, batch: Batch, stream: int) -> Batch:
-        config, room = self.config, room_of(student)
+        config, room = self.config, self.room(student)
         longest = room - config.new_tokens if room is not None else None
         prompts = [
             ids[:count] if longest is None else ids[:count][-longest:]
             for ids, count in prompts_of(batch, config.prompt_tokens)
         ]
-        settings = {"temperature": config.temperature, "top_p": config.top_p, "seed": stream}
+        words = self.teacher.get_text_config().vocab_size if self.teacher is not None else None
+        settings = {"temperature": config.temperature, "top_p": config.top_p, "seed": stream, "words": words}
         new = generate(student, prompts, new_tokens=config.new_tokens, **settings)  # type: ignore[arg-type]
         return asked_of(prompts, new, student.config.pad_token_id or 0)
+
+    def room(self, student: PreTrainedModel) -> int | None:
+        """Most tokens that a sequence of both models can have; None where neither says."""
+        known = [room_of(each) for each in (student.config, self.teacher) if each is not None]
+        return min((each for each in known if each is not None), default=None)
 
 
 def prompts_of(batch: Mapping[str, Tensor], prompt_tokens: int) -> list[tuple[Tensor, int]]:
     """Of each row the ids without padding, and how many of them are the prompt: those up to the first position that is
-    asked for the token after it, or `prompt_tokens` where that is the row's first or none is.
+    asked for the token after it; where that is the row's first or none is, `prompt_tokens`, but never the row's last,
+    after which there is nothing to say.
     """
     tokens = batch["attention_mask"].bool()
     asked = spoken_of(batch) if "positions" in batch else tokens & (batch["labels"] != IGNORED)
     rows = [(ids[mask], each[mask]) for ids, mask, each in zip(batch["input_ids"], tokens, asked, strict=True)]
     firsts = [int(each.int().argmax()) for _, each in rows]
-    return [(ids, first + 1 if first else prompt_tokens) for (ids, _), first in zip(rows, firsts, strict=True)]
+    most = [max(1, min(prompt_tokens, len(ids) - 1)) for ids, _ in rows]
+    return [(ids, first + 1 if first else last) for (ids, _), first, last in zip(rows, firsts, most, strict=True)]
 
 
 def asked_of(prompts: list[Tensor], new: Continuations, pad_id: int) -> Batch:
@@ -111,9 +125,9 @@ def shares_of(batch: Mapping[str, Any], made: Batch, mean: Mean) -> dict[str, fl
     return {name: count / each if each else 0.0 for (name, count), each in zip(own.items(), usual, strict=True)}
 
 
-def room_of(model: PreTrainedModel) -> int | None:
+def room_of(config: PretrainedConfig) -> int | None:
     """Most tokens that a sequence of the model can have; None where it doesn't say."""
-    return getattr(model.config, "max_position_embeddings", None)
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def now(device: torch.device) -> float:
@@ -124,7 +138,7 @@ def now(device: torch.device) -> float:
 
 
 def check_on_policy(
-    config: OnPolicyConfig, student: PreTrainedModel, loss: LossConfig, signals: Any, *, staged: bool = False
+    policy: OnPolicy, student: PreTrainedModel, loss: LossConfig, signals: Any, *, staged: bool = False
 ) -> None:
     """
     Raises:
@@ -132,11 +146,11 @@ def check_on_policy(
             can't be asked about what is written in the step.
     """
     check_generates(student, "on_policy: student")
-    room, longest = room_of(student), config.prompt_tokens + config.new_tokens
+    room, longest = policy.room(student), policy.config.prompt_tokens + policy.config.new_tokens
     if room is not None and longest > room:
         raise InputError(
-            f"on_policy: expected prompt_tokens and new_tokens of at most {room} together, the student's longest "
-            f"sequence, found {longest}: it has no positions for the last of them"
+            f"on_policy: expected prompt_tokens and new_tokens of at most {room} together, the longest sequence of "
+            f"student and teacher, found {longest}: there are no positions for the last of them"
         )
     if staged:
         raise InputError("on_policy: a student in pipeline stages has no process that can write; lay it out otherwise")

@@ -14,7 +14,7 @@ from distill.data.chat import Chat, Completed, prompt_rows
 from distill.data.conversations import Conversations
 from distill.data.template import Turns
 from distill.errors import InputError
-from distill.generation import generate
+from distill.generation import ends_of, generate
 from distill.tasks.language import Chatting
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
@@ -79,9 +79,7 @@ class Writer:
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(source)
         self.model = load_teacher(source)
         self.task, self.length = task, config.data.max_length
-        own: Any = self.model.generation_config.eos_token_id
-        known = own if isinstance(own, list) else [own]
-        self.ends = sorted({end for end in (*known, self.tokenizer.eos_token_id) if end is not None})
+        self.ends = ends_of(self.model, self.tokenizer)
         self.model.generation_config.eos_token_id = self.ends
 
     def answers(self, chats: Sequence[Chat]) -> list[str]:

@@ -10,7 +10,7 @@ from conftest import build_model, scatter
 from distill.data.encode import IGNORED
 from distill.data.language import LanguageBlocks
 from distill.errors import InputError
-from distill.generation import Continuations, Streams, generate
+from distill.generation import Continuations, Streams, ends_of, generate
 from distill.layout import Layout
 from distill.losses.config import LossConfig
 from distill.module import DistillationModule
@@ -18,6 +18,7 @@ from distill.samples import from_rows, samples_of
 from distill.sequences import Sequences, teacher_sequences
 from distill.sharding.apply import apply_layout
 from distill.sharding.mesh import mesh_of
+from distill.student.build import build_student
 from distill.teacher.cache import CacheReader, Generated, Identity, TopK, write_cache
 from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
@@ -254,3 +255,29 @@ def test_the_loss_on_sequences_is_more_than_the_mean_over_their_continuations():
         distances.append((p.exp() * (p - q)).sum(-1))
     assert float(found["ce"]) == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
     assert float(found["kl"]) == pytest.approx(torch.cat(distances).mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_id_that_another_model_has_no_row_for_is_written(temperature):
+    model = decoder(eos_token_id=END)
+    free = written(model, PROMPTS, temperature=temperature)
+    assert int(free.ids.max()) >= 30
+    bound = written(model, PROMPTS, temperature=temperature, words=30)
+    assert int(bound.ids.max()) < 30
+    ids, log_probs = bound.rows()
+    logits = model(input_ids=torch.cat([torch.tensor(PROMPTS[0]), ids[0]])[None]).logits[0, len(PROMPTS[0]) - 1 : -1]
+    expected = logits[:, :30].log_softmax(-1).gather(-1, ids[0][:, None])[:, 0]
+    assert torch.allclose(log_probs[0], expected, atol=1e-5)
+
+
+def test_the_end_of_the_tokenizer_or_of_the_model_ends_nothing(tokenizer):
+    tokenizer.eos_token = "[SEP]"
+    assert ends_of(decoder(eos_token_id=None), tokenizer) == [tokenizer.sep_token_id]
+    assert ends_of(decoder(eos_token_id=[40, 41]), tokenizer) == sorted({40, 41, tokenizer.sep_token_id})
+
+
+@pytest.mark.parametrize("spec", ["teacher", "layers=1", "fresh,layers=1"])
+def test_a_student_goes_on_after_its_teachers_end(spec):
+    teacher = decoder()
+    teacher.generation_config.eos_token_id = [3, 4]
+    assert build_student(teacher, spec).generation_config.eos_token_id == [3, 4]

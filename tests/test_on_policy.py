@@ -138,7 +138,9 @@ def test_a_prompt_ends_elsewhere_than_where_the_answer_begins():
         name: value.flip(1) for name, value in LanguageBlocks([np.array([7, 6, 5, 4])] * 2).collate([0, 1], 0).items()
     }
     left = {name: torch.cat([torch.zeros(2, 2, dtype=torch.int64), value], 1) for name, value in left.items()}
-    assert [ids[:n].tolist() for ids, n in prompts_of(left | {"labels": left["input_ids"]}, 9)] == [[4, 5, 6, 7]] * 2
+    assert [ids[:n].tolist() for ids, n in prompts_of(left | {"labels": left["input_ids"]}, 9)] == [[4, 5, 6]] * 2, (
+        "the last token is left to be said, or what is written comes after the end of a text"
+    )
 
 
 def test_a_long_prompt_runs_out_of_positions():
@@ -276,3 +278,14 @@ def test_training_begins_that_can_not_be_on_policy(tmp_path):
         module_of(decoder("GPT2", n_positions=9))
     with pytest.raises(InputError, match="pipeline stages"):
         module_of(decoder(), stages=object())
+
+
+def test_a_student_writes_what_its_teacher_has_no_words_or_positions_for():
+    student, teacher = decoder(vocab_size=WORDS + 400), decoder("GPT2", seed=1, n_positions=12)
+    module = module_of(student, signals=OnlineTeacher(teacher), config=replace(ALWAYS, new_tokens=9))
+    made = module.on_policy.batch_for(student, 0, batch_of())
+    assert int(made["input_ids"].max()) < WORDS
+    assert made["input_ids"].shape[1] <= 12
+    assert made["positions"].sum(1).min() >= 1
+    with pytest.raises(InputError, match="at most 12 together, the longest sequence of student and teacher, found 16"):
+        module_of(student, signals=OnlineTeacher(teacher), config=replace(ALWAYS, new_tokens=13))

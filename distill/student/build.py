@@ -35,15 +35,24 @@ def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrai
     """
     given = read(spec)
     if given.is_blocks:
-        return build_bottlenecks(teacher, given, seed).eval()
+        student = build_bottlenecks(teacher, given, seed)
+    else:
+        student = cut(teacher, spec, seed, fresh=given.fresh)
+    if getattr(teacher, "generation_config", None) is not None:
+        student.generation_config = copy.deepcopy(teacher.generation_config)  # with the tokens that end a text
+    return student.eval()  # as from_pretrained hands models over
+
+
+def cut(teacher: PreTrainedModel, spec: str, seed: int, *, fresh: bool) -> PreTrainedModel:
+    """A student of the teacher's own class."""
     config = student_config(teacher.config, spec)
-    if given.fresh:
+    if fresh:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return type(teacher)(config).eval()
+            return type(teacher)(config)
     student = type(teacher)(config)
     student.load_state_dict(sliced_weights(teacher, spec))
-    return student.eval()  # as from_pretrained hands models over
+    return student
 
 
 def sliced_weights(teacher: PreTrainedModel, spec: str) -> Weights:
