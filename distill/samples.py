@@ -1,6 +1,7 @@
 """Text that is ready for a model, as the cache of teacher signals wants it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -18,11 +19,35 @@ AT_ONCE = 256  # rows that are named together
 def samples_of(data: TokenRows | MaskedBlocks | PackedRows, pad_id: int) -> Samples:
     """What signals are wanted for; of masked text every pass's masks, each a sample of its own."""
     if isinstance(data, PackedRows):
-        return from_batches(data, pad_id)
+        return from_batches(masked_rows(data) if isinstance(data.documents, MaskedBlocks) else data, pad_id)
     if isinstance(data, MaskedBlocks):
         seen, positions = every_pass(data)
         return from_rows(seen, None, positions, pad_id)
     return from_rows(data.input_ids, data.token_type_ids, data.positions, pad_id)
+
+
+@dataclass(frozen=True)
+class Seen(TokenRows):
+    """Documents with their masks: ids int64, and which are asked for, bool, [length] each."""
+
+    input_ids: list[np.ndarray]
+    asked: list[np.ndarray]
+    token_type_ids: None = None
+
+    @property
+    def positions(self) -> list[np.ndarray]:
+        return self.asked
+
+    def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> dict[str, Tensor]:
+        return self.tokens(rows, pad_id)
+
+
+def masked_rows(data: PackedRows) -> PackedRows:
+    """Rows of masked documents, those of every pass after those of the one before."""
+    documents = data.documents
+    assert isinstance(documents, MaskedBlocks)
+    firsts = [number * len(documents) for number in range(documents.config.passes)]
+    return PackedRows(Seen(*every_pass(documents)), [row + first for first in firsts for row in data.rows])
 
 
 def from_batches(data: Rows, pad_id: int) -> Samples:

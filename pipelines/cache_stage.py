@@ -14,7 +14,7 @@ from distill.losses.config import LayerSizes, LossConfig, lessons
 from distill.module import sizes_of
 from distill.sharding.mesh import mesh_of
 from distill.tasks.choose import TASKS
-from distill.tasks.language import CausalLM, Chatting, Language, MaskedLM
+from distill.tasks.language import Chatting, Language, MaskedLM
 from distill.tasks.names import LANGUAGE
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.task import Task
@@ -50,7 +50,7 @@ def cache_stage(
             text_pair="text_pair" if isinstance(task, QuestionAnswering) else None,
             unlabelled=str(unlabelled) if data.metrics["unlabelled"] else None,
             max_length=config.data.max_length,
-            packing=cast(Any, task.packing) if isinstance(task, CausalLM) else "auto",
+            packing=cast(Any, task.packing) if isinstance(task, Language) else "auto",
         )
         assert task is not None
         cache, name = folder / CACHE, cast(Any, task.name)

@@ -15,6 +15,7 @@ from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.encode import encode
 from distill.data.mask_config import MaskConfig
+from distill.data.masking import check_words
 from distill.data.packing import padding_id
 from distill.errors import InputError
 from distill.layout import Layout
@@ -23,7 +24,7 @@ from distill.sentence_folder import SentenceForm, read_form, set_form, vector_wi
 from distill.sharding.pipeline import PipelineForward
 from distill.tasks.choose import TASKS
 from distill.tasks.language import CausalLM, Chatting, MaskedLM
-from distill.tasks.positions import check_length
+from distill.tasks.positions import check_length, positions_of, too_long
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.text_classification import TextClassification
@@ -76,12 +77,17 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     if task == EMBEDDING:
         set_form(own, read_form(folder) or SentenceForm())
     tokenizer = load_tokenizer(folder)
+    TASKS[task](()).settle_tokenizer(tokenizer, folder)
     names = (TASKS[task].kept if config.keep.signals == "auto" else config.keep.signals).split(",")
     for name in names:
         check_name(name, task)
     check_cut(names, layout)
-    if "generated" not in names:  # whose samples are prompts, cut at the tokenizer's own limit
+    if "generated" in names:
+        check_room(own, tokenizer, config)
+    else:
         check_length(TASKS[task](()), own, tokenizer, config.data.max_length, "teacher")
+    if task == MaskedLM.name:
+        check_words(own.vocab_size, tokenizer, config.masking, "teacher")
     samples = limited(samples_for(task, config, tokenizer, names), config.limit)
     signals = tuple(make_signal(name, task, config.keep, own, config.seed) for name in names)
     auto_class = TASKS[task](()).auto
@@ -111,6 +117,18 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
         device=device,
     )
     return Job(task, model, teacher, tokenizer, samples, identity)
+
+
+def check_room(own: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, config: WriteConfig) -> None:
+    """
+    Raises:
+        InputError: Prompts, which are cut at the tokenizer's limit too, with what is written after them are longer than
+            the teacher.
+    """
+    most = positions_of(own)
+    found = min(config.data.max_length, tokenizer.model_max_length) + config.keep.new_tokens
+    if most is not None and found > most:
+        raise too_long("data.max_length and keep.new_tokens together", most, found, "teacher")
 
 
 def check_cut(names: list[str], layout: Layout | None) -> None:
@@ -228,6 +246,7 @@ def record(config: WriteConfig) -> dict[str, Any]:
     kept["teacher"] = absolute(kept["teacher"])
     for name in ("path", "unlabelled"):
         kept["data"][name] = absolute(kept["data"][name])
+    kept["chat"]["template"] = absolute(kept["chat"]["template"])
     return kept
 
 

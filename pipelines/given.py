@@ -29,7 +29,9 @@ def by_label_stage(run: Run, name: str, folder: Path, data: Artefact) -> Artefac
         )
 
     def work(place: Path) -> dict[str, Any]:
-        export_huggingface(task.load_headed(str(folder), rows), load_tokenizer(folder), place / MODEL)
+        tokenizer = load_tokenizer(folder)
+        task.settle_tokenizer(tokenizer, folder)
+        export_huggingface(task.load_headed(str(folder), rows), tokenizer, place / MODEL)
         return {}
 
     settings = {"task": task.name, "labels": list(task.labels)}

@@ -82,6 +82,7 @@ def quantize_stage(
 
     def work(folder: Path) -> dict[str, Any]:
         task, tokenizer = read_task(data), tokenizer_of(student.start)
+        task.settle_tokenizer(tokenizer, student.start)
         model = load_pruned(student.start)
         texts = texts_module(run, config, read_data(data), tokenizer, cached_signals(cache, student), task)
         batches = drawn_batches(texts, how.samples, run.seed, task.at_once)

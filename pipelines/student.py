@@ -20,6 +20,7 @@ from distill.data.encode import Batch
 from distill.data.encode import encode as encode_texts
 from distill.data.module import TextDataModule
 from distill.data.splits import Splits
+from distill.generation import ends_of
 from distill.module import DistillationModule, sizes_of
 from distill.onpolicy import OnPolicy
 from distill.student.build import build_student
@@ -87,10 +88,13 @@ def student_stage(
 
     def work(folder: Path) -> dict[str, Any]:
         source, splits, task = teacher.folder / MODEL, read_data(data), read_task(data)
-        tokenizer = tokenizer_of(pruned.start if pruned is not None else source)
-        taught = tokenizer
+        own = AutoConfig.from_pretrained(source)
+        begun = pruned.start if pruned is not None else source
+        taught = tokenizer = tokenizer_of(begun)
         if pruned is None and not is_relative(config.student.spec):
-            tokenizer = tokenizer_of(checkpoint_folder(config.student.spec, "student"), "student")
+            begun = checkpoint_folder(config.student.spec, "student")
+            tokenizer = tokenizer_of(begun, "student")
+        task.settle_tokenizer(tokenizer, begun)
         other = is_across(config, taught, tokenizer)
 
         def build() -> PreTrainedModel:
@@ -103,6 +107,8 @@ def student_stage(
                 )
             else:
                 student = make_student(config.student.spec, model, taught, task, run.seed, other=other)
+            if config.on_policy.share:
+                student.generation_config.eos_token_id = ends_of(student, tokenizer)
             run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
             return student
 
@@ -120,12 +126,12 @@ def student_stage(
             train=train,
             metric=task.metric(),
             answers=task.answers,
-            teacher_sizes=sizes_of(AutoConfig.from_pretrained(source)),
+            teacher_sizes=sizes_of(own),
             shard_optimizer=layout.zero == 1,
             stages=stages_of(student, layout, mesh),
             signals=asked if in_step and not other else None,
             across=Across.of(asked, config.across, tokenizer, taught) if asked is not None and other else None,
-            on_policy=OnPolicy(config.on_policy, run.seed) if config.on_policy.share else None,
+            on_policy=OnPolicy(config.on_policy, run.seed, own) if config.on_policy.share else None,
         )
         signals = cached_signals(cache, pruned) if cache is not None else remote
         training = texts_module(run, config, splits, tokenizer, signals, task, taught if other else None)

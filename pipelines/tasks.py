@@ -63,11 +63,9 @@ def how_of(
     Raises:
         InputError: Rows that the task doesn't have, or that hold several prompts where the student writes.
     """
-    if task == "masked-lm":
-        return {"masking": asdict(masking)}
-    if task not in WRITING:
+    if task not in LANGUAGE:
         return {}
-    usual = "stream" if task == "causal-lm" else "none" if writes else "documents"
+    usual = "stream" if task != "chat" else "none" if writes else "documents"
     packing = usual if data.packing == "auto" else data.packing
     if packing == "stream" and task == "chat":
         raise InputError("data.packing: expected documents or none for conversations, found stream: they aren't cut")
@@ -77,6 +75,8 @@ def how_of(
         )
     if task == "causal-lm":
         return {"packing": packing}
+    if task == "masked-lm":
+        return {"masking": asdict(masking)} | ({"packing": packing} if packing != "stream" else {})
     from distill.data.template import read_file
 
     template = {"template": read_file(chat.template)} if chat.template else {}
@@ -143,16 +143,27 @@ def check_tokenizers(
                 f"{name}: expected {expected} for a student with a tokenizer of its own, found {found}: positions of "
                 f"one are not those of the other (student {config.student.spec!r})"
             )
+    if loss.softness != usual_loss(config.task).softness or "temperature" in loss.ramps:
+        raise InputError(
+            "loss.temperature: expected none for a student with a tokenizer of its own, found one: across.temperature "
+            "softens both there, and this one nothing"
+        )
+    if config.across.kind == "sorted" and not loss.ce and "ce" not in loss.ramps:
+        raise InputError(
+            "across.kind sorted: expected labels beside it, found loss.ce 0: sorted distributions tell how sure the "
+            "teacher is, and not of what"
+        )
     rows_across(config, student, teacher, [], config.data.max_length)  # refuses what the student stage would
 
 
 def check_lengths(config: DistillConfig, source: Path) -> None:
     """
     Raises:
-        InputError: Rows that are longer than the teacher, in `source`, or the student.
+        InputError: Rows that are longer than the teacher, in `source`, or the student, or words that it has no row for.
     """
     from transformers import AutoConfig
 
+    from distill.data.masking import check_words
     from distill.student.spec import is_relative
     from distill.tasks.choose import TASKS
     from distill.tasks.positions import check_length, positions_of, too_long
@@ -163,10 +174,16 @@ def check_lengths(config: DistillConfig, source: Path) -> None:
         folders["student"] = checkpoint_folder(config.student.spec, "student")
     for name, folder in folders.items():
         own, general = AutoConfig.from_pretrained(folder), config.general
-        check_length(TASKS[config.task](()), own, load_tokenizer(folder, name), config.data.max_length, name)
+        tokenizer = load_tokenizer(folder, name)
+        check_length(TASKS[config.task](()), own, tokenizer, config.data.max_length, name)
+        if config.task == "masked-lm":
+            check_words(own.vocab_size, tokenizer, config.masking, name)
         most = positions_of(own)
         asked = {"general.length": general.length} if general.data else {}
         asked |= {"budget.length": config.budget.length} if config.budget.asked else {}
+        if config.on_policy.share:
+            written = config.on_policy.prompt_tokens + config.on_policy.new_tokens
+            asked["on_policy.prompt_tokens and on_policy.new_tokens together"] = written
         for setting, length in asked.items():
             if most is not None and length > most:
                 raise too_long(setting, most, length, name)

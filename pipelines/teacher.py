@@ -52,6 +52,7 @@ def teacher_stage(
 
     def work(folder: Path) -> dict[str, Any]:
         splits, tokenizer, task = read_data(data), load_tokenizer(source), read_task(data)
+        task.settle_tokenizer(tokenizer, source)
         rows = usable_head(run, config, source, task)
         if rows is not None:
             if run.world.leads:

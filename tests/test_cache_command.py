@@ -12,15 +12,21 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 import pipelines.cache as command
 from commands import finish, refused
 from conftest import MAX_LENGTH, VOCABULARY, WORDS, build_model, make_rows, saved
+from distill.data.chat_config import ChatConfig
+from distill.data.config import DataConfig
 from distill.data.language import LanguageBlocks, read_texts, token_blocks
 from distill.data.mask_config import MaskConfig
-from distill.data.masking import MaskedBlocks
+from distill.data.packing import PackedRows
+from distill.data.splits import Examples
 from distill.losses.compose import distribution_loss
 from distill.samples import samples_of
+from distill.tasks.language import MaskedLM
 from distill.teacher.cache import CacheReader
 from distill.teacher.cache.fidelity import degrees
 from distill.teacher.online import OnlineTeacher
 from pipelines import cli
+from pipelines.cache_config import WriteConfig
+from pipelines.cache_task import record
 from task_data import question_data, tagged_data
 
 
@@ -151,15 +157,20 @@ def test_more_text_does_not_grow_a_cache(cache, decoder, texts, tmp_path):
     assert len(CacheReader(folder)) > 5
 
 
-def test_masks_of_cache_and_training_differ(cache, texts, tmp_path, tokenizer):
+@pytest.mark.parametrize("packing", ["stream", "documents"])
+def test_masks_of_cache_and_training_differ(packing, cache, tmp_path, tokenizer):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(30, 4)))
     teacher = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "mlm")
-    words = words_for(teacher, texts, tmp_path / "c")
+    words = [*words_for(teacher, texts, tmp_path / "c"), "--data.packing", packing]
     code, said = cache("write", *words, "--signals", "topk", "--k", "5", "--masking.passes", "2")
     assert code == 0, said
     assert "task: masked-lm" in said
     reader = CacheReader(tmp_path / "c")
-    blocks = LanguageBlocks(token_blocks(tokenizer, read_texts(str(texts)), 16))
-    masked = MaskedBlocks.of(blocks, MaskConfig(passes=2), tokenizer)
+    task = MaskedLM((), packing, MaskConfig(passes=2))
+    masked = task.encode_train(tokenizer, Examples(read_texts(str(texts)), None), 16)
+    assert isinstance(masked, PackedRows) == (packing == "documents")
+    assert len(masked) < len(reader) <= 2 * len(masked)  # two masks of a row may be one
     model = OnlineTeacher(build_model("bert", "ForMaskedLM"))
     for epoch in (0, 1, 2):
         batch = masked.collate([1, 4, 2], 0, epoch)
@@ -189,11 +200,12 @@ def test_generated_sequences_are_not_the_teachers_own(cache, decoder, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(6, 9)))
     words = words_for(decoder, prompts, tmp_path / "c")
-    code, said = cache("write", *words, "--signals", "generated", "--keep.new_tokens", "7")
+    few = ("--keep.new_tokens", "7")
+    code, said = cache("write", *words, "--signals", "generated", *few)
     assert code == 0, said
     assert "generated (" in said
     assert "new_tokens 7" in said
-    assert "goes alone" in cache("write", *words[:-2], "--cache", tmp_path / "d", "--signals", "generated,topk")[1]
+    assert "goes alone" in cache("write", *words, "--cache", tmp_path / "d", "--signals", "generated,topk", *few)[1]
 
 
 def test_another_teachers_cache_is_written_into(cache, decoder, texts, tmp_path, tokenizer, headed_folder, data_folder):
@@ -237,6 +249,10 @@ def test_bad_words_end_without_a_message(words, message, monkeypatch, capsys, tm
         (("--signals", "generated", "--task", "sentence-embedding"), "generated isn't a signal of sentence-embedding"),
         (("--task", "masked-lm"), "can't be loaded for masked-lm"),
         (("--device", "nowhere"), "--device 'nowhere'"),
+        (
+            ("--signals", "generated", "--keep.new_tokens", str(MAX_LENGTH - 15)),
+            f"data.max_length and keep.new_tokens together: expected at most {MAX_LENGTH} tokens",
+        ),
     ],
 )
 def test_settings_a_teacher_cannot_have_are_taken(more, message, cache, decoder, texts, tmp_path):
@@ -269,3 +285,10 @@ def test_two_processes_write_other_bytes_or_speak_twice(layout, cache, decoder, 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
+
+
+def test_a_template_is_looked_for_from_another_folder(tmp_path, monkeypatch):
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    monkeypatch.chdir(tmp_path)
+    kept = record(WriteConfig("c", "t", data=DataConfig(path="d"), chat=ChatConfig(template="chat.jinja")))
+    assert kept["chat"]["template"] == str(tmp_path / "chat.jinja")

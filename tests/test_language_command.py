@@ -2,6 +2,7 @@
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,9 @@ def test_a_students_own_words_are_not_judged_or_its_answers_not_learnt(tokenizer
     assert scores["student", "pytorch"]["token accuracy"] > 0.5  # the end of every answer alone is half of them
     assert "onnx-decoder: reloaded, largest difference" in said
     assert (output / "student" / "onnx-decoder" / "model.onnx").is_file()
+    for folder in (output / "student", output / "student" / "onnx-decoder"):
+        assert AutoTokenizer.from_pretrained(folder).chat_template == CHATML
+        assert tokenizer.sep_token_id in json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
     logged = (output / "distill").glob("*/logs/attempt-*/metrics.csv")
     assert "train/generation_share" in next(logged).read_text()
 
@@ -248,6 +252,8 @@ def test_a_student_with_other_words_reads_a_cache_or_layers(make, tmp_path, monk
         ((), "teacher.signals: expected online"),
         (("--teacher.signals", "online", "--loss.hidden", "1"), "loss: expected kl and ce"),
         (("--teacher.signals", "online", "--data.max_length", "3"), "expected at least"),
+        (("--teacher.signals", "online", "--temperature", "4"), "across.temperature softens both there"),
+        (("--teacher.signals", "online", "--across.kind", "sorted"), "expected labels beside it, found loss.ce 0"),
     ):
         words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)
         assert message in refused(distill, words, monkeypatch, capsys)
@@ -283,6 +289,36 @@ def test_a_language_run_that_cannot_be_begins(words, message, masked_teacher, bo
     output = tmp_path / "run"
     assert message in refused(distill, small_run(masked_teacher, books, output, *words), monkeypatch, capsys)
     assert not (output / "teacher").exists()
+
+
+def test_a_random_token_is_one_that_the_model_has_no_row_for(tokenizer, books, tmp_path, monkeypatch, capsys):
+    longer = deepcopy(tokenizer)
+    longer.add_tokens([f"added{i}" for i in range(20)])
+    teacher = saved(build_model("bert", "ForMaskedLM"), longer, tmp_path / "masked")
+    words = small_run(teacher, books, tmp_path / "run", "--dry-run")
+    assert "masking.random: expected a tokenizer of at most" in refused(distill, words, monkeypatch, capsys)
+    distill.main([*words, "--masking.random", "0"])
+
+
+def test_room_for_what_a_student_writes_is_missed_after_its_teacher_was_trained(
+    tokenizer, books, tmp_path, monkeypatch, capsys
+):
+    own = ("--on_policy.share", "0.5", "--teacher.signals", "online", "--on_policy.new_tokens", "60", "--dry-run")
+    words = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), books, tmp_path / "run", *own)
+    said = refused(distill, words, monkeypatch, capsys)
+    assert "on_policy.prompt_tokens and on_policy.new_tokens together: expected at most 64 tokens" in said
+
+
+def test_masked_documents_see_each_other_though_they_should_not(masked_teacher, books, tmp_path):
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text("\n".join(json.dumps({"text": line}) for line in prose(60, 1).splitlines()))
+    output, more = tmp_path / "run", ("--data.packing", "documents", "--masking.passes", "2", "--until", "distill")
+    finish("distill", small_run(masked_teacher, lines, output, *more, "--epochs", "2", "--teacher.finetune", "never"))
+    about = json.loads(next((output / "data").glob("*/data.json")).read_text())
+    assert about["how"]["packing"] == "documents"
+    kept = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())["metrics"]["samples"]
+    assert kept % 2 == 0
+    assert kept < 60  # two masks of some fifty lines, several to a row
 
 
 @pytest.mark.parametrize(

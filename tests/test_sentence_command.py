@@ -1,10 +1,12 @@
 """A sentence encoder through the whole road: told by the pairs, taught by vectors, exported with its pooling."""
 
+import csv
 import json
 
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from commands import finish, refused, small_run
 from conftest import FILLERS, build_model, saved
@@ -22,7 +24,7 @@ def pairs(tmp_path):
 @pytest.fixture
 def encoder(tmp_path, tokenizer):
     model = PooledModel.from_pretrained(saved(build_model("bert", "Model"), tokenizer, tmp_path / "body"))
-    model.form = SentenceForm(normalize=True)
+    model.form = SentenceForm(normalize=True, max_length=6)  # of seven tokens
     folder = tmp_path / "encoder"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -49,6 +51,13 @@ def test_a_sentence_encoder_is_not_chosen_taught_exported_or_scored(tokenizer, e
     sentence_transformers = pytest.importorskip("sentence_transformers")
     vectors = sentence_transformers.SentenceTransformer(str(output / "student"), device="cpu").encode(FILLERS[:4])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    with (pairs / "test.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name, folder in (("teacher", encoder), ("student", output / "student")):
+        encode = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode
+        first, second = (encode([row[side] for row in rows]) for side in ("sentence1", "sentence2"))
+        ranks = spearmanr((first * second).sum(1).round(5), [float(row["score"]) for row in rows]).statistic
+        assert found[name, "pytorch"]["Spearman"] == pytest.approx(ranks, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -323,3 +323,16 @@ def copied(module: nn.Module) -> dict[str, Tensor]:
 def test_a_missing_text_file_ends_with_a_traceback(tmp_path):
     with pytest.raises(InputError, match=r"nowhere.txt'?: no such file"):
         unlabelled_sentences(DataConfig(str(tmp_path), unlabelled=str(tmp_path / "nowhere.txt")))
+
+
+def test_what_rounding_leaves_of_equal_cosines_ranks_pairs(tokenizer):
+    rows = TASK.encode(tokenizer, some_pairs(6), 32)
+    rng, found = np.random.default_rng(0), []
+    for _ in range(2):
+        scorer = TASK.scorer(rows)
+        vectors = torch.ones(12, 8) + torch.from_numpy(rng.normal(0, 1e-7, (12, 8)))
+        vectors[:4] *= torch.tensor([1.0, -1.0]).repeat(4)
+        vectors[1] = vectors[0].flip(0)
+        scorer.update(np.arange(12), {}, vectors.float())
+        found.append(scorer.scores()["Spearman"])
+    assert found[0] == pytest.approx(found[1], abs=1e-12)

@@ -21,7 +21,7 @@ class DataConfig:
         validation_fraction: Share of train held out, stratified by label, when there is no validation split.
         test_fraction: Share of the rows held out for the final report when there is no test split.
         max_length: Longest text in tokens; longer ones are cut and counted.
-        packing: Rows that a causal language model is trained on: `stream` joins documents and cuts blocks; `documents`
+        packing: Rows that a language model is trained on: `stream` joins documents and cuts blocks; `documents`
             packs whole ones, none of which sees another; `none` makes each a row. `auto` is stream for plain text and
             documents for conversations, which become rows where the student writes itself.
     """

@@ -73,6 +73,19 @@ def check_draw(epoch: int, config: MaskConfig, mask_id: int, vocabulary: int, sp
         )
 
 
+def check_words(rows: int, tokenizer: PreTrainedTokenizerBase, config: MaskConfig, model: str) -> None:
+    """
+    Raises:
+        InputError: The tokenizer has words that a model of so many has no row for, and random ones are drawn.
+    """
+    if config.random > 0 and len(tokenizer) > rows:
+        raise InputError(
+            f"masking.random: expected a tokenizer of at most {rows} words, the rows of the {model}'s embedding, found "
+            f"{len(tokenizer)}: a random token may be one that the model doesn't know; give it rows for all "
+            "(resize_token_embeddings), or draw none (--masking.random 0)"
+        )
+
+
 def draws(ids: np.ndarray, number: int, seed: int) -> np.ndarray:
     """Random words for mask `number` of a sample: uint64 [3, length].
 
@@ -130,6 +143,10 @@ class MaskedBlocks:
     @property
     def lengths(self) -> np.ndarray:
         return self.blocks.lengths
+
+    @property
+    def notes(self) -> dict[str, int]:
+        return self.blocks.notes
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Masks the rows for `epoch` and pads them to the longest, [batch, length] each.

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,6 +22,7 @@ from distill.data.mask_config import MaskConfig
 from distill.data.masking import MaskedBlocks
 from distill.data.packing import PackedRows, text_documents
 from distill.data.splits import Examples, Splits
+from distill.data.template import read_file
 from distill.errors import InputError
 from distill.tasks.row_accuracy import RowAccuracy
 from distill.tasks.task import Scorer, Task
@@ -28,8 +30,13 @@ from distill.tasks.task import Scorer, Task
 
 @dataclass(frozen=True)
 class Language(Task):
-    """Plain text in blocks of `max_length` tokens; logits for every token of a vocabulary at each position."""
+    """Plain text in rows of at most `max_length` tokens; logits for every token of a vocabulary at each position.
 
+    Args:
+        packing: `stream`, `documents` or `none`, see `DataConfig`.
+    """
+
+    packing: str = "stream"
     metric_name: ClassVar[str] = "token accuracy"
     kept: ClassVar[str] = "sampled"
     at_once: ClassVar[int] = 4  # logits of a row take tens of megabytes
@@ -44,6 +51,15 @@ class Language(Task):
 
     def longest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
         return max_length  # tokenizers' own limits are often those of another model
+
+    def rows(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> LanguageBlocks:
+        if self.packing == "stream":
+            return LanguageBlocks(token_blocks(tokenizer, texts, max_length))
+        return text_documents(tokenizer, texts, max_length)
+
+    def encode_train(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
+        rows = self.encode(tokenizer, part, max_length)
+        return PackedRows.of(rows, max_length) if self.packing == "documents" else rows
 
     def metric(self) -> Metric:
         return RowAccuracy()
@@ -74,29 +90,18 @@ class Language(Task):
 
 @dataclass(frozen=True)
 class CausalLM(Language):
-    """Each token from those before it.
-
-    Args:
-        packing: `stream`, `documents` or `none`, see `DataConfig`.
-    """
+    """Each token from those before it."""
 
     name: ClassVar[str] = "causal-lm"
     head: ClassVar[str] = "ForCausalLM"
     heads: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
-    packing: str = "stream"
 
     @classmethod
     def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
         return cls(tuple(labels), how.get("packing", "stream"))
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
-        if self.packing == "stream":
-            return LanguageBlocks(token_blocks(tokenizer, part.texts, max_length))
-        return text_documents(tokenizer, part.texts, max_length)
-
-    def encode_train(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
-        rows = self.encode(tokenizer, part, max_length)
-        return PackedRows.of(rows, max_length) if self.packing == "documents" else rows
+        return self.rows(tokenizer, part.texts, max_length)
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,10 @@ class Chatting(CausalLM):
     def longest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
         return min(max_length, tokenizer.model_max_length)
 
+    def settle_tokenizer(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+        if self.chat.template is not None:
+            tokenizer.chat_template = read_file(self.chat.template)
+
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Conversations, max_length: int) -> AskedBlocks:
         return encode_chats(tokenizer, part.texts, max_length, self.chat)
 
@@ -146,11 +155,10 @@ class MaskedLM(Language):
 
     @classmethod
     def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
-        return cls(tuple(labels), MaskConfig(**how.get("masking", {})))
+        return cls(tuple(labels), how.get("packing", "stream"), MaskConfig(**how.get("masking", {})))
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> MaskedBlocks:
-        blocks = LanguageBlocks(token_blocks(tokenizer, part.texts, max_length))
-        return MaskedBlocks.of(blocks, self.masking, tokenizer)
+        return MaskedBlocks.of(self.rows(tokenizer, part.texts, max_length), self.masking, tokenizer)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         MaskedBlocks.of(LanguageBlocks([]), self.masking, tokenizer)

@@ -85,6 +85,11 @@ class SentenceEmbedding(Task):
         if Path(path).is_dir():
             read_form(Path(path))
 
+    def settle_tokenizer(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+        form = read_form(folder)
+        if form is not None and form.max_length is not None:
+            tokenizer.model_max_length = min(tokenizer.model_max_length, form.max_length)
+
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
         """None are missing: a body without modules.json is pooled by the mean."""
         return []
@@ -149,10 +154,10 @@ class PairScorer:
             self.said[row] = vector
 
     def cosines(self) -> np.ndarray:
-        """[pairs]; 0 where a vector is."""
+        """[pairs], to six decimals: what rounding leaves of equal ones is no rank; 0 where a vector is."""
         first, second = np.stack(self.said[::2]), np.stack(self.said[1::2])
         lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-        return (first * second).sum(1) / np.maximum(lengths, 1e-12)
+        return ((first * second).sum(1) / np.maximum(lengths, 1e-12)).round(6)
 
     def scores(self) -> dict[str, float]:
         from scipy.stats import pearsonr, spearmanr

@@ -122,6 +122,9 @@ class Task(ABC):
         self.settle(model.config, folder)
         return model
 
+    def settle_tokenizer(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:  # noqa: B027
+        """Gives the tokenizer of a checkpoint in `folder` what else is known of how it is used, for all who load it."""
+
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: B027
         """
         Raises:
