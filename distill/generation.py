@@ -20,6 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from distill.data.language import end_token
 from distill.errors import InputError
 
 
@@ -103,10 +104,10 @@ def generate(
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end a text: those that the model stops at, and the one that the tokenizer puts there."""
+    """The tokens that end a text: those that the model stops at, and the one that data puts there."""
     own: Any = model.generation_config.eos_token_id
     known = own if isinstance(own, list) else [own]
-    return sorted({end for end in (*known, tokenizer.eos_token_id) if end is not None})
+    return sorted({end for end in (*known, end_token(tokenizer)) if end is not None})
 
 
 def check_generates(model: PreTrainedModel, what: str) -> None:

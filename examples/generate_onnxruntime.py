@@ -1,6 +1,6 @@
 """Goes on from a prompt with what a run of a language model left in its ONNX folder. No torch is imported.
 
-    python examples/generate_onnxruntime.py runs/small-lm/student/onnx "It was a dark" --tokens 60 --temperature 0.8
+    python examples/generate_onnxruntime.py runs/small-lm/student/onnx-decoder "It was a dark" --tokens 60
 
 Needs: pip install onnxruntime tokenizers numpy
 """

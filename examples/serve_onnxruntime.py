@@ -17,6 +17,11 @@ from tokenizers import Tokenizer
 class Classifier:
     def __init__(self, folder: Path, threads: int = 1):
         config = json.loads((folder / "config.json").read_text())
+        others = [name for name in config.get("architectures") or [] if not name.endswith("ForSequenceClassification")]
+        if others or config.get("problem_type") not in (None, "single_label_classification"):
+            raise SystemExit(
+                f"{folder}: expected a model of one class a text, found {others or config['problem_type']}"
+            )
         self.labels = [config["id2label"][str(i)] for i in range(len(config["id2label"]))]
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)

@@ -80,7 +80,7 @@ class Writer:
         self.model = load_teacher(source)
         self.task, self.length = task, config.data.max_length
         self.ends = ends_of(self.model, self.tokenizer)
-        self.model.generation_config.eos_token_id = self.ends
+        self.model.generation_config.eos_token_id = self.ends or None
 
     def answers(self, chats: Sequence[Chat]) -> list[str]:
         """One for each, empty where there is none to take."""

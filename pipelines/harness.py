@@ -85,8 +85,10 @@ def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
     """Task -> metric -> value.
 
     Raises:
-        InputError: A model without a head for the next token, or a task that the harness doesn't know.
+        InputError: A model without a head for the next token, a task that the harness doesn't know, or data that can't
+            be had.
     """
+    from datasets.exceptions import DatasetNotFoundError
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -110,15 +112,18 @@ def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
     if tokenizer.eos_token_id is None:
         raise InputError(f"model {model!r}: expected a tokenizer with an eos token, found none: lm-eval begins with it")
     runs = HFLM(pretrained=load_pruned(folder), tokenizer=tokenizer, backend="causal", batch_size=config.batch_size)
-    result: Any = simple_evaluate(
-        runs,
-        tasks=names,
-        task_manager=manager,
-        num_fewshot=None if config.fewshot < 0 else config.fewshot,
-        limit=config.limit or None,
-        bootstrap_iters=0,
-        log_samples=False,
-    )
+    try:
+        result: Any = simple_evaluate(
+            runs,
+            tasks=names,
+            task_manager=manager,
+            num_fewshot=None if config.fewshot < 0 else config.fewshot,
+            limit=config.limit or None,
+            bootstrap_iters=0,
+            log_samples=False,
+        )
+    except (ConnectionError, DatasetNotFoundError) as error:
+        raise InputError(f"--tasks {config.tasks}: expected their data, found no way to it: {error}") from error
     return {
         task: {
             metric.removesuffix(",none"): float(value)

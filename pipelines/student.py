@@ -89,13 +89,13 @@ def student_stage(
     def work(folder: Path) -> dict[str, Any]:
         source, splits, task = teacher.folder / MODEL, read_data(data), read_task(data)
         own = AutoConfig.from_pretrained(source)
-        begun = pruned.start if pruned is not None else source
-        taught = tokenizer = tokenizer_of(begun)
+        taught = tokenizer = tokenizer_of(pruned.start if pruned is not None else source)
         if pruned is None and not is_relative(config.student.spec):
-            begun = checkpoint_folder(config.student.spec, "student")
-            tokenizer = tokenizer_of(begun, "student")
-        task.settle_tokenizer(tokenizer, begun)
+            tokenizer = tokenizer_of(checkpoint_folder(config.student.spec, "student"), "student")
+        task.settle_tokenizer(tokenizer, source)
         other = is_across(config, taught, tokenizer)
+        if not other:  # the signals are about texts cut there
+            tokenizer.model_max_length = tokenizer_of(source).model_max_length
 
         def build() -> PreTrainedModel:
             model = load_teacher(source)
@@ -108,7 +108,7 @@ def student_stage(
             else:
                 student = make_student(config.student.spec, model, taught, task, run.seed, other=other)
             if config.on_policy.share:
-                student.generation_config.eos_token_id = ends_of(student, tokenizer)
+                student.generation_config.eos_token_id = ends_of(student, tokenizer) or None
             run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
             return student
 

@@ -172,10 +172,14 @@ def check_lengths(config: DistillConfig, source: Path) -> None:
     folders = {"teacher": source}
     if not is_relative(config.student.spec):
         folders["student"] = checkpoint_folder(config.student.spec, "student")
+    task, taught = TASKS[config.task](()), load_tokenizer(source)
+    task.settle_tokenizer(taught, source)
     for name, folder in folders.items():
         own, general = AutoConfig.from_pretrained(folder), config.general
         tokenizer = load_tokenizer(folder, name)
-        check_length(TASKS[config.task](()), own, tokenizer, config.data.max_length, name)
+        if not is_across(config, taught, tokenizer):
+            tokenizer.model_max_length = taught.model_max_length  # as student and teacher read the same texts
+        check_length(task, own, tokenizer, config.data.max_length, name)
         if config.task == "masked-lm":
             check_words(own.vocab_size, tokenizer, config.masking, name)
         most = positions_of(own)

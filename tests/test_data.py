@@ -13,7 +13,7 @@ from transformers import BertTokenizerFast
 
 from conftest import LABELS, VOCABULARY
 from distill.data.batches import EvalBatches, TrainBatches, epoch_order, length_order
-from distill.data.cells import from_multi_hot
+from distill.data.cells import hot_width
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
 from distill.data.source import read_hub, read_splits, read_table
@@ -489,10 +489,16 @@ def test_names_of_classes_are_read_as_numbers(tmp_path):
 
 
 def test_a_quote_swallows_the_rows_after_it(tmp_path):
-    file = tmp_path / "train.tsv"
-    file.write_text('text\tlabel\n"He said no\tpos\nfoo\tneg\nbar\tpos\n"She left\tneg\n')
-    with pytest.raises(InputError, match="row 1, column 'text': a quote before a cell isn't closed in its line"):
-        read_table(file)
+    for name, text in (
+        ("train.tsv", 'text\tlabel\n"He said no\tpos\nfoo\tneg\nbar\tpos\n"She left\tneg\n'),
+        ("last.tsv", 'text\tlabel\nfoo\tneg\nbar\t"pos\n'),
+        ("train.csv", 'text,label\n"foo,x\nbar,y\nbaz" q,x\n'),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match="a quote before a cell isn't closed at its end"):
+            read_table(tmp_path / name)
+    (tmp_path / "quoted.tsv").write_text('text\tlabel\n"a\tb\n""c"""\tpos\n')
+    assert read_table(tmp_path / "quoted.tsv")["text"].to_pylist() == ['a\tb\n"c"']
 
 
 def test_single_texts_are_joined_to_pairs(tmp_path):
@@ -508,17 +514,32 @@ def test_a_list_in_a_line_of_json_is_read_as_its_source(value, tmp_path):
     assert "column 'text': expected text, found JSON lists or objects" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("hot", [[0.0, 1.0, 1.0], ["0", "1", "1"], [0, 1, 1]])
+@pytest.mark.parametrize("hot", [[0.0, 1.0, 1.0], ["0", "1", "1"], [0, 1, 1], [False, True, True]])
 def test_a_label_for_each_place_is_read_as_two_labels(hot, tmp_path):
     rows = [{"text": f"t{i}", "label": hot[i % 3 :] + hot[: i % 3]} for i in range(12)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     splits = load_labelled(config(tmp_path))
     assert splits.labels == ("0", "1", "2")
-    assert dict(zip(splits.train.texts, splits.train.labels, strict=True)) == {
-        row["text"]: [int(float(each)) for each in row["label"]] for row in rows if row["text"] in splits.train.texts
-    }
+    wanted = {row["text"]: [int(str(each) in ("1", "1.0", "True")) for each in row["label"]] for row in rows}
+    for part in (splits.train, splits.test):
+        assert part.labels == [wanted[text] for text in part.texts]
+
+
+def test_a_form_of_labels_is_told_by_the_split_at_hand(tmp_path):
+    """Names 0, 1 and 2 in train stay names where all of a small test happen to be 0 and 1."""
+    for labels, test, expected in (
+        ([["0", "1"], ["2"], ["1", "2"], []], ["0", "1"], [1, 1, 0]),
+        ([[0, 0, 1], [1, 0, 0], [0, 1, 0]], [], [0, 0, 0]),
+    ):
+        for split, rows in (("train", labels * 3), ("validation", labels), ("test", [test])):
+            lines = [json.dumps({"text": f"t{i}", "label": each}) for i, each in enumerate(rows)]
+            (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
+        assert load_labelled(config(tmp_path)).test.labels == [expected]
+    (tmp_path / "test.jsonl").write_text('{"text": "a", "label": [0, 1]}')
+    with pytest.raises(InputError, match=r"test, row 1, column 'label': expected a 0 or 1 for each of 3 labels"):
+        load_labelled(config(tmp_path))
 
 
 def test_lists_of_names_are_read_as_a_label_for_each_place():
     for cells in ([["0", "1"], ["1"]], [["a", "b"], ["b", "c"]], [[0], [1]], [["0", "2"], ["1", "0"]]):
-        assert from_multi_hot(cells) == cells
+        assert hot_width(cells) == 0

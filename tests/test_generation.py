@@ -271,7 +271,6 @@ def test_an_id_that_another_model_has_no_row_for_is_written(temperature):
 
 
 def test_the_end_of_the_tokenizer_or_of_the_model_ends_nothing(tokenizer):
-    tokenizer.eos_token = "[SEP]"
     assert ends_of(decoder(eos_token_id=None), tokenizer) == [tokenizer.sep_token_id]
     assert ends_of(decoder(eos_token_id=[40, 41]), tokenizer) == sorted({40, 41, tokenizer.sep_token_id})
 

@@ -71,3 +71,14 @@ def test_a_sentence_encoder_is_not_chosen_taught_exported_or_scored(tokenizer, e
 def test_a_sentence_run_that_cannot_be_begins(words, message, encoder, pairs, tmp_path, monkeypatch, capsys):
     words = small_run(encoder, pairs, tmp_path / "run", *words)
     assert message in refused(distill, words, monkeypatch, capsys)
+
+
+def test_a_student_that_is_meant_for_shorter_texts_asks_for_other_ones_than_its_teacher_was(
+    tokenizer, encoder, pairs, tmp_path
+):
+    model = PooledModel.from_pretrained(encoder)
+    model.form = SentenceForm(normalize=True, max_length=4)
+    model.save_pretrained(tmp_path / "short")
+    tokenizer.save_pretrained(tmp_path / "short")
+    words = small_run(encoder, pairs, tmp_path / "run", "--epochs", "1", "--until", "distill")
+    finish("distill", [*words, "--student", str(tmp_path / "short")])

@@ -289,6 +289,16 @@ def test_a_word_is_tagged_at_a_blank_or_has_two_before_it(normalized, tmp_path):
     assert rows.labels[0][rows.firsts[0]].tolist() == part.labels[0]
 
 
+def test_an_encoder_is_asked_elsewhere_than_where_its_tags_are_learnt(tmp_path):
+    """It reads both ways, and whoever trained it put a word's tag on its first piece, were that a blank alone."""
+    tokenizer = deepcopy(sentencepiece())
+    tokenizer.add_special_tokens({"cls_token": "<s>", "mask_token": "<unk>"})
+    part = load_tagged(table(tmp_path / "tagged", tokens=same([["the", "zq"]]), tags=same([["O", "B-x"]]))).train
+    rows = encode_tagged(tokenizer, part, 64)
+    pieces = tokenizer.convert_ids_to_tokens(rows.input_ids[0])
+    assert [pieces[i] for i in np.flatnonzero(rows.firsts[0])][1] == "▁"
+
+
 def test_an_empty_word_gets_a_position(tmp_path):
     words, tags = ["the", "", "mill"], ["O", "O", "B-place"]
     part = load_tagged(table(tmp_path / "tagged", tokens=same([words]), tags=same([tags]))).train
@@ -358,6 +368,17 @@ def test_another_column_is_read_as_the_tag(line, found, tmp_path):
         read_conll(file)
     file.write_text("10 000 B-NUM\nNew B-place\nYork I-place\n")
     with pytest.raises(InputError, match="line 1: expected a word and its tag, in 2 columns as most lines are"):
+        read_conll(file)
+
+
+def test_columns_of_both_kinds_or_numbers_are_read_as_words(tmp_path):
+    file = tmp_path / "train.conll"
+    file.write_text("#\ta comment\na NN\tO\nb NN\tB-x\n")
+    assert read_conll(file)["tokens"].to_pylist() == [["a", "b"]]
+    file.write_text("#\ta comment\na O\n\u00a0 O\n")
+    assert read_conll(file)["tokens"].to_pylist() == [["a", "\u00a0"]]
+    file.write_text("1\ta\tO\n2\tb\tB-x\n\n1\tc\tO\n")
+    with pytest.raises(InputError, match="expected words in the first column, found their numbers"):
         read_conll(file)
 
 

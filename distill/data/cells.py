@@ -11,7 +11,7 @@ from typing import Any
 from distill.errors import InputError
 
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
-HOT = ("0", "1", "0.0", "1.0", "False", "True")
+COLD, HOT = ("0", "0.0", "False"), ("1", "1.0", "True")
 BRACKETS = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 
 
@@ -97,10 +97,26 @@ def a_number(cell: Any, where: str) -> float:
     return found
 
 
-def from_multi_hot(cells: list[Any]) -> list[Any]:
-    """Cells of a 0 or 1 for each label as lists of the places with 1; any others as they are."""
-    some = [list_in(cell) for cell in cells if cell is not None and cell != ""]
-    lengths = {len(row) if row else 0 for row in some}
-    if len(lengths) != 1 or min(lengths) < 2 or not all(str(each) in HOT for row in some for each in row or ()):
-        return cells
-    return [[i for i, each in enumerate(list_in(cell) or ()) if float(each)] for cell in cells]
+def hot_width(cells: list[Any]) -> int:
+    """How many labels there are where each cell is a list of a 0 or 1 for each of them; 0 where cells are others."""
+    rows = [list_in(cell) for cell in cells if cell is not None and cell != ""]
+    widths = {len(row) if row else 0 for row in rows}
+    hot = len(widths) == 1 and min(widths) > 1 and all(str(each) in COLD + HOT for row in rows for each in row or ())
+    return widths.pop() if hot else 0
+
+
+def hot_labels(cell: Any, where: str, width: int) -> list[str]:
+    """The places with a 1, none of an empty cell.
+
+    Raises:
+        InputError: The cell is no list of a 0 or 1 for each of `width` labels.
+    """
+    row = [str(each) for each in (list_in(cell) or ())]
+    if (cell is None or cell == "" or list_in(cell) == []) and not row:
+        return []
+    if len(row) != width or not set(row) <= {*COLD, *HOT}:
+        raise InputError(
+            f"{where}: expected a 0 or 1 for each of {width} labels, as in train, found {str(cell)[:60]!r}: it "
+            "can't be told which of them hold"
+        )
+    return [str(i) for i, each in enumerate(row) if each in HOT]

@@ -9,25 +9,27 @@ import pyarrow as pa
 
 from distill.errors import InputError
 
-TABS, BLANKS = re.compile(r"\t"), re.compile(r" +")
+TABS, BLANKS = re.compile(r" *\t *"), re.compile(r"[ \t]+")
+EMPTY = " \t\r"  # no other blank ends a cell: some are words
 
 
 def read_conll(file: Path) -> pa.Table:
     """The file as a table of tokens and tags, a list of strings a row each; document marks are left out, and comments:
     lines with `#` before a sentence that don't read like those of words.
 
-    Columns stand between tabs where the file has any, and else between blanks.
+    Columns stand between tabs where the file has any, so that words may hold blanks; and between blanks and tabs where
+    it has none, or most words would hold one.
 
     Raises:
         InputError: A line with more or fewer columns than most, such as one without a tag, a comment within a sentence,
-            or text that isn't UTF-8.
+            numbers in the place of words, or text that isn't UTF-8.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"data {str(file)!r}: not a CoNLL file in UTF-8: {error}") from error
     lines = text.split("\n")  # no other mark ends a line: some stand in words
-    between = TABS if any("\t" in line.strip() for line in lines) else BLANKS
+    between = separator([line for line in lines if line.strip(EMPTY) and not line.startswith("#")])
     cut = [cells_of(line, between) for line in lines]
     columns, known = form_of([cells for cells, line in zip(cut, lines, strict=True) if not line.startswith("#")])
     sentences: list[list[tuple[str, str]]] = [[]]
@@ -50,6 +52,11 @@ def read_conll(file: Path) -> pa.Table:
         else:
             sentences[-1].append((cells[0], cells[-1]))
     rows = [row for row in sentences if row]
+    if any(len(row) > 1 for row in rows) and all(word == str(i) for row in rows for i, (word, _) in enumerate(row, 1)):
+        raise InputError(
+            f"data {str(file)!r}: expected words in the first column, found their numbers in every sentence: no "
+            "word would be read; leave that column out"
+        )
     strings = pa.list_(pa.string())
     return pa.table({
         "tokens": pa.array([[word for word, _ in row] for row in rows], strings),
@@ -66,8 +73,15 @@ def form_of(lines: Sequence[Sequence[str]]) -> tuple[int, set[str]]:
 
 def cells_of(line: str, between: re.Pattern[str]) -> list[str]:
     """The cells of a line; none of an empty one."""
-    line = line.rstrip("\r") if between is TABS else line.strip()
-    return [cell.strip(" ") for cell in between.split(line)] if line.strip() else []
+    whole = line.strip(EMPTY)
+    return between.split(line.rstrip("\r").strip(" ") if between is TABS else whole) if whole else []
+
+
+def separator(lines: Sequence[str]) -> re.Pattern[str]:
+    """What stands between the columns of lines with words."""
+    tabbed = [TABS.split(line.strip(EMPTY)) for line in lines if "\t" in line.strip(EMPTY)]
+    spaced = sum(" " in cell for cells in tabbed for cell in cells[:1])
+    return TABS if tabbed and 2 * spaced < len(tabbed) else BLANKS
 
 
 def is_mark(cells: Sequence[str]) -> bool:

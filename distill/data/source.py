@@ -1,5 +1,6 @@
 """Reads a table of text from a file, a folder or the hub; every broken row is named."""
 
+import csv
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -76,21 +77,36 @@ def read_csv(file: Path, delimiter: str = ",") -> pa.Table:
             names = opened.schema.names
         # As text, whatever the values look like: "007" is a label, not the number 7.
         convert = pa.csv.ConvertOptions(column_types={name: pa.string() for name in names})
-        return pa.csv.read_csv(file, one, parse, convert)
+        table = pa.csv.read_csv(file, one, parse, convert)
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise InputError(f"data {str(file)!r}: not a well-formed csv file in UTF-8: {error}") from error
+    check_quotes(file, table, delimiter)
+    return table
 
 
 def read_tsv(file: Path) -> pa.Table:
-    table = read_csv(file, delimiter="\t")
-    for name in table.column_names:
-        for row, cell in enumerate(table[name].to_pylist(), 1):
-            if cell and "\t" in cell and "\n" in cell:
-                raise InputError(
-                    f"data {str(file)!r}: row {row}, column {name!r}: a quote before a cell isn't closed in its line, "
-                    f"and what follows would be one cell with it: {cell[:60]!r}; quote it whole, or leave the quote out"
-                )
-    return table
+    return read_csv(file, delimiter="\t")
+
+
+def check_quotes(file: Path, table: pa.Table, delimiter: str) -> None:
+    """Arrow reads on over the ends of lines where a quote isn't closed, and takes what follows for one cell.
+
+    Raises:
+        InputError: There is such a quote.
+    """
+    if not any("\n" in (cell or "") for name in table.column_names for cell in table[name].to_pylist()):
+        return
+    csv.field_size_limit(1 << 31)
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        rows = csv.reader(lines, delimiter=delimiter, strict=True)
+        try:
+            for _ in rows:
+                pass
+        except csv.Error as error:
+            raise InputError(
+                f"data {str(file)!r}: up to line {rows.line_num} a quote before a cell isn't closed at its end "
+                f"({error}): all rows in between would be one cell; quote cells whole, and write quotes in them twice"
+            ) from error
 
 
 def read_jsonl(file: Path) -> pa.Table:

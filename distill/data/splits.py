@@ -3,14 +3,15 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from distill.data.cells import a_number, from_multi_hot, several_labels
+from distill.data.cells import a_number, hot_labels, hot_width, several_labels
 from distill.data.columns import find_columns
 from distill.data.config import DataConfig
 from distill.data.source import read_splits, read_table
@@ -98,7 +99,12 @@ def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
     or `;`, or a list of a 0 or 1 for each label, named by its place. Labels become 1 for each that holds and 0 for the
     others.
     """
-    named, notes = read_named(config, several_labels, bare=True)
+    named, notes = read_named(config, lambda cell, where: (cell, where), bare=True)
+    width = hot_width([cell for cell, _ in named["train"].labels])  # one form in all splits, whatever a small one holds
+    read = partial(hot_labels, width=width) if width else several_labels
+    named = {
+        split: replace(part, labels=[read(cell, where) for cell, where in part.labels]) for split, part in named.items()
+    }
     hold(named, notes, config, by_strata(seed, lambda part: [""] * len(part.texts)))
     seen = {name for names in named["train"].labels for name in names}
     if not seen:
@@ -228,7 +234,6 @@ def clean(
     labels: list[Any] = spelt
     if parse is not None:
         cells = table[columns.label].to_pylist()
-        cells = from_multi_hot(cells) if parse is several_labels else cells
         labels = [parse(cell, f"{where}, row {i + 1}, column {columns.label!r}") for i, cell in enumerate(cells)]
     return Named(texts, pairs, labels, len(texts) - len(kept)).take(kept)
 

@@ -246,7 +246,8 @@ def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: 
     full = tokenizer(texts, is_split_into_words=True, truncation=True, max_length=limit)
     firsts, labels, places, truncated = [], [], [], 0
     known = tokenizer.get_vocab()
-    blanks = {known[each] for each in BLANKS if each in known}
+    both_ways = tokenizer.cls_token_id is not None and tokenizer.mask_token_id is not None
+    blanks = set() if both_ways else {known[each] for each in BLANKS if each in known}
     for row, words in enumerate(part.texts):
         ids = pieces_of(full.word_ids(row), full["input_ids"][row], blanks)
         first = np.array([word is not None and word != before for word, before in zip(ids, [None, *ids], strict=False)])
