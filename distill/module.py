@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,6 +91,7 @@ class DistillationModule(lightning.LightningModule):
         if on_policy is not None:
             on_policy.teacher = on_policy.teacher or getattr(getattr(signals, "model", None), "config", None)
             check_on_policy(on_policy, student, loss, signals, staged=stages is not None)
+        loss = replace(loss, temperature=loss.softness)
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
         self.answers = answers or Answers()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages

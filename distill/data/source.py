@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -94,7 +95,7 @@ def check_quotes(file: Path, table: pa.Table, delimiter: str) -> None:
     Raises:
         InputError: There is such a quote.
     """
-    if not any("\n" in (cell or "") for name in table.column_names for cell in table[name].to_pylist()):
+    if not any(pa.compute.any(pa.compute.match_substring(column, "\n")).as_py() for column in table.columns):
         return
     csv.field_size_limit(1 << 31)
     with file.open(newline="", encoding="utf-8-sig") as lines:
