@@ -111,9 +111,9 @@ def hot_labels(cell: Any, where: str, width: int) -> list[str]:
     Raises:
         InputError: The cell is no list of a 0 or 1 for each of `width` labels.
     """
-    row = [str(each) for each in (list_in(cell) or ())]
-    if (cell is None or cell == "" or list_in(cell) == []) and not row:
+    if cell is None or cell == "" or list_in(cell) == []:
         return []
+    row = [str(each) for each in list_in(cell) or ()]
     if len(row) != width or not set(row) <= {*COLD, *HOT}:
         raise InputError(
             f"{where}: expected a 0 or 1 for each of {width} labels, as in train, found {str(cell)[:60]!r}: it "

@@ -246,6 +246,7 @@ def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: 
     full = tokenizer(texts, is_split_into_words=True, truncation=True, max_length=limit)
     firsts, labels, places, truncated = [], [], [], 0
     known = tokenizer.get_vocab()
+    # Whoever trained an encoder, which has a token for the start and a mask, put a word's tag on its very first piece.
     both_ways = tokenizer.cls_token_id is not None and tokenizer.mask_token_id is not None
     blanks = set() if both_ways else {known[each] for each in BLANKS if each in known}
     for row, words in enumerate(part.texts):
