@@ -71,3 +71,17 @@ def test_what_the_harness_cannot_run_is_begun(decoder, tokenizer, tmp_path, monk
     classifier = saved(build_model("bert"), tokenizer, tmp_path / "bert")
     words = ["--model", str(classifier), "--output", str(tmp_path / "out"), "--tasks", "hellaswag"]
     assert "expected a head for causal-lm" in refused(harness, words, monkeypatch, capsys)
+
+
+def test_data_that_is_out_of_reach_ends_with_a_traceback(decoder, tmp_path):
+    tasks, missing = tmp_path / "tasks", tmp_path / "nowhere"
+    tasks.mkdir()
+    local = TASK.format(file="x.jsonl").splitlines()
+    hub = [line for line in local if not line.startswith("dataset")]
+    (tasks / "endings.yaml").write_text("\n".join([*hub, "dataset_path: nobody/nothing-of-this-name", ""]))
+    words = ["--model", str(decoder[0]), "--tasks", "endings", "--include", str(tasks), "--output", str(missing)]
+    process = start("harness", words)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, said
+    assert "error: --tasks endings: expected their data, found no way to it" in said
+    assert "Traceback" not in said

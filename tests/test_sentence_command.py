@@ -82,3 +82,9 @@ def test_a_student_that_is_meant_for_shorter_texts_asks_for_other_ones_than_its_
     tokenizer.save_pretrained(tmp_path / "short")
     words = small_run(encoder, pairs, tmp_path / "run", "--epochs", "1", "--until", "distill")
     finish("distill", [*words, "--student", str(tmp_path / "short")])
+
+
+def test_a_length_beyond_the_positions_is_refused_though_texts_are_cut_before(encoder, pairs, tmp_path, capsys):
+    words = small_run(encoder, pairs, tmp_path / "run", "--data.max_length", "300", "--dry-run")
+    distill.main(words)  # 64 positions, and a folder that says 6 tokens
+    assert "nothing was written" in capsys.readouterr().out

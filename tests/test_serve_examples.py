@@ -1,5 +1,6 @@
 """The examples that serve: they classify from an exported folder as the model does, and all but one without torch."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +49,17 @@ def test_an_example_says_something_else(form: str, source: Source, tmp_path: Pat
     for (label, chance, _), (own, most) in zip(rows, said(source), strict=True):
         assert label == own
         assert float(chance) == pytest.approx(most, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"architectures": ["BertForTokenClassification"]}, {"problem_type": "multi_label_classification"}]
+)
+def test_an_example_makes_one_class_of_tags_or_of_several_labels(changes: dict, source: Source, tmp_path: Path):
+    write_targets(source, [Target("onnxruntime")], tmp_path)
+    file = tmp_path / "onnxruntime" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    words = [sys.executable, str(ROOT / "examples" / "serve_onnxruntime.py"), str(file.parent), *TEXTS]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "expected a model of one class a text" in done.stderr
+    assert "Traceback" not in done.stderr
