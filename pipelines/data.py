@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from distill.data.config import DataConfig
+from distill.data.files import format_of
 from distill.data.language import text_files
+from distill.data.reading import describe_reading
 from distill.data.sentences import LINES
 from distill.data.source import read_splits, split_files
 from distill.data.splits import Splits
@@ -34,6 +36,8 @@ def data_stage(
     settings |= {"task": task} if task != TextClassification.name else {}
     settings |= {"how": dict(how)} if how else {}
     inputs = {"data": source_hash(config)}
+    for line in describe_reading(config):
+        run.console.say(f"  data: {line}")
     if config.unlabelled is not None:
         inputs["unlabelled"] = content_hash(Path(config.unlabelled).expanduser())
 
@@ -58,7 +62,7 @@ def source_hash(config: DataConfig) -> str:
         total.update("".join(f"{file.name}:{content_hash(file)}" for file in sorted(place.iterdir())).encode())
     elif place.is_dir():
         for split, file in sorted(split_files(place).items()):
-            total.update(f"{split}:{file.suffix}:{content_hash(file)}".encode())
+            total.update(f"{split}:{format_of(file)}:{content_hash(file)}".encode())
     else:
         for split, table in sorted(read_splits(config.path, config.subset).items()):
             total.update(f"{split}:{json.dumps(table.to_pydict(), default=str)}".encode())

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from distill.data.cells import a_number, hot_labels, hot_width, several_labels
-from distill.data.columns import find_columns
+from distill.data.columns import LABEL, SCORE, find_columns
 from distill.data.config import DataConfig
 from distill.data.source import read_splits, read_table
 from distill.errors import InputError
@@ -121,7 +121,7 @@ def load_numbers(config: DataConfig, seed: int = 0) -> Splits:
     Raises:
         InputError: A cell that is no number.
     """
-    named, notes = read_named(config, a_number)
+    named, notes = read_named(config, a_number, labels=(*LABEL, *SCORE))
     hold(named, notes, config, by_strata(seed, lambda part: [""] * len(part.texts)))
     return whole(named, notes, config, (NUMBER,), float)
 
@@ -130,12 +130,16 @@ NUMBER = "number"  # name of the one output of a model that gives a number
 
 
 def read_named(
-    config: DataConfig, parse: Callable[[Any, str], Any] | None = None, *, bare: bool = False
+    config: DataConfig,
+    parse: Callable[[Any, str], Any] | None = None,
+    *,
+    bare: bool = False,
+    labels: tuple[str, ...] = LABEL,
 ) -> tuple[dict[str, Named], dict[str, int | str]]:
     if not config.path:
         raise InputError("data: no path given; name a folder, a file or a hub data set with --data")
     named = {
-        split: clean(table, config, split, parse, bare=bare)
+        split: clean(table, config, split, parse, bare=bare, labels=labels)
         for split, table in read_splits(config.path, config.subset).items()
     }
     return named, {"dropped_empty": sum(part.dropped for part in named.values())}
@@ -214,10 +218,13 @@ def clean(
     parse: Callable[[Any, str], Any] | None = None,
     *,
     bare: bool = False,
+    labels: tuple[str, ...] = LABEL,
 ) -> Named:
-    """Strips the texts and drops the rows that hold none; `bare` rows need no label."""
+    """Strips the texts and drops the rows that hold none; `bare` rows need no label. The column with the labels is
+    found by one of the names `labels`.
+    """
     where = f"data {config.path!r}, {split}"
-    columns = find_columns(table, config, where)
+    columns = find_columns(table, config, where, labels=labels)
     texts = strings(table, columns.text)
     pairs = strings(table, columns.text_pair) if columns.text_pair else None
     assert columns.label is not None
@@ -231,11 +238,11 @@ def clean(
         )
     if not kept:
         raise InputError(f"{where}: column {columns.text!r} holds no text in any of {len(texts)} rows")
-    labels: list[Any] = spelt
+    read: list[Any] = spelt
     if parse is not None:
         cells = table[columns.label].to_pylist()
-        labels = [parse(cell, f"{where}, row {i + 1}, column {columns.label!r}") for i, cell in enumerate(cells)]
-    return Named(texts, pairs, labels, len(texts) - len(kept)).take(kept)
+        read = [parse(cell, f"{where}, row {i + 1}, column {columns.label!r}") for i, cell in enumerate(cells)]
+    return Named(texts, pairs, read, len(texts) - len(kept)).take(kept)
 
 
 def strings(table: pa.Table, column: str) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.cells import is_bracketed, list_in
-from distill.data.columns import first_of, missing, named
+from distill.data.columns import check_distinct, check_readable, first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows, padded
 from distill.data.source import read_splits, read_table
@@ -89,6 +89,7 @@ def sentences(table: pa.Table, config: DataConfig, split: str) -> tuple[list[lis
         raise missing("text", WORDS, table, where)
     if label is None:
         raise missing("label", TAGS, table, where)
+    check_distinct(where, text=text, label=label)
     words, tags = (lists_of(table, column, where) for column in (text, label))
     for row, (one, other) in enumerate(zip(words, tags, strict=True), 1):
         if len(one) != len(other):
@@ -108,6 +109,7 @@ def sentences(table: pa.Table, config: DataConfig, split: str) -> tuple[list[lis
 
 
 def lists_of(table: pa.Table, column: str, where: str) -> list[list[str]]:
+    check_readable(table, column, where)
     cells = enumerate(table[column].to_pylist(), 1)
     return [listed(cell, f"{where}: row {row}, column {column!r}") for row, cell in cells]
 
