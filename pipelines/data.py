@@ -20,6 +20,7 @@ from distill.data.splits import Splits
 from distill.tasks.choose import TASKS
 from distill.tasks.task import Task
 from distill.tasks.text_classification import TextClassification
+from pipelines.console import Console
 from pipelines.stage import Artefact, Run, content_hash
 
 PARTS = ("train", "validation", "test", "unlabelled")
@@ -36,8 +37,7 @@ def data_stage(
     settings |= {"task": task} if task != TextClassification.name else {}
     settings |= {"how": dict(how)} if how else {}
     inputs = {"data": source_hash(config)}
-    for line in describe_reading(config):
-        run.console.say(f"  data: {line}")
+    say_reading(run.console, config)
     if config.unlabelled is not None:
         inputs["unlabelled"] = content_hash(Path(config.unlabelled).expanduser())
 
@@ -47,6 +47,12 @@ def data_stage(
         return {part: len(getattr(splits, part)) for part in PARTS} | {"classes": len(splits.labels)} | splits.notes
 
     return run.stage("data", settings, inputs, work)
+
+
+def say_reading(console: Console, config: DataConfig) -> None:
+    """Says what of a data set isn't read, and what is read in another way than its name says."""
+    for line in describe_reading(config):
+        console.say(f"  data: {line}")
 
 
 def source_hash(config: DataConfig) -> str:

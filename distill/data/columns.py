@@ -47,7 +47,7 @@ def find_columns(
     for name in filter(None, (text, pair)):
         check_text(table, name, where)
     if label is not None:
-        check_readable(table, label, where)
+        check_label(table, label, where)
     return Columns(text, pair, label)
 
 
@@ -85,6 +85,23 @@ def check_text(table: pa.Table, name: str, where: str) -> None:
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if not (is_string(kind) or pa.types.is_null(kind)):
         raise no_text(name, str(field.type), where)
+
+
+def check_label(table: pa.Table, name: str, where: str) -> None:
+    """
+    Raises:
+        InputError: The column holds bytes, or objects.
+    """
+    check_readable(table, name, where)
+    kind = table.schema.field(name).type
+    objects = pa.types.is_struct(kind) or pa.types.is_map(kind)
+    if MARK in (table.schema.field(name).metadata or {}):
+        objects = any(cell is not None and cell.startswith("{") for cell in table[name].to_pylist())
+    if objects:
+        raise InputError(
+            f"{where}: column {name!r}: expected labels, found objects: how they are written down would be the name of "
+            "a class; name another column with --data.label"
+        )
 
 
 def no_text(name: str, found: str, where: str) -> InputError:

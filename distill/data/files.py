@@ -62,6 +62,8 @@ def check_head(head: bytes, file: Path) -> None:
     """
     if head == POINTER:
         raise InputError(f"data {str(file)!r}: found a Git LFS pointer, not the data: run `git lfs pull` there")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"data {str(file)!r}: expected text in UTF-8, found UTF-16: save it as UTF-8")
     if head.startswith(b"\x1f\x8b") and not is_compressed(file):
         raise InputError(
             f"data {str(file)!r}: expected a file as its ending says, found one compressed by gzip: name it "

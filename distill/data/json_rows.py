@@ -57,13 +57,27 @@ def rows_of(content: Any, where: str) -> list[Any]:
         if others:
             raise InputError(f"{where}: expected the rows under {ROWS!r} alone, found more under {others[0]!r}")
         if isinstance(names, list) and all(isinstance(row, list) and len(row) == len(names) for row in rows):
-            return [unique(list(zip(map(str, names), row, strict=True))) for row in rows]
+            check_names(names, where)
+            return [dict(zip(names, row, strict=True)) for row in rows]
         return rows
     keys = ", ".join(map(repr, [*content][:5])) if isinstance(content, dict) else ""
     found = f"an object with {keys}" if keys else repr(content)[:60]
     raise InputError(
         f"{where}: expected a list of objects, or one under {ROWS!r}, found {found}: it can't be told what the rows are"
     )
+
+
+def check_names(names: Sequence[Any], where: str) -> None:
+    """
+    Raises:
+        InputError: A name of a column that isn't text, or is given twice.
+    """
+    wrong = next((name for name in names if not isinstance(name, str) or names.count(name) > 1), None)
+    if wrong is not None:
+        raise InputError(
+            f"{where}: expected names under {COLUMNS!r}, each once, found {str(wrong)[:60]!r}: it can't be told which "
+            "column is meant"
+        )
 
 
 def is_rows(value: Any) -> bool:

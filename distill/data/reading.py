@@ -32,8 +32,8 @@ def describe_place(place: Path, config: DataConfig) -> list[str]:
     if place.is_file():
         return describe_separators([place])
     if not place.is_dir():
-        others = [str(split) for split in load_hub(config.path, config.subset) if str(split) not in SPLITS]
-        return describe_unread(others, "their names are no splits'")
+        names = [str(split) for split in load_hub(config.path, config.subset)]
+        return describe_unread([name for name in names if name not in SPLITS], "their names are no splits'")
     if texts := text_files(config.path):
         read = {file for files in texts.values() for file in files}
         others = [file for file in place.rglob("*") if file.is_file() and file not in read]

@@ -3,6 +3,7 @@
 import csv
 import io
 import sys
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,35 @@ def read_separated(file: Path, content: bytes, separator: str) -> pa.Table:
         table = read(column_types=dict.fromkeys(names, pa.string()))
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         told = " ".join(str(error)[:SHOWN].split("\n"))
-        raise InputError(
-            f"data {str(file)!r}: not a well-formed csv file in UTF-8: {told}: it can't be told which cell is of which "
-            f"column; quote cells that hold {SEPARATORS[separator]}"
-        ) from error
+        why = consequence_of(told, separator)
+        raise InputError(f"data {str(file)!r}: not a well-formed csv file in UTF-8: {told}{why}") from error
+    check_header(file, names)
     if b'"' in content:
         check_quotes(file, content, separator)
     named = [i for i, name in enumerate(table.column_names) if name.strip() or any(table.column(i).to_pylist())]
     return table.select(named)
+
+
+def consequence_of(told: str, separator: str) -> str:
+    """What follows from Arrow's complaint, and what to do about it."""
+    if "columns, got" in told:
+        return f": it can't be told which cell is of which column; quote cells that hold {SEPARATORS[separator]}"
+    if "utf" in told.lower():
+        return ": other characters than the author's would be learned; save the file as UTF-8"
+    return ""
+
+
+def check_header(file: Path, names: Sequence[str]) -> None:
+    """
+    Raises:
+        InputError: A name that keeps its quotes, since a blank stands before them.
+    """
+    quoted = next((name for name in names if name.strip().startswith('"')), None)
+    if quoted is not None:
+        raise InputError(
+            f"data {str(file)!r}: line 1: expected quotes right after a separator, found a blank before "
+            f"{quoted.strip()}: quotes would be part of the name and of the cells; leave the blanks out"
+        )
 
 
 def check_quotes(file: Path, content: bytes, separator: str) -> None:
