@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -87,7 +88,7 @@ def refusal(
     capsys: pytest.CaptureFixture[str],
     *more: str,
 ) -> str:
-    words = small_run(body, write_files(place / "data", files), place / "run", *more)
+    words = small_run(body, write_files(place / "data", files), place / "run", "--until", "general", *more)
     message = refused(distill, words, monkeypatch, capsys)
     assert not list(place.rglob("manifest.json"))
     return message
@@ -401,3 +402,11 @@ def test_what_cannot_be_read_ends_with_one_message(case, body, tmp_path, monkeyp
     message = refusal(body, files, tmp_path, monkeypatch, capsys, *more)
     for part in told:
         assert part in message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="every file is readable to root")
+def test_a_file_without_permission_is_named(body, tmp_path, monkeypatch, capsys):
+    data = write_files(tmp_path / "data", {"train.csv": TABLE})
+    (data / "train.csv").chmod(0)
+    message = refused(distill, small_run(body, data, tmp_path / "run"), monkeypatch, capsys)
+    assert "train.csv': can't be read: Permission denied" in message
