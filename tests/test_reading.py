@@ -159,6 +159,16 @@ def test_a_cell_of_three_megabytes_is_read_whole(ending, body, tmp_path, monkeyp
     assert everything(found) == sorted(rows)
 
 
+def test_class_names_in_a_parquet_file_are_used_under_a_name_with_blanks(body, tmp_path, monkeypatch, capsys):
+    names = sorted({label for _, label in ROWS})
+    features = {"text ": {"dtype": "string", "_type": "Value"}, " label": {"names": names, "_type": "ClassLabel"}}
+    columns = {"text ": [text for text, _ in ROWS], " label": [names.index(label) for _, label in ROWS]}
+    described = {"huggingface": json.dumps({"info": {"features": features}})}
+    data = write_files(tmp_path / "data", {"train.parquet": pa.table(columns).replace_schema_metadata(described)})
+    _, rows = read(body, data, tmp_path / "run", monkeypatch, capsys)
+    assert everything(rows) == sorted(ROWS)
+
+
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
 def test_a_column_named_score_makes_a_regression(ending, body, tmp_path, monkeypatch, capsys):
     rows = [(text, str(i)) for i, (text, _) in enumerate(make_rows(30, 1))]
@@ -186,6 +196,13 @@ def test_documents_in_compressed_text_files_are_read(tokenizer, tmp_path, monkey
     ]
     assert sorted(found) == sorted(texts)
     assert "data: not read: config.json, notes.md, for they aren't txt files" in capsys.readouterr().out
+
+
+def test_two_text_files_of_one_split_are_refused(tokenizer, tmp_path, monkeypatch, capsys):
+    speaker = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "speaker")
+    files: Files = {"train.txt": "a\nb\n", "dev.txt": "c\n", "val.txt": "d\n"}
+    message = refusal(speaker, files, tmp_path, monkeypatch, capsys)
+    assert "expected one validation file, found dev.txt and val.txt" in message
 
 
 def test_files_of_the_folder_that_are_not_read_are_named(body, tmp_path, monkeypatch, capsys):
@@ -309,6 +326,16 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
         {"train.parquet": pa.table({"tokens": [[b"a", b"b"]] * 9, "tags": [["O", "B-x"]] * 9})},
         ("--task", "token-classification"),
         ("train: column 'tokens': expected text, found list<", "bytes that need not be text"),
+    ),
+    "objects for tags": (
+        {"train.jsonl": "\n".join(json.dumps({"tokens": [t], "tags": [{"name": v}]}) for t, v in ROWS)},
+        ("--task", "token-classification"),
+        ("train: row 1, column 'tags': expected a list of words or tags, found \"{'name':",),
+    ),
+    "lists for questions": (
+        {"train.jsonl": "\n".join(json.dumps({"question": [t], "context": t, "answers": t[:3]}) for t, _ in ROWS)},
+        ("--task", "question-answering"),
+        ("train: column 'question': expected text, found JSON lists or objects",),
     ),
     "csv and parquet": (
         {"train.csv": TABLE, "train.parquet": PARQUET},
