@@ -16,8 +16,9 @@ from distill.data.batches import EvalBatches, TrainBatches, epoch_order, length_
 from distill.data.cells import hot_width
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
+from distill.data.holding import hold_out
 from distill.data.source import read_hub, read_splits, read_table
-from distill.data.splits import Examples, hold_out, load_bare, load_labelled, load_splits
+from distill.data.splits import Examples, load_bare, load_labelled, load_splits
 from distill.errors import InputError
 
 AWKWARD = [

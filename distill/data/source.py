@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pyarrow.parquet
 
 from distill.data.columns import MARK
 from distill.data.conll import read_conll
+from distill.data.quoting import mark_unquoted
 from distill.errors import InputError
 
 SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation"}
@@ -79,6 +81,18 @@ def read_csv(file: Path, delimiter: str = ",") -> pa.Table:
         # As text, whatever the values look like: "007" is a label, not the number 7.
         convert = pa.csv.ConvertOptions(column_types={name: pa.string() for name in names})
         table = pa.csv.read_csv(file, one, parse, convert)
+
+        def with_nulls(columns: list[str], words: list[str]) -> pa.Table:
+            nulls = pa.csv.ConvertOptions(
+                column_types={name: pa.string() for name in columns},
+                include_columns=columns,
+                null_values=words,
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            )
+            return pa.csv.read_csv(file, one, parse, nulls)
+
+        table = mark_unquoted(table, with_nulls)
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise InputError(f"data {str(file)!r}: not a well-formed csv file in UTF-8: {error}") from error
     check_quotes(file, table, delimiter)
@@ -158,6 +172,8 @@ def as_text(value: object) -> str | None:
     """A JSON value as the text or label that a person would read."""
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, float) and math.isnan(value):
+        return None  # Python writes it so, and means that there is no value
     return json.dumps(value, ensure_ascii=False)
 
 
