@@ -12,10 +12,17 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from transformers import BertTokenizerFast
 
 from commands import refused, small_run
-from conftest import CLUES, FILLERS, LABELS, build_model, make_rows, saved
-from pipelines import distill
+from conftest import CLUES, FILLERS, LABELS, VOCABULARY, build_model, make_rows, saved
+from distill.data.answers import Answer
+from distill.data.questions import Questions
+from distill.data.splits import Examples, Splits
+from distill.data.tagged import Tagged
+from distill.tasks.choose import TASKS
+from pipelines import distill, report
+from pipelines.baseline import baseline_scores
 from task_data import TAGS, books_data, numbers, pair_data, question_data, several_labels, tagged_data
 
 Rows = Sequence[Sequence[str]]
@@ -421,6 +428,71 @@ def test_classes_of_two_rows_each_are_too_few_for_two_splits(refuses, tmp_path):
     words = [*CLUES["billing"], *FILLERS]
     write(tmp_path / "few" / "train.csv", [(f"{words[i]} {words[i + 1]}", f"class {i // 2}") for i in range(60)])
     printed = refuses(tmp_path / "few")
-    assert "there is no file for test and validation" in printed
+    assert "there is no file for validation and test" in printed
     assert "expected at least 3 rows of a class, found 30 classes in 60 rows, the largest of 2" in printed
     assert "each of its own class" not in printed
+
+
+# --- the score of answering without a model, and the page and card
+
+
+def test_a_report_shows_the_majority_class_and_what_was_left_out(tokenizer, tmp_path, capsys):
+    rows = [(text, "a" if i % 4 else "b") for i, (text, _) in enumerate(make_rows(40, 1))]
+    write(tmp_path / "data" / "train.csv", [*rows, ("", "a")])
+    write(tmp_path / "data" / "test.csv", [*rows[:3], ("bale", "b"), ("meka", "b"), ("so bale", "a"), ("so", "<i>")])
+    names = {"id2label": {0: "a", 1: "b"}, "label2id": {"a": 0, "b": 1}}
+    model = saved(build_model("bert", **names), tokenizer, tmp_path / "model")
+    output = tmp_path / "run"
+    quick = ("--measure.texts", "2", "--measure.rounds", "1", "--measure.batch", "2", "--measure.parity", "2")
+    words = ("--model", str(model), "--data", str(tmp_path / "data"), "--output", str(output), *quick)
+    report.main([*words, "--data.unknown_labels", "drop", "--data.max_length", "16"])
+    printed = capsys.readouterr().out
+    made = json.loads((output / "report.json").read_text())
+    assert made["baseline"] == {
+        "name": "majority class",
+        "answer": "the class 'a', the most frequent in train",
+        "scores": {"accuracy": pytest.approx(3 / 6), "macro F1": pytest.approx(2 / 3 / 2)},
+    }
+    card, page = (output / "student" / "README.md").read_text(), (output / "report.html").read_text()
+    for text in (printed, card, page):
+        assert "majority class" in text
+        assert "50.00 %" in text
+    said = "Majority class: the score of giving each of the 6 texts the class {0}a{0}, the most frequent in train."
+    assert said.format("'") in card
+    assert said.format("&#39;") in page
+    assert "test: 3 of 6 texts also occur in train, and stay in both" in made["data"]["remarks"]
+    for remark in made["data"]["remarks"]:
+        assert remark in printed
+        assert f"- {remark[0].upper()}{remark[1:]}.".replace("<", "&lt;") in card
+    assert "Train: 1 of 41 rows were left out, because they hold no text." in page
+    assert "lacks their labels: &#39;&lt;i&gt;&#39; (1 rows)" in page
+
+
+def always(task_name: str, train: list, test: list, names: tuple[str, ...] = ()) -> dict[str, float | None]:
+    """Scores of the baseline of train on a test split of as many texts as it has labels."""
+    task = TASKS[task_name].of(names, {})
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
+    if task_name == "token-classification":
+        parts = [Tagged([["bale"] * len(row) for row in labels], labels) for labels in (train, test)]
+    elif task_name == "question-answering":
+        parts = [Questions(["bale"] * len(labels), ["so meka so"] * len(labels), labels) for labels in (train, test)]
+    else:
+        parts = [Examples(["bale"] * len(labels), None, labels) for labels in (train, test)]
+    splits = Splits(names, parts[0], parts[1], parts[1], Examples([], None), {})
+    found = baseline_scores(task, splits, (task.encode(tokenizer, parts[1], 32), 0))
+    return found["scores"]
+
+
+def test_baselines_give_one_answer_to_every_row():
+    assert always("text-classification", [0, 1, 1], [1, 1, 0, 1], ("a", "b"))["accuracy"] == 0.75
+    several = always("multi-label", [[1, 1, 0], [0, 1, 0]], [[0, 1, 0], [1, 1, 0], [0, 0, 1]], ("a", "b", "c"))
+    assert several == {"micro F1": 4 / 7, "macro F1": pytest.approx(0.8 / 3), "all right": pytest.approx(1 / 3)}
+    assert always("regression", [1.0, 3.0], [2.0, 4.0], ("number",)) == {
+        "Spearman": None, "Pearson": None, "RMSE": pytest.approx(2**0.5)
+    }  # fmt: skip
+    tags = always("token-classification", [[0, 0, 1]], [[0, 1, 0, 0], [1]], ("O", "B-x"))
+    assert tags == {"span F1": 0, "precision": 0, "recall": 0, "accuracy": pytest.approx(0.6)}
+    answer = [Answer("meka", 3)]
+    assert always("question-answering", [answer, []], [answer, [], []])["exact match"] == pytest.approx(2 / 3)
+    assert TASKS["question-answering"](()).baseline(Questions(["a"], ["b"], [answer])) is None
+    assert TASKS["causal-lm"](()).baseline(Examples(["a"], None)) is None

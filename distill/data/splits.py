@@ -179,7 +179,7 @@ def holds_labels(config: DataConfig, tables: Mapping[str, pa.Table], split: str,
 
 
 def absent(parts: Mapping[str, Any]) -> list[str]:
-    return [split for split in ("test", "validation") if split not in parts]
+    return [split for split in ("validation", "test") if split not in parts]
 
 
 def keep_known(
