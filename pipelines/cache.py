@@ -74,6 +74,7 @@ def write(argv: Sequence[str]) -> None:
     world, console = join_world(config.timeout), Console()
     layout = check_layout(config, world.size)
     from pipelines.cache_task import prepare, record
+    from pipelines.data import say_reading
 
     set_threads(config.threads)
     mesh = None
@@ -83,6 +84,7 @@ def write(argv: Sequence[str]) -> None:
 
         mesh = mesh_of(layout, device_type())
     job = prepare(config, layout, mesh)
+    say_reading(console, config.data)
     console.say(f"task: {job.task}; {len(job.samples):,} samples, {int(job.samples.lengths.sum()):,} tokens")
     if config.dry_run:
         dry_run(console, config, job)

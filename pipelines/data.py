@@ -11,13 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from distill.data.config import DataConfig
+from distill.data.files import format_of
 from distill.data.language import text_files
+from distill.data.reading import describe_reading
 from distill.data.sentences import LINES
 from distill.data.source import read_splits, split_files
 from distill.data.splits import Splits
 from distill.tasks.choose import TASKS
 from distill.tasks.task import Task
 from distill.tasks.text_classification import TextClassification
+from pipelines.console import Console
 from pipelines.stage import Artefact, Run, content_hash
 
 PARTS = ("train", "validation", "test", "unlabelled")
@@ -34,6 +37,7 @@ def data_stage(
     settings |= {"task": task} if task != TextClassification.name else {}
     settings |= {"how": dict(how)} if how else {}
     inputs = {"data": source_hash(config)}
+    say_reading(run.console, config)
     if config.unlabelled is not None:
         inputs["unlabelled"] = content_hash(Path(config.unlabelled).expanduser())
 
@@ -49,6 +53,12 @@ def data_stage(
     return done
 
 
+def say_reading(console: Console, config: DataConfig) -> None:
+    """Says what of a data set isn't read, and what is read in another way than its name says."""
+    for line in describe_reading(config):
+        console.say(f"  data: {line}")
+
+
 def source_hash(config: DataConfig) -> str:
     """Hash of what will be read: file contents, or the rows of a hub data set."""
     place = Path(config.path).expanduser()
@@ -62,7 +72,7 @@ def source_hash(config: DataConfig) -> str:
         total.update("".join(f"{file.name}:{content_hash(file)}" for file in sorted(place.iterdir())).encode())
     elif place.is_dir():
         for split, file in sorted(split_files(place).items()):
-            total.update(f"{split}:{file.suffix}:{content_hash(file)}".encode())
+            total.update(f"{split}:{format_of(file)}:{content_hash(file)}".encode())
     else:
         for split, table in sorted(read_splits(config.path, config.subset).items()):
             total.update(f"{split}:{json.dumps(table.to_pydict(), default=str)}".encode())

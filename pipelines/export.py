@@ -143,13 +143,16 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short={},
     )
+    from distill.data.config import DataConfig
     from distill.teacher.load import checkpoint_folder
+    from pipelines.data import say_reading
 
     console = Console()
     folder = checkpoint_folder(config.model, "model")
     if is_labelled(config, folder):
         evaluated(config, console)
         return
+    say_reading(console, DataConfig(path=config.data))
     run = Run(Path(config.output), 0, console)
     done = export_stage(
         run,

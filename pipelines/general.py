@@ -9,6 +9,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.data.batches import EvalBatches, Rows
+from distill.data.config import DataConfig
 from distill.data.language import LanguageBlocks, read_texts, split_names, token_blocks
 from distill.data.masking import MaskedBlocks
 from distill.data.module import RowsDataModule, TextDataModule
@@ -23,6 +24,7 @@ from distill.teacher.load import check_same_tokenizer, checkpoint_folder, frozen
 from distill.teacher.online import OnlineTeacher
 from pipelines.cache_task import task_of
 from pipelines.config import DistillConfig, GeneralConfig
+from pipelines.data import say_reading, source_hash
 from pipelines.layouts import Layouts
 from pipelines.placing import placed, save_model
 from pipelines.stage import Artefact, Run, content_hash
@@ -52,7 +54,9 @@ def general_stage(
         "blocks": general.blocks,
         "precision": precision,
     }
-    inputs = {"data": content_hash(Path(general.data).expanduser()), "teacher": digest}
+    place, data = Path(general.data).expanduser(), DataConfig(path=general.data)
+    inputs = {"data": content_hash(place) if place.exists() else source_hash(data), "teacher": digest}
+    say_reading(run.console, data)
     if not is_relative(config.student.spec):
         inputs["student"] = content_hash(checkpoint_folder(config.student.spec, "student"))
 

@@ -127,7 +127,6 @@ def test_a_hub_data_sets_lists_of_classes_keep_their_numbers(tmp_path, monkeypat
 
 def test_a_split_is_read_under_another_name(tmp_path):
     for name, text in (
-        ("train.csv", "c"),
         ("train.parquet", "p"),
         ("DEV.jsonl", "d"),
         ("test.tsv", "t"),
@@ -154,7 +153,11 @@ def test_a_split_is_read_under_another_name(tmp_path):
         ("a.csv", b"", "empty"),
         ("a.csv", b"text,label\n", "found none below the header"),
         ("a.jsonl", b"\n\n", "expected rows"),
-        ("a.txt", b"text", "expected an ending among .parquet, .csv, .tsv, .jsonl, .conll, found '.txt'"),
+        (
+            "a.txt",
+            b"text",
+            "expected an ending among .parquet, .csv, .tsv, .json, .jsonl, .conll, each also with .gz, found '.txt'",
+        ),
     ],
 )
 def test_a_broken_row_is_read_or_not_named(tmp_path, name, content, named):

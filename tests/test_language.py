@@ -20,6 +20,7 @@ from distill.data.language import TEXTS_AT_ONCE, LanguageBlocks, read_texts, tok
 from distill.data.masking import MaskConfig, MaskedBlocks, masked, ordinary
 from distill.errors import InputError
 
+ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".conll")
 TEXTS = [text for text, _ in make_rows(60, 3)]
 SPECIALS = (0, 1, 2, 3, 4)
 FACTS = {"mask_id": 4, "vocabulary": len(VOCABULARY), "special_ids": SPECIALS}
@@ -128,7 +129,7 @@ def test_a_broken_byte_is_not_named(tmp_path):
     bad.parent.mkdir()
     bad.write_bytes(b"\xef\xbb\xbfcaf\xe9 au lait")
     assert refusal(read_texts, str(tmp_path)) == (
-        f"data {str(bad)!r}: expected text in UTF-8, found 0xe9 at byte 6: "
+        f"data {str(bad)!r}: expected text in UTF-8, found 0xe9 at byte 6 (line 1): "
         "other characters than the author's would be learned"
     )
 
@@ -138,14 +139,19 @@ def test_a_broken_byte_is_not_named(tmp_path):
     [
         ("none.txt", {}, {}, "expected a txt file, found no such file: nothing would be read"),
         ("none", {}, {}, "no such file or folder"),
-        ("a.md", {"a.md": "a"}, {}, "expected an ending among .txt, .parquet, .csv, .tsv, .jsonl, .conll, found '.md'"),
+        (
+            "a.md",
+            {"a.md": "a"},
+            {},
+            f"expected an ending among .txt, {', '.join(ENDINGS)}, each also with .gz, found '.md'",
+        ),
         ("a.txt", {"a.txt": ""}, {}, "a.txt', train: expected text, found none in 1 documents: no token would be left"),
         ("", {"a.txt": "\n", "b.txt": ""}, {}, "expected text, found none in 2 documents"),
         (
             "",
             {},
             {},
-            "expected txt files or a train file (train.parquet, train.csv, train.tsv, train.jsonl, train.conll",
+            f"expected txt files or a train file ({', '.join(f'train{each}' for each in ENDINGS)}, each also with .gz)",
         ),
         ("", {"a.md": "a"}, {}, "found a.md: there would be nothing to train on"),
         ("", {"a.txt": "a", "my.csv": "text\na\n"}, {}, "expected a train file"),
@@ -156,7 +162,12 @@ def test_a_broken_byte_is_not_named(tmp_path):
         ("a.csv", {"a.csv": "question,n\nq,1\n"}, {}, "no text column: expected one of text, found question, n"),
         ("a.csv", {"a.csv": "body,n\nq,1\n"}, {"column": "bodi"}, "no column 'bodi'"),
         ("a.csv", {"a.csv": "body,n\nq,1\n"}, {"column": "bodi"}, "did you mean 'body'?"),
-        ("a.csv", {"a.csv": "text,text\nq,1\n"}, {}, "column 'text' stands there twice"),
+        (
+            "a.csv",
+            {"a.csv": "text,text\nq,1\n"},
+            {},
+            "a.csv': expected columns of different names, found 'text' as the name of columns 1 and 2",
+        ),
     ],
 )
 def test_a_place_without_the_text_is_read_or_not_named(tmp_path, name, files, settings, named):

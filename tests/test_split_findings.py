@@ -436,6 +436,7 @@ def test_classes_of_two_rows_each_are_too_few_for_two_splits(refuses, tmp_path):
 # --- the score of answering without a model, and the page and card
 
 
+@pytest.mark.slow
 def test_a_report_shows_the_majority_class_and_what_was_left_out(tokenizer, tmp_path, capsys):
     rows = [(text, "a" if i % 4 else "b") for i, (text, _) in enumerate(make_rows(40, 1))]
     write(tmp_path / "data" / "train.csv", [*rows, ("", "a")])

@@ -61,6 +61,12 @@ def hold_lists(cells: list[Any]) -> bool:
     return bool(some) and all(list_in(cell) is not None for cell in some)
 
 
+def hold_numbers(cells: list[Any]) -> bool:
+    """Whether there is a number in each that isn't empty, and in one at least."""
+    some = [cell for cell in cells if cell is not None and cell != ""]
+    return bool(some) and all(is_number(cell) for cell in some)
+
+
 def hold_fractions(cells: list[Any]) -> bool:
     """Whether there is a number in each that isn't empty, and a fraction in one at least."""
     some = [cell for cell in cells if cell is not None and cell != ""]

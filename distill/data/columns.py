@@ -12,6 +12,7 @@ TEXT = ("text", "sentence", "sentence1", "premise", "question1", "question", "qu
 PAIR = ("text_pair", "text2", "sentence2", "hypothesis", "question2")
 # A name before a number: `label_name` says what `label` 12 means.
 LABEL = ("label_name", "label_text", "label", "labels", "category", "intent", "class", "target")
+SCORE = ("score", "similarity", "similarity_score", "relatedness")  # of a column with a number a row
 
 MARK = b"json"  # of a field whose cells were lists or objects, not text, in their file
 
@@ -25,39 +26,125 @@ class Columns:
     label: str | None
 
 
-def find_columns(table: pa.Table, config: DataConfig, where: str, *, labelled: bool = True) -> Columns:
-    """Takes the columns the user named, or the first well-known name of each kind.
+def find_columns(
+    table: pa.Table, config: DataConfig, where: str, *, labelled: bool = True, labels: tuple[str, ...] = LABEL
+) -> Columns:
+    """Takes the columns the user named, or the first well-known name of each kind, for labels one of `labels`.
 
     Raises:
-        InputError: A named column is missing, or none is found by name.
+        InputError: A named column is missing, none is found by name, two are one, or one holds no text.
     """
-    twice = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
-    if twice:
-        raise InputError(f"{where}: column {twice[0]!r} stands there twice: it can't be told which one is meant")
     text = named(table, config.text, "text", where) or first_of(table, TEXT)
     pair = named(table, config.text_pair, "text_pair", where) or first_of(table, PAIR)
-    label = (named(table, config.label, "label", where) or first_of(table, LABEL)) if labelled else None
+    label = (named(table, config.label, "label", where) or first_of(table, labels)) if labelled else None
     if text is None:
         raise missing("text", TEXT, table, where)
     if labelled and label is None:
-        raise missing("label", LABEL, table, where)
+        raise missing("label", labels, table, where)
+    if config.text_pair is None and pair == text:
+        pair = None
+    check_distinct(where, text=text, text_pair=pair, label=label)
     for name in filter(None, (text, pair)):
         check_text(table, name, where)
-    return Columns(text, pair if pair != text else None, label)
+    if label is not None:
+        check_label(table, label, where)
+    return Columns(text, pair, label)
+
+
+def check_distinct(where: str, **columns: str | None) -> None:
+    """
+    Raises:
+        InputError: Two of the columns, by the setting that names each, are one.
+    """
+    seen: dict[str, str] = {}
+    for flag, name in columns.items():
+        if name is not None and name in seen:
+            raise InputError(
+                f"{where}: expected different columns for data.{seen[name]} and data.{flag}, found {name!r} for both: "
+                f"{consequence_of(flag)}; name another with --data.{seen[name]} or --data.{flag}"
+            )
+        if name is not None:
+            seen[name] = flag
+
+
+def consequence_of(flag: str) -> str:
+    if flag == "text_pair":
+        return "each text would be compared with itself"
+    return "the model would read in each text what it is to predict"
 
 
 def check_text(table: pa.Table, name: str, where: str) -> None:
     """
     Raises:
-        InputError: The column holds lists or objects.
+        InputError: The column holds something else than text: lists, objects, bytes, or in a file with types numbers.
     """
     field = table.schema.field(name)
-    if pa.types.is_nested(field.type) or MARK in (field.metadata or {}):
-        found = field.type if pa.types.is_nested(field.type) else "JSON lists or objects"
+    if MARK in (field.metadata or {}):
+        raise no_text(name, "JSON lists or objects", where)
+    check_readable(table, name, where)
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if not (is_string(kind) or pa.types.is_null(kind)):
+        raise no_text(name, str(field.type), where)
+
+
+def check_label(table: pa.Table, name: str, where: str) -> None:
+    """
+    Raises:
+        InputError: The column holds bytes, or objects.
+    """
+    check_readable(table, name, where)
+    kind = table.schema.field(name).type
+    objects = pa.types.is_struct(kind) or pa.types.is_map(kind)
+    if MARK in (table.schema.field(name).metadata or {}):
+        objects = any(cell is not None and cell.startswith("{") for cell in table[name].to_pylist())
+    if objects:
         raise InputError(
-            f"{where}: column {name!r}: expected text, found {found}: the model would learn how such values are "
-            "written down"
+            f"{where}: column {name!r}: expected labels, found objects: how they are written down would be the name of "
+            "a class; name another column with --data.label"
         )
+
+
+def no_text(name: str, found: str, where: str) -> InputError:
+    return InputError(
+        f"{where}: column {name!r}: expected text, found {found}: the model would learn how such values are written "
+        "down"
+    )
+
+
+def is_string(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def check_readable(table: pa.Table, name: str, where: str) -> None:
+    """
+    Raises:
+        InputError: The column holds bytes, in whatever lists or objects.
+    """
+    kind = table.schema.field(name).type
+    if holds_bytes(kind):
+        raise InputError(
+            f"{where}: column {name!r}: expected text, found {kind}, bytes that need not be text, such as an image: "
+            "how Python writes them would be read in their place; cast the column to string if it is text, or name "
+            "another"
+        )
+
+
+def holds_bytes(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return holds_bytes(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return holds_bytes(kind.value_type)
+    if pa.types.is_nested(kind):
+        return any(holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_fixed_size_binary,
+            pa.types.is_binary_view,
+        )
+    )
 
 
 def named(table: pa.Table, name: str | None, flag: str, where: str) -> str | None:
@@ -71,8 +158,21 @@ def named(table: pa.Table, name: str | None, flag: str, where: str) -> str | Non
 
 
 def first_of(table: pa.Table, names: tuple[str, ...]) -> str | None:
-    lower = {column.lower(): column for column in reversed(table.column_names)}
-    return next((lower[name] for name in names if name in lower), None)
+    """The column with the first of these names, in whatever case.
+
+    Raises:
+        InputError: Two columns have it, in different cases.
+    """
+    for name in names:
+        found = [column for column in table.column_names if column.lower() == name]
+        if len(found) > 1:
+            raise InputError(
+                f"data: expected one column {name!r}, found {' and '.join(map(repr, found))}: it can't be told which "
+                "one is meant; rename one of them"
+            )
+        if found:
+            return found[0]
+    return None
 
 
 def missing(kind: str, names: tuple[str, ...], table: pa.Table, where: str) -> InputError:

@@ -11,8 +11,9 @@ class DataConfig:
     """What to read and how to cut it.
 
     Args:
-        path: A folder (with train, and optionally validation/dev and test files), one file (csv, tsv, jsonl, parquet)
-            or the id of a data set on the Hugging Face hub.
+        path: A folder (with one train file, and optionally one validation or dev and one test file), one file (csv,
+            tsv, json, jsonl, parquet, conll, or any of these compressed as .gz) or the id of a data set on the Hugging
+            Face hub.
         text: Column with the text; found by name when left out.
         text_pair: Column with the second text of a pair; found by name when left out.
         label: Column with the label; found by name when left out.

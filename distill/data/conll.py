@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from distill.data.files import read_utf8
 from distill.errors import InputError
 
 TABS, BLANKS = re.compile(r" *\t *"), re.compile(r"[ \t]+")
@@ -24,11 +25,7 @@ def read_conll(file: Path) -> pa.Table:
         InputError: A line with more or fewer columns than most, such as one without a tag, a comment within a sentence,
             numbers in the place of words, or text that isn't UTF-8.
     """
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"data {str(file)!r}: not a CoNLL file in UTF-8: {error}") from error
-    lines = text.split("\n")  # no other mark ends a line: some stand in words
+    lines = read_utf8(file).split("\n")  # no other mark ends a line: some stand in words
     between = separator([line for line in lines if line.strip(EMPTY) and not line.startswith("#")])
     cut = [cells_of(line, between) for line in lines]
     columns, known = form_of([cells for cells, line in zip(cut, lines, strict=True) if not line.startswith("#")])

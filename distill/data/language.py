@@ -12,9 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from distill.data.columns import find_columns, first_of, missing
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Batch, TokenRows, padded
-from distill.data.source import READERS, SPLITS, read_splits
+from distill.data.files import COMPRESSED, format_of, read_utf8, split_of
+from distill.data.source import READERS, check_single, endings, read_splits
 from distill.errors import InputError
 
+TEXT = ".txt"
 TEXTS_AT_ONCE = 256  # tokenized together: a whole corpus as Python lists takes ten times the memory of its ids
 
 
@@ -44,7 +46,7 @@ def read_texts(path: str, column: str | None = None, *, split: str = "train", su
     if not files:
         texts = column_texts(found[split], column, where)
     elif column is None:
-        texts = [read_document(file) for file in files[split]]
+        texts = [read_utf8(file) for file in files[split]]
     else:
         raise InputError(f"{where}: expected a table with a column {column!r}, found txt files, which have no columns")
     kept = [text for text in texts if text.strip()]
@@ -63,14 +65,13 @@ def text_files(path: str) -> dict[str, list[Path]]:
     place = Path(path).expanduser()
     if place.is_dir():
         return folder_files(place)
-    if place.suffix.lower() == ".txt":
+    if format_of(place) == TEXT:
         if not place.is_file():
             raise InputError(f"data {path!r}: expected a txt file, found no such file: nothing would be read")
         return {"train": [place]}
-    if place.is_file() and place.suffix.lower() not in READERS:
-        endings = ", ".join((".txt", *READERS))
+    if place.is_file() and format_of(place) not in READERS:
         raise InputError(
-            f"data {path!r}: expected an ending among {endings}, found {place.suffix!r}: "
+            f"data {path!r}: expected an ending among {endings(TEXT)}, found {place.suffix!r}: "
             "it can't be told how to read the file"
         )
     return {}
@@ -78,22 +79,24 @@ def text_files(path: str) -> dict[str, list[Path]]:
 
 def folder_files(folder: Path) -> dict[str, list[Path]]:
     """Groups a folder's txt files by split, from the name of the file or subfolder that stands in the folder itself."""
-    if any(file.suffix in READERS for file in folder.iterdir()):
+    if any(is_table(file) for file in folder.iterdir()):
         return {}  # beside a table a txt file is more likely its readme than the text
-    files = [file for file in folder.rglob("*") if file.suffix.lower() == ".txt" and file.is_file()]
+    files = [file for file in folder.rglob("*") if format_of(file) == TEXT and file.is_file()]
     files.sort(key=lambda file: file.relative_to(folder).as_posix())
     if not files:
         names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
         raise InputError(
-            f"data {str(folder)!r}: expected txt files or a train file ({', '.join('train' + s for s in READERS)}), "
-            f"found {names}: there would be nothing to train on"
+            f"data {str(folder)!r}: expected txt files or a train file ({', '.join('train' + s for s in READERS)}, "
+            f"each also with {COMPRESSED}), found {names}: there would be nothing to train on"
         )
     splits: dict[str, list[Path]] = {}
     others: list[Path] = []
     for file in files:
-        split = SPLITS.get(Path(file.relative_to(folder).parts[0]).stem.lower())
+        split = split_of(Path(file.relative_to(folder).parts[0]))
         (splits.setdefault(split, []) if split else others).append(file)
     if not others:
+        for split, found in splits.items():
+            check_single(split, [file for file in found if file.parent == folder])
         return splits
     if "train" in splits:
         raise InputError(
@@ -103,18 +106,9 @@ def folder_files(folder: Path) -> dict[str, list[Path]]:
     return {"train": files}
 
 
-def read_document(file: Path) -> str:
-    """The text of one file, without a byte order mark; line ends stay as they are."""
-    if not file.is_file():
-        raise InputError(f"data {str(file)!r}: no such file")
-    content = file.read_bytes()
-    try:
-        return content.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"data {str(file)!r}: expected text in UTF-8, found 0x{content[error.start]:02x} at byte {error.start}: "
-            "other characters than the author's would be learned"
-        ) from error
+def is_table(file: Path) -> bool:
+    """Whether the ending is a table's; of json, which settings stand in as well, only what is named like a split."""
+    return format_of(file) in READERS and (format_of(file) != ".json" or split_of(file) is not None)
 
 
 def column_texts(table: pa.Table, column: str | None, where: str) -> list[str]:
@@ -123,12 +117,6 @@ def column_texts(table: pa.Table, column: str | None, where: str) -> list[str]:
     if name is None:
         raise missing("text", ("text",), table, where)
     values = table[find_columns(table, DataConfig(text=name), where, labelled=False).text]
-    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)):
-        raise InputError(
-            f"{where}: column {name!r}: expected text, found {kind}: "
-            "the model would learn how such values are written down"
-        )
     return [value or "" for value in values.to_pylist()]
 
 

@@ -11,20 +11,20 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.cells import a_number
-from distill.data.columns import LABEL, PAIR, find_columns, first_of
+from distill.data.columns import LABEL, PAIR, SCORE, find_columns, first_of
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
+from distill.data.files import format_of, read_utf8, split_of
 from distill.data.findings import Findings
 from distill.data.holding import check_sizes, hold
 from distill.data.labels import has_labels
-from distill.data.language import read_document
 from distill.data.measured import label_column, read_measured
 from distill.data.overlap import report_overlap
-from distill.data.source import READERS, SPLITS, read_splits, read_table
+from distill.data.source import READERS, check_single, read_splits, read_table
 from distill.data.splits import Examples, Named, Splits, absent, by_strata, clean, strings
 from distill.errors import InputError
 
-NUMBER = ("score", "similarity", "similarity_score", "relatedness", *LABEL)
+NUMBER = (*SCORE, *LABEL)
 LINES = "train.txt"
 
 
@@ -81,13 +81,29 @@ def read_parts(config: DataConfig) -> dict[str, pa.Table]:
     folder = Path(config.path).expanduser()
     if not (folder / LINES).is_file():
         return read_splits(config.path, config.subset)
-    files = {SPLITS[file.stem.lower()]: file for file in sorted(folder.iterdir()) if file.stem.lower() in SPLITS}
-    tables = {split: read_table(file) for split, file in files.items() if file.suffix.lower() in READERS}
-    return {"train": pa.table({"text": lines_of(folder / LINES)})} | tables
+    files = part_files(folder)
+    tables = {split: read_table(file) for split, file in files.items() if format_of(file) in READERS}
+    return {"train": pa.table({"text": lines_of(files["train"])})} | tables
+
+
+def part_files(folder: Path) -> dict[str, Path]:
+    """The file of each split in a folder with `train.txt`.
+
+    Raises:
+        InputError: Two files of one split.
+    """
+    found: dict[str, list[Path]] = {"train": [folder / LINES]}
+    for file in sorted(folder.iterdir()):
+        split = split_of(file)
+        if split and format_of(file) in READERS:
+            found.setdefault(split, []).append(file)
+    for split, files in found.items():
+        check_single(split, files)
+    return {split: files[0] for split, files in found.items()}
 
 
 def lines_of(file: Path) -> list[str]:
-    return read_document(file).split("\n")
+    return read_utf8(file).split("\n")
 
 
 def pairs_of(table: pa.Table, config: DataConfig, split: str, missing: Sequence[str], findings: Findings) -> Named:
@@ -134,7 +150,7 @@ def unlabelled_sentences(config: DataConfig) -> list[str]:
     if config.unlabelled is None:
         return []
     file = Path(config.unlabelled).expanduser()
-    table = pa.table({"text": lines_of(file)}) if file.suffix.lower() == ".txt" else read_table(file)
+    table = pa.table({"text": lines_of(file)}) if format_of(file) == ".txt" else read_table(file)
     return sentences(table, config, f"unlabelled text {config.unlabelled!r}")
 
 

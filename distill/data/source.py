@@ -1,154 +1,117 @@
 """Reads a table of text from a file, a folder or the hub; every broken row is named."""
 
-import csv
-import json
-import math
+import io
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
-import pyarrow.csv
 import pyarrow.parquet
 
-from distill.data.columns import MARK
 from distill.data.conll import read_conll
-from distill.data.quoting import mark_unquoted
+from distill.data.files import COMPRESSED, SPLITS, format_of, is_compressed, open_bytes, split_of
+from distill.data.json_rows import read_json, read_jsonl
+from distill.data.separated import read_csv, read_tsv
 from distill.errors import InputError
-
-SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation"}
-SPLITS |= {"test": "test"}
-NESTED = (list, dict)
 
 
 def read_splits(path: str, subset: str | None = None) -> dict[str, pa.Table]:
     """Reads every split there is, by its own name: train, validation, test.
 
     Raises:
-        InputError: No such file or data set, no train split in a folder, or a file that is broken (names the row).
+        InputError: No such file or data set, no train split in a folder, two files of one split, or a file that is
+            broken (names the row).
     """
     place = Path(path).expanduser()
     if place.is_file():
         return {"train": read_table(place)}
     if place.is_dir():
         return {split: read_table(file) for split, file in split_files(place).items()}
-    if place.is_absolute() or path.startswith((".", "~")) or place.suffix in READERS:
-        raise InputError(
-            f"data {path!r}: no such file or folder; expected a csv, tsv, jsonl or parquet file or a folder"
-        )
+    if place.is_absolute() or path.startswith((".", "~")) or format_of(place) in READERS or is_compressed(place):
+        raise InputError(f"data {path!r}: no such file or folder; expected a file ending in {endings()}, or a folder")
     return read_hub(path, subset)
 
 
+def endings(*more: str) -> str:
+    """The endings of files that are read, for a message."""
+    return f"{', '.join((*more, *READERS))}, each also with {COMPRESSED}"
+
+
 def split_files(folder: Path) -> dict[str, Path]:
-    """Finds one file a split; of several formats of the same split, parquet wins."""
-    found: dict[str, Path] = {}
-    for suffix in READERS:
-        for file in sorted(folder.glob(f"*{suffix}")):
-            split = SPLITS.get(file.stem.lower())
-            if split:
-                found.setdefault(split, file)
+    """Finds the one file of each split.
+
+    Raises:
+        InputError: No train file, or two files of one split.
+    """
+    found: dict[str, list[Path]] = {}
+    for ending in READERS:
+        for file in sorted(folder.iterdir()):
+            split = split_of(file)
+            if split and format_of(file) == ending:
+                found.setdefault(split, []).append(file)
+    for split, files in found.items():
+        check_single(split, files)
     if "train" not in found:
         names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
         raise InputError(
-            f"data {str(folder)!r}: expected a train file ({', '.join('train' + s for s in READERS)}), found {names}: "
-            "there would be nothing to train on"
+            f"data {str(folder)!r}: expected a train file ({', '.join('train' + s for s in READERS)}, each also with "
+            f"{COMPRESSED}), found {names}: there would be nothing to train on"
         )
-    return found
+    return {split: files[0] for split, files in found.items()}
+
+
+def check_single(split: str, files: list[Path]) -> None:
+    """
+    Raises:
+        InputError: There are several files of this split.
+    """
+    if len(files) > 1:
+        found = " and ".join(sorted(file.name for file in files))
+        raise InputError(
+            f"data {str(files[0].parent)!r}: expected one {split} file, found {found}: it can't be told which one "
+            "holds the data; keep one file of each split in the folder, or name one file with --data"
+        )
 
 
 def read_table(file: Path) -> pa.Table:
     """Reads one file; the reader follows the file's ending."""
-    reader = READERS.get(file.suffix.lower())
+    reader = READERS.get(format_of(file))
     if reader is None:
-        raise InputError(f"data {str(file)!r}: expected an ending among {', '.join(READERS)}, found {file.suffix!r}")
-    if not file.is_file():
-        raise InputError(f"data {str(file)!r}: no such file")
-    if file.stat().st_size == 0:
+        found = "".join(file.suffixes[-2:]) if is_compressed(file) else file.suffix
+        raise InputError(f"data {str(file)!r}: expected an ending among {endings()}, found {found!r}")
+    if file.is_file() and file.stat().st_size == 0:
         raise InputError(f"data {str(file)!r}: the file is empty")
-    table = reader(file)
+    where = f"data {str(file)!r}"
+    table = named_classes_of_file(named_once(reader(file), where), where)
     if table.num_rows == 0:
         raise InputError(f"data {str(file)!r}: expected rows, found none below the header")
     return table
 
 
-def read_csv(file: Path, delimiter: str = ",") -> pa.Table:
-    parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    one = pa.csv.ReadOptions(use_threads=False)  # with several threads Arrow can't tell the number of a broken row
-    try:
-        with pa.csv.open_csv(file, one, parse) as opened:
-            names = opened.schema.names
-        # As text, whatever the values look like: "007" is a label, not the number 7.
-        convert = pa.csv.ConvertOptions(column_types={name: pa.string() for name in names})
-        table = pa.csv.read_csv(file, one, parse, convert)
-
-        def with_nulls(columns: list[str], words: list[str]) -> pa.Table:
-            nulls = pa.csv.ConvertOptions(
-                column_types={name: pa.string() for name in columns},
-                include_columns=columns,
-                null_values=words,
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            )
-            return pa.csv.read_csv(file, one, parse, nulls)
-
-        table = mark_unquoted(table, with_nulls)
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise InputError(f"data {str(file)!r}: not a well-formed csv file in UTF-8: {error}") from error
-    check_quotes(file, table, delimiter)
-    return table
-
-
-def read_tsv(file: Path) -> pa.Table:
-    return read_csv(file, delimiter="\t")
-
-
-def check_quotes(file: Path, table: pa.Table, delimiter: str) -> None:
-    """Arrow reads on over the ends of lines where a quote isn't closed, and takes what follows for one cell.
+def named_once(table: pa.Table, where: str) -> pa.Table:
+    """The table with the names of its columns without blanks around them.
 
     Raises:
-        InputError: There is such a quote.
+        InputError: Two columns of one name.
     """
-    if not any(pa.compute.any(pa.compute.match_substring(column, "\n")).as_py() for column in table.columns):
-        return
-    csv.field_size_limit(1 << 31)
-    with file.open(newline="", encoding="utf-8-sig") as lines:
-        rows = csv.reader(lines, delimiter=delimiter, strict=True)
-        try:
-            for _ in rows:
-                pass
-        except csv.Error as error:
-            raise InputError(
-                f"data {str(file)!r}: up to line {rows.line_num} a quote before a cell isn't closed at its end "
-                f"({error}): all rows in between would be one cell; quote cells whole, and write quotes in them twice"
-            ) from error
-
-
-def read_jsonl(file: Path) -> pa.Table:
-    rows: list[dict] = []
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                if b"\\u" in line:  # an escape can name half a character, which is JSON but no text
-                    json.dumps(row, ensure_ascii=False).encode()
-            except ValueError as error:
-                raise InputError(f"data {str(file)!r}: row {number} is not JSON in UTF-8: {error}") from error
-            if not isinstance(row, dict):
-                raise InputError(f"data {str(file)!r}: row {number}: expected an object, found {type(row).__name__}")
-            rows.append(row)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    marks = [{MARK: b""} if any(isinstance(row.get(name), NESTED) for row in rows) else {} for name in names]
-    fields = [pa.field(name, pa.string(), metadata=mark) for name, mark in zip(names, marks, strict=True)]
-    return pa.table([[as_text(row.get(name)) for row in rows] for name in names], schema=pa.schema(fields))
+    names = [name.strip() for name in table.column_names]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        places = [str(i) for i, name in enumerate(names, 1) if name == twice[0]]
+        raise InputError(
+            f"{where}: expected columns of different names, found {twice[0]!r} as the name of columns "
+            f"{' and '.join(places)}: it can't be told which one is meant; rename one of them"
+        )
+    return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
 def read_parquet(file: Path) -> pa.Table:
+    with open_bytes(file) as stream:  # Arrow maps a plain file into memory by its name
+        source = io.BytesIO(stream.read()) if is_compressed(file) else file
     try:
-        opened = pa.parquet.ParquetFile(file, page_checksum_verification=True)
-    except (pa.ArrowInvalid, OSError) as error:
+        opened = pa.parquet.ParquetFile(source, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
         raise InputError(f"data {str(file)!r}: not a parquet file, or its footer is damaged: {error}") from error
     groups, first = [], 0
     for index in range(opened.num_row_groups):
@@ -160,49 +123,84 @@ def read_parquet(file: Path) -> pa.Table:
             where = f"rows {first + 1} to {first + rows} (row group {index})"
             raise InputError(f"data {str(file)!r}: {where} are damaged: {error}") from error
         first += rows
-    table = pa.concat_tables(groups) if groups else opened.schema_arrow.empty_table()
+    return pa.concat_tables(groups) if groups else opened.schema_arrow.empty_table()
+
+
+def named_classes_of_file(table: pa.Table, where: str) -> pa.Table:
+    """The table with names for the numbers of classes, where the file itself describes them as the hub's files do.
+
+    Raises:
+        InputError: It does so in a way that can't be read.
+    """
     if b"ClassLabel" not in (table.schema.metadata or {}).get(b"huggingface", b""):
         return table
     import datasets
 
-    return named_classes(table, datasets.Features.from_arrow_schema(table.schema))
-
-
-def as_text(value: object) -> str | None:
-    """A JSON value as the text or label that a person would read."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, float) and math.isnan(value):
-        return None  # Python writes it so, and means that there is no value
-    return json.dumps(value, ensure_ascii=False)
+    try:
+        features = datasets.Features.from_arrow_schema(table.schema)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{where}: expected the names of classes in the file's own description, found one that can't be read "
+            f"({error}): the numbers of classes would be taken for their names"
+        ) from error
+    return named_classes(table, {name.strip(): feature for name, feature in features.items()}, where)
 
 
 def read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
-    """Loads a hub data set; class numbers are replaced by their names."""
+    """Reads the splits of a hub data set; class numbers are replaced by their names.
+
+    Raises:
+        InputError: No such data set, no train split in it, or two splits of one kind.
+    """
+    loaded = load_hub(name, subset)
+    known = [str(split) for split in loaded if str(split) in SPLITS]
+    for split, count in Counter(SPLITS[each] for each in known).items():
+        if count > 1:
+            found = " and ".join(each for each in known if SPLITS[each] == split)
+            raise InputError(
+                f"data {name!r}: expected one {split} split, found {found}: it can't be told which one is meant"
+            )
+    if "train" not in known:
+        raise InputError(f"data {name!r}: expected a train split, found {', '.join(map(str, loaded))}")
+    splits = {}
+    for split in known:
+        where, rows = f"data {name!r}, {split}", loaded[split]
+        splits[SPLITS[split]] = named_once(named_classes(rows.with_format("arrow")[:], rows.features, where), where)
+    return splits
+
+
+def load_hub(name: str, subset: str | None) -> Mapping[str, Any]:
+    """The data set of this name by its splits, from the hub or its local copy."""
     import datasets
 
     try:
-        loaded = datasets.load_dataset(name, subset)
+        return datasets.load_dataset(name, subset)
     except Exception as error:  # the hub client raises some twenty kinds
         raise InputError(
             f"data {name!r}: no such file or folder here, and the hub gave no data set of that name: {error}"
         ) from error
-    splits = {}
-    for split, rows in loaded.items():
-        if str(split) in SPLITS:
-            splits[SPLITS[str(split)]] = named_classes(rows.with_format("arrow")[:], rows.features)
-    if "train" not in splits:
-        raise InputError(f"data {name!r}: expected a train split, found {', '.join(map(str, loaded))}")
-    return splits
 
 
-def named_classes(table: pa.Table, features: Mapping[str, Any]) -> pa.Table:
-    """The table with names for the numbers of classes, also in lists: several labels a text, a tag a word."""
+def named_classes(table: pa.Table, features: Mapping[str, Any], where: str) -> pa.Table:
+    """The table with names for the numbers of classes, also in lists: several labels a text, a tag a word.
+
+    Raises:
+        InputError: A number without a name.
+    """
     for column, feature in features.items():
         kind = class_type(feature)
-        if kind is not None:
-            names = pa.array([class_names(cell, feature) for cell in table[column].to_pylist()], kind)
-            table = table.set_column(table.schema.get_field_index(column), column, names)
+        if kind is None or column not in table.column_names:
+            continue
+        names = []
+        for row, cell in enumerate(table[column].to_pylist(), 1):
+            try:
+                names.append(class_names(cell, feature))
+            except ValueError as error:
+                raise InputError(
+                    f"{where}: row {row}, column {column!r}: expected the number of a class that the data set names, "
+                    f"found {str(cell)[:60]}: it has no name"
+                ) from error
+        table = table.set_column(table.schema.get_field_index(column), column, pa.array(names, kind))
     return table
 
 
@@ -227,6 +225,7 @@ READERS: dict[str, Callable[[Path], pa.Table]] = {
     ".parquet": read_parquet,
     ".csv": read_csv,
     ".tsv": read_tsv,
+    ".json": read_json,
     ".jsonl": read_jsonl,
     ".conll": read_conll,
 }

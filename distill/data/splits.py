@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from distill.data.cells import a_number, hot_labels, hot_width, is_number, several_labels
-from distill.data.columns import LABEL, find_columns
+from distill.data.columns import LABEL, SCORE, find_columns
 from distill.data.config import DataConfig
 from distill.data.findings import Findings
 from distill.data.holding import check_sizes, hold, hold_out
@@ -146,7 +146,7 @@ def load_numbers(config: DataConfig, seed: int = 0) -> Splits:
     Raises:
         InputError: A cell that is no number, or one number in all rows.
     """
-    named, findings = read_named(config, a_number)
+    named, findings = read_named(config, a_number, labels=(*LABEL, *SCORE))
     if len(set(named["train"].labels)) == 1:
         raise InputError(
             f"data: expected different numbers in train, found {named['train'].labels[0]:g} in each of "
@@ -161,17 +161,25 @@ NUMBER = "number"  # name of the one output of a model that gives a number
 
 
 def read_named(
-    config: DataConfig, parse: Callable[[Any, str], Any] | None = None, *, bare: bool = False
+    config: DataConfig,
+    parse: Callable[[Any, str], Any] | None = None,
+    *,
+    bare: bool = False,
+    labels: tuple[str, ...] = LABEL,
 ) -> tuple[dict[str, Named], Findings]:
     findings = Findings()
-    tables = read_measured(config, findings, partial(holds_labels, config, classes=parse is None))
-    named = {split: clean(table, config, split, findings, parse, bare=bare) for split, table in tables.items()}
+    tables = read_measured(config, findings, partial(holds_labels, config, labels, classes=parse is None))
+    named = {
+        split: clean(table, config, split, findings, parse, bare=bare, labels=labels) for split, table in tables.items()
+    }
     return named, findings
 
 
-def holds_labels(config: DataConfig, tables: Mapping[str, pa.Table], split: str, *, classes: bool) -> bool:
+def holds_labels(
+    config: DataConfig, labels: tuple[str, ...], tables: Mapping[str, pa.Table], split: str, *, classes: bool
+) -> bool:
     """Whether a split has a column of labels with one in it; where there are `classes` -1 may be one of train's."""
-    own, trained = (label_column(tables[each], config, LABEL) for each in (split, "train"))
+    own, trained = (label_column(tables[each], config, labels) for each in (split, "train"))
     if own is None:
         return trained is None  # of a column that train hasn't either `find_columns` says so
     known = set(strings(tables["train"], trained)) if classes and trained else set()
@@ -233,10 +241,13 @@ def clean(
     parse: Callable[[Any, str], Any] | None = None,
     *,
     bare: bool = False,
+    labels: tuple[str, ...] = LABEL,
 ) -> Named:
-    """Strips the texts and drops the rows that hold none; `bare` rows need no label."""
+    """Strips the texts and drops the rows that hold none; `bare` rows need no label. The column with the labels is
+    found by one of the names `labels`.
+    """
     where = f"data {config.path!r}, {split}"
-    columns = find_columns(table, config, where)
+    columns = find_columns(table, config, where, labels=labels)
     texts = strings(table, columns.text)
     pairs = strings(table, columns.text_pair) if columns.text_pair else None
     assert columns.label is not None
@@ -248,12 +259,12 @@ def clean(
     if not kept:
         raise InputError(f"{where}: column {columns.text!r} holds no text in any of {len(texts)} rows")
     check_texts([texts[i] for i in kept], [pairs[i] for i in kept] if pairs else [], where, columns.text, findings)
-    labels: list[Any] = strings(table, columns.label)
+    read: list[Any] = strings(table, columns.label)
     if parse is not None:
-        labels = [None] * len(cells)
+        read = [None] * len(cells)
         for i in kept:
-            labels[i] = parse(cells[i], f"{where}, row {i + 1}, column {columns.label!r}")
-    return Named(texts, pairs, labels, list(range(1, len(texts) + 1))).take(kept)
+            read[i] = parse(cells[i], f"{where}, row {i + 1}, column {columns.label!r}")
+    return Named(texts, pairs, read, list(range(1, len(texts) + 1))).take(kept)
 
 
 def is_empty(cell: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.cells import is_bracketed, list_in
-from distill.data.columns import first_of, missing, named
+from distill.data.columns import check_distinct, check_readable, first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows, padded
 from distill.data.findings import Findings
@@ -114,6 +114,7 @@ def sentences(table: pa.Table, config: DataConfig, split: str, findings: Finding
         raise missing("text", WORDS, table, where)
     if label is None:
         raise missing("label", TAGS, table, where)
+    check_distinct(where, text=text, label=label)
     words, tags = (lists_of(table, column, where) for column in (text, label))
     for row, (one, other) in enumerate(zip(words, tags, strict=True), 1):
         if len(one) != len(other):
@@ -138,6 +139,7 @@ def sentences(table: pa.Table, config: DataConfig, split: str, findings: Finding
 
 
 def lists_of(table: pa.Table, column: str, where: str) -> list[list[str]]:
+    check_readable(table, column, where)
     cells = enumerate(table[column].to_pylist(), 1)
     return [listed(cell, f"{where}: row {row}, column {column!r}") for row, cell in cells]
 

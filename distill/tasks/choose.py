@@ -5,9 +5,9 @@ from pathlib import Path
 import pyarrow as pa
 from transformers import PretrainedConfig
 
-from distill.data.cells import hold_fractions, hold_lists
+from distill.data.cells import hold_fractions, hold_lists, hold_numbers
 from distill.data.chat import INSTRUCTION, MESSAGES, PROMPT
-from distill.data.columns import LABEL, PAIR, first_of
+from distill.data.columns import LABEL, PAIR, SCORE, first_of
 from distill.data.config import DataConfig
 from distill.data.language import text_files
 from distill.data.questions import ANSWERS, CONTEXT, QUESTION
@@ -104,6 +104,9 @@ def by_columns(train: pa.Table, config: DataConfig, words_head: str) -> tuple[st
     if label is None:
         if first_of(train, PAIR) and (config.label or first_of(train, NUMBER)):
             return SentenceEmbedding.name, "pairs of texts with a number"
+        score = first_of(train, SCORE) if config.label is None else None
+        if score and hold_numbers(train[score].to_pylist()):
+            return "regression", f"column {score} holds numbers"
         plain = words_head and (config.text or "text") in train.column_names and config.label is None
         return (words_head, "text without labels") if plain else (TextClassification.name, "the data")
     cells = train[label].to_pylist()
