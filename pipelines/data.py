@@ -44,9 +44,13 @@ def data_stage(
     def work(folder: Path) -> dict[str, Any]:
         splits = TASKS[task].read(config, run.seed)
         write_splits(splits, folder, settings)
-        return {part: len(getattr(splits, part)) for part in PARTS} | {"classes": len(splits.labels)} | splits.notes
+        counts = {part: len(getattr(splits, part)) for part in PARTS} | {"classes": len(splits.labels)}
+        return counts | splits.notes | {"remarks": list(splits.remarks)}
 
-    return run.stage("data", settings, inputs, work)
+    done = run.stage("data", settings, inputs, work)
+    for remark in done.metrics.get("remarks", []):
+        run.console.say(f"  {remark}")
+    return done
 
 
 def say_reading(console: Console, config: DataConfig) -> None:
@@ -78,7 +82,8 @@ def source_hash(config: DataConfig) -> str:
 def write_splits(splits: Splits, folder: Path, settings: dict[str, Any]) -> None:
     for part in PARTS:
         pa.parquet.write_table(getattr(splits, part).table(), folder / f"{part}.parquet")
-    about = {"task": settings.get("task", TextClassification.name), "labels": splits.labels, "notes": splits.notes}
+    about: dict[str, Any] = {"task": settings.get("task", TextClassification.name), "labels": splits.labels}
+    about |= {"notes": splits.notes, "remarks": list(splits.remarks)}
     about |= {"how": settings["how"]} if "how" in settings else {}
     (folder / "data.json").write_text(json.dumps(about, indent=1))
 
@@ -88,7 +93,7 @@ def read_data(artefact: Artefact) -> Splits:
     about = json.loads((artefact.folder / "data.json").read_text())
     form = TASKS[about["task"]].form
     parts = {part: form.of(pa.parquet.read_table(artefact.folder / f"{part}.parquet")) for part in PARTS}
-    return Splits(tuple(about["labels"]), **parts, notes=about["notes"])
+    return Splits(tuple(about["labels"]), **parts, notes=about["notes"], remarks=about["remarks"])
 
 
 def read_task(artefact: Artefact) -> Task:

@@ -11,6 +11,7 @@ from compress.export.targets import Target, check_installed, formats_of, target_
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines import cli
+from pipelines.baseline import BASELINE, baseline_scores, read_baseline
 from pipelines.config import MeasureConfig, TaskName
 from pipelines.console import Console
 from pipelines.export import HUGGINGFACE, artefact_bytes, check_refused
@@ -92,7 +93,9 @@ def evaluate_stage(
     max_length: int,
     task: "Task",
 ) -> Artefact:
-    """Writes `evaluation.json`: an entry for each model in each runtime, the teacher first."""
+    """Writes `evaluation.json`: an entry for each model in each runtime, the teacher first; and `baseline.json`: what
+    answering without a model would score, of tasks where that tells something.
+    """
     # The result is a measurement of this machine, so another machine makes another result.
     settings: dict[str, Any] = {"measure": asdict(measure), "max_length": max_length, "machine": describe()}
     judged = {each.name: str(each.judged) for each in candidates if each.judged is not None}
@@ -102,6 +105,9 @@ def evaluate_stage(
     def work(folder: Path) -> dict[str, Any]:
         entries = evaluate(run, candidates, splits, measure, max_length, task)
         (folder / "evaluation.json").write_text(json.dumps(entries, indent=1))
+        encoded = encode_part(candidates[0], splits.test, max_length, task)
+        if baseline := baseline_scores(task, splits, encoded):
+            (folder / BASELINE).write_text(json.dumps(baseline, indent=1))
         return {"_".join(key_of(e)): e["score"] for e in entries}
 
     return run.stage("evaluate", settings, inputs, work)
@@ -303,9 +309,10 @@ def main(argv: Sequence[str]) -> None:
     console = Console()
     run, candidates, _, done = standalone(config, console)
     entries = json.loads((done.folder / "evaluation.json").read_text())
-    header, rows = summary_rows({"models": entries, "metric": next(iter(entries[0]["scores"]))})
+    measured = {"models": entries, "metric": next(iter(entries[0]["scores"]))} | read_baseline(done.folder)
+    header, rows = summary_rows(measured)
     console.table("Evaluation", header, rows)
-    if found := score_rows({"models": entries}):
+    if found := score_rows(measured):
         console.table("Scores", *found)
     console.say(f"written to {done.folder / 'evaluation.json'}")
     check_refused([candidate.export for candidate in candidates])

@@ -27,8 +27,9 @@ from pipelines.numbers import (
 )
 from pipelines.pareto import pareto_charts
 from pipelines.road_text import judged, road_notes, road_table, shape_text, verdicts, winner
-from pipelines.wording import WORDING, parity_text, validated_text
+from pipelines.wording import WORDING, Wording, parity_text, validated_text
 
+NONE = "–"
 Chart = tuple[str, str]  # caption, SVG
 
 
@@ -76,13 +77,19 @@ def render_page(report: dict[str, Any], charts: Charts) -> str:
         scores=score_rows(report),
         score_notes=score_notes(report),
         words=words,
-        data={name: value for name, value in report["data"].items() if name != "classes" or words.labels},
+        data={name: value for name, value in report["data"].items() if shows(name, words)},
+        remarks=report["data"].get("remarks", []),
         measured=measured(report),
         charts=charts,
         config=json.dumps(report["config"], indent=2, default=str, ensure_ascii=False),
         dots=colours_of(entry["name"] for entry in report["models"]) if several else {},
         road=road_of_page(report) if report.get("road") else None,
     )
+
+
+def shows(name: str, words: Wording) -> bool:
+    """Whether an entry of the report's data goes into the table of numbers."""
+    return name != "remarks" and (name != "classes" or bool(words.labels))
 
 
 def road_of_page(report: Report) -> dict[str, Any]:
@@ -124,6 +131,7 @@ def render_card(report: dict[str, Any], name: str | None = None) -> str:
         score_notes=score_notes(report),
         words=WORDING[report["task"]],
         measured=measured(own),
+        remarks=report["data"].get("remarks", []),
         max_length=report["config"].get("data", {}).get("max_length"),
         folders=folders,
         onnx=[entry for entry in mine if entry["runtime"] == "onnxruntime"],
@@ -149,7 +157,15 @@ def summary_rows(report: Report) -> tuple[list[str], list[list[str]]]:
         ]
         for entry in report["models"]
     ]
+    if baseline := report.get("baseline"):
+        rows.append([baseline["name"], NONE, baseline_text(report, report["metric"]), *[NONE] * (len(header) - 3)])
     return header, rows
+
+
+def baseline_text(report: Report, name: str) -> str:
+    """One of the scores of answering without a model."""
+    score = report["baseline"]["scores"].get(name)
+    return NONE if score is None else score_text(score, name)
 
 
 def score_rows(report: Report) -> tuple[list[str], list[list[str]]] | None:
@@ -167,6 +183,8 @@ def score_rows(report: Report) -> tuple[list[str], list[list[str]]] | None:
         ]
         for entry in models
     ]
+    if baseline := report.get("baseline"):
+        rows.append([baseline["name"], NONE, *(baseline_text(report, name) for name in names)])
     return header, rows
 
 
@@ -288,6 +306,9 @@ def measured(report: Report) -> list[str]:
     if report["task"] == "text-classification" and test:
         error = math.sqrt(entry["score"] * (1 - entry["score"]) / test)
         said.append(f"The standard error of an accuracy of {score} on {test:,} texts is {error * 100:.2f} points.")
+    if baseline := report.get("baseline"):
+        rows = counted(test, words.rows)
+        said.append(f"{begun(baseline['name'])}: the score of giving each of the {rows} {baseline['answer']}.")
     said.append(
         f"Latency is that of each text's fastest call, the median over the texts, of {took['repeats']:,} calls in this "
         f"run ({report['machine']['processor']}, threads: {took['threads']}) on texts of about {took['length']} "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from distill.data.config import DataConfig
 from pipelines import cli
+from pipelines.baseline import read_baseline
 from pipelines.config import MeasureConfig, TaskName
 from pipelines.console import Console
 from pipelines.evaluate import EvaluateConfig
@@ -84,6 +85,7 @@ def build_report(
         "seed": run.seed,
         "license": None,
         "data": {"path": config.get("data", {}).get("path"), "classes": len(task.labels)} | dict(data.metrics),
+        **read_baseline(evaluation.folder),
         "models": [entry | ({"code": code} if code else {}) for entry, code in zip(models, codes, strict=True)],
         "stages": [stage_row(stage) for stage in stages],
         "config": config,

@@ -49,6 +49,7 @@ def sample_report():
             "classes": 77,
             "test_texts_also_in_train": 29,
             "truncated": 0,
+            "remarks": ["test: 29 of 3,080 texts also occur in train, and stay in both"],
         },
         "models": [
             entry("teacher", "pytorch", 0.9305, 22713221, 91_000_000, 9.5, 1.0, 1.0),

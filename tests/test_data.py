@@ -16,8 +16,9 @@ from distill.data.batches import EvalBatches, TrainBatches, epoch_order, length_
 from distill.data.cells import hot_width
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
+from distill.data.holding import hold_out
 from distill.data.source import read_hub, read_splits, read_table
-from distill.data.splits import Examples, hold_out, load_bare, load_labelled, load_splits
+from distill.data.splits import Examples, load_bare, load_labelled, load_splits
 from distill.errors import InputError
 
 AWKWARD = [
@@ -239,7 +240,7 @@ def test_a_missing_column_is_not_named(tmp_path, changes, named):
 @pytest.mark.parametrize(
     ("names", "order"),
     [
-        (["10", "9", "-1", "100"], ("-1", "9", "10", "100")),
+        (["10", "9", "-1", "-20", "100"], ("-20", "-1", "9", "10", "100")),
         (["b10", "b9", "a"], ("a", "b10", "b9")),
         (["10", "9", "x"], ("10", "9", "x")),
         (
@@ -292,7 +293,7 @@ def test_data_that_cannot_be_learnt_is_accepted(tmp_path):
     write_rows(tmp_path / "test.csv", [("t", "a"), ("u", "zz"), ("w", "zz")])
     assert "test has labels that train lacks: 'zz' (2 rows)" in refusal(tmp_path)
     write_rows(tmp_path / "test.csv", [("t", "a"), ("u", "")])
-    assert "test: 1 rows have no label in column 'label', the first is row 2" in refusal(tmp_path)
+    assert "test: column 'label' holds no label in row 2, 1 in all" in refusal(tmp_path)
     assert "found 1 (only)" in refusal(write_rows(tmp_path / "one.csv", [(f"t{i}", "only") for i in range(9)]))
     assert "holds no text in any of 2 rows" in refusal(write_rows(tmp_path / "no.csv", [(" ", "a"), ("", "b")]))
 

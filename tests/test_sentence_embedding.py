@@ -77,7 +77,10 @@ def test_a_sentence_is_left_out_or_trained_on_twice(tmp_path):
     assert splits.labels == ()
     assert splits.notes == {
         "test_from": "the data set", "validation_from": "the data set", "dropped_empty": 3, "dropped_duplicates": 4,
-        "dropped_held_out": 0, "test_texts_also_in_train": 1,
+        "dropped_held_out": 0, "test_texts_also_in_train": 1, "validation_texts_also_in_train": 1,
+        "test_texts_also_in_validation": 1, "unlabelled_dropped_in_test": 0, "unlabelled_dropped_in_validation": 0,
+        "unlabelled_texts_also_in_train": 0, "train_dropped_empty": 1, "validation_dropped_empty": 0,
+        "test_dropped_empty": 0, "unlabelled_dropped_empty": 2,
     }  # fmt: skip
 
 

@@ -35,6 +35,9 @@ def test_a_tagger_is_not_chosen_taught_exported_or_scored(body_folder, tagged, t
     assert "task: token-classification (columns tokens and tags hold lists)" in said
     report = report_of(output)
     assert (report["task"], report["metric"]) == ("token-classification", "span F1")
+    assert report["baseline"]["name"] == "most frequent tag"
+    assert report["baseline"]["scores"]["span F1"] == 0 < report["baseline"]["scores"]["accuracy"] < 1
+    assert "most frequent tag" in said
     entries = {(e["name"], e["runtime"]): e for e in report["models"]}
     whole, small = entries["teacher", "onnxruntime"], entries["student", "onnxruntime"]
     assert whole["score"] > 0.5

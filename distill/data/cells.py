@@ -90,6 +90,8 @@ def several_labels(cell: Any, where: str) -> list[str]:
                 f"{where}: expected labels as a list in JSON, or between | or ;, found {cell[:60]!r}: it would be one"
             )
         names = re.split(r"[|;]", cell)
+    if any(name is None or isinstance(name, (list, dict)) for name in names or ()):
+        raise InputError(f"{where}: expected names of labels, found {str(cell)[:60]!r}: what is no name would be one")
     return sorted({str(name).strip() for name in ([cell] if names is None else names)} - {""})
 
 

@@ -21,6 +21,10 @@ class DataConfig:
         subset: Name of the hub data set's configuration.
         validation_fraction: Share of train held out, stratified by label, when there is no validation split.
         test_fraction: Share of the rows held out for the final report when there is no test split.
+        test_split: The split that the report is about: the data set's `test`, or its `validation`, as where the test
+            split has no labels; rows of train are then held out for validation.
+        unknown_labels: What becomes of rows of validation and test whose label train lacks: an `error`, or `drop`
+            leaves them out and counts them.
         max_length: Longest text in tokens; longer ones are cut and counted.
         packing: Rows that a language model is trained on: `stream` joins documents and cuts blocks; `documents`
             packs whole ones, none of which sees another; `none` makes each a row. `auto` is stream for plain text and
@@ -35,6 +39,8 @@ class DataConfig:
     subset: str | None = None
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
+    test_split: Literal["test", "validation"] = "test"
+    unknown_labels: Literal["error", "drop"] = "error"
     max_length: int = 256
     packing: Literal["auto", "stream", "documents", "none"] = "auto"
 

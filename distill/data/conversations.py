@@ -9,8 +9,12 @@ import pyarrow as pa
 from distill.data.chat import Chat, Completed, chats_of, is_empty
 from distill.data.config import DataConfig
 from distill.data.documents import check_plain
+from distill.data.findings import Findings
+from distill.data.holding import hold, parted
+from distill.data.measured import choose_test
+from distill.data.overlap import report_overlap
 from distill.data.source import read_splits
-from distill.data.splits import Examples, Splits, hold, parted
+from distill.data.splits import Examples, Splits
 from distill.errors import InputError
 
 
@@ -55,17 +59,20 @@ def load_conversations(config: DataConfig, seed: int = 0) -> Splits:
         InputError: What `chats_of` raises, or nothing but empty conversations.
     """
     check_plain(config)
-    read = {name: chats_of(table, f"data {config.path!r}, {name}") for name, table in tables(config).items()}
+    findings = Findings()
+    found = choose_test(tables(config), config, findings)
+    read = {name: chats_of(table, f"data {config.path!r}, {name}") for name, table in found.items()}
     rows = {name: [chat for chat in chats if not is_empty(chat)] for name, chats in read.items()}
     for name, kept in rows.items():
+        findings.add_dropped_empty(name, len(read[name]) - len(kept), len(read[name]))
         if not kept:
             raise InputError(
                 f"data {config.path!r}, {name}: expected conversations, found {len(read[name])} empty ones"
             )
-    notes: dict[str, int | str] = {"dropped_empty": sum(map(len, read.values())) - sum(map(len, rows.values()))}
-    hold(rows, notes, config, partial(held_out, seed))
+    hold(rows, findings, config, partial(held_out, seed))
     parts = {name: Conversations(rows[name]) for name in ("train", "validation", "test")}
-    return Splits((), **parts, unlabelled=Conversations([]), notes=notes)
+    report_overlap({name: part.spoken() for name, part in parts.items()}, findings, "conversations")
+    return Splits((), **parts, unlabelled=Conversations([]), notes=findings.counts, remarks=findings.remarks)
 
 
 def load_bare_conversations(config: DataConfig) -> Conversations:

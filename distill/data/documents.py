@@ -3,8 +3,12 @@
 from functools import partial
 
 from distill.data.config import DataConfig
+from distill.data.findings import Findings
+from distill.data.holding import hold, parted
 from distill.data.language import read_texts, split_names
-from distill.data.splits import Examples, Splits, hold, parted
+from distill.data.measured import choose_test
+from distill.data.overlap import report_overlap
+from distill.data.splits import Examples, Splits
 from distill.errors import InputError
 
 
@@ -16,13 +20,16 @@ def load_documents(config: DataConfig, seed: int = 0) -> Splits:
         InputError: What `read_texts` raises, a column named for labels, or unlabelled text beside it.
     """
     check_plain(config)
-    names = split_names(config.path, config.subset)
-    texts = {name: read_texts(config.path, config.text, split=name, subset=config.subset) for name in names}
-    notes: dict[str, int | str] = {}
-    hold(texts, notes, config, partial(held_out, seed))
-    notes["characters"] = sum(map(len, texts["train"]))
+    findings = Findings()
+    names = choose_test({name: name for name in split_names(config.path, config.subset)}, config, findings)
+    texts = {
+        split: read_texts(config.path, config.text, split=name, subset=config.subset) for split, name in names.items()
+    }
+    hold(texts, findings, config, partial(held_out, seed))
+    findings.counts["characters"] = sum(map(len, texts["train"]))
     parts = {name: Examples(texts[name], None) for name in ("train", "validation", "test")}
-    return Splits((), **parts, unlabelled=Examples([], None), notes=notes)
+    report_overlap(parts, findings, "documents")
+    return Splits((), **parts, unlabelled=Examples([], None), notes=findings.counts, remarks=findings.remarks)
 
 
 def load_bare_documents(config: DataConfig) -> Examples:

@@ -1,6 +1,7 @@
 """Tables in JSON: an object a line, or a list of objects."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -122,4 +123,6 @@ def as_text(value: object) -> str | None:
     """A JSON value as the text or label that a person would read."""
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, float) and math.isnan(value):
+        return None  # Python writes it so where there is no value
     return json.dumps(value, ensure_ascii=False)

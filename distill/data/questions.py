@@ -12,24 +12,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.cells import spelt
+from distill.data.answers import Answer, answers_of, is_lost, placed_in
 from distill.data.columns import check_distinct, check_readable, check_text, first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows
+from distill.data.findings import Findings
+from distill.data.holding import drawn, hold
+from distill.data.measured import label_column, read_measured
+from distill.data.overlap import report_overlap
 from distill.data.source import read_splits, read_table
-from distill.data.splits import Examples, Splits, drawn, hold, overlap
+from distill.data.splits import Splits
 from distill.errors import InputError
 
 QUESTION, CONTEXT, ANSWERS = ("question", "query"), ("context", "passage", "paragraph"), ("answers", "answer")
 WINDOW_SHARE = 3  # windows on a long context overlap by a third of their length, as 128 of BERT's 384
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One way to answer: its text and the number of its first character in the context, -1 where it isn't in it."""
-
-    text: str
-    start: int
 
 
 @dataclass(frozen=True)
@@ -71,31 +67,42 @@ def load_questions(config: DataConfig, seed: int = 0) -> Splits:
     Raises:
         InputError: No such columns, answers of another form, or nothing to learn from.
     """
-    if not config.path:
-        raise InputError("data: no path given; name a folder, a file or a hub data set with --data")
-    read = {name: asked(table, config, name) for name, table in read_splits(config.path, config.subset).items()}
-    notes: dict[str, int | str] = {"dropped_empty": sum(dropped for _, dropped in read.values())}
-    rows = {name: part for name, (part, _) in read.items()}
+    findings = Findings()
+    tables = read_measured(config, findings, partial(has_answers, config))
+    rows = {name: asked(table, config, name, findings) for name, table in tables.items()}
     check_answered(rows["train"], config)
-    hold(rows, notes, config, partial(by_context, seed))
+    hold(rows, findings, config, partial(by_context, seed))
     for split, part in rows.items():
-        notes[f"{split}_answers_not_in_context"] = sum(is_lost(answers) for *_, answers in part)
+        lost = sum(is_lost(answers) for *_, answers in part)
+        becomes = "are left out" if split == "train" else "stay, and can't be answered rightly"
+        remark = f"{split}: of {lost:,} of {len(part):,} questions no answer stands in the context; they {becomes}"
+        findings.add(f"{split}_answers_not_in_context", lost, remark)
     rows["train"] = [row for row in rows["train"] if not is_lost(row[2])]
     check_answered(rows["train"], config)
     parts: dict[str, Any] = {
         split: Questions([q for q, *_ in part], [c for _, c, _ in part], [answers for *_, answers in part])
         for split, part in rows.items()
     }
-    notes["test_texts_also_in_train"] = overlap(*(Examples(parts[n].texts, parts[n].pairs) for n in ("test", "train")))
-    return Splits((), parts["train"], parts["validation"], parts["test"], unlabelled_questions(config), notes)
+    unlabelled = unlabelled_questions(config, findings)
+    kept = report_overlap(parts | {"unlabelled": unlabelled}, findings, "questions")
+    unlabelled = Questions([unlabelled.texts[i] for i in kept], [unlabelled.pairs[i] for i in kept])
+    return Splits((), parts["train"], parts["validation"], parts["test"], unlabelled, findings.counts, findings.remarks)
+
+
+def has_answers(config: DataConfig, tables: dict[str, pa.Table], split: str) -> bool:
+    """Whether a split has a column of answers with one in it, or with none where train has such questions too."""
+    own, trained = (label_column(tables[each], config, ANSWERS) for each in (split, "train"))
+    if own is None or trained is None:
+        return trained is None
+
+    def answered(name: str, column: str) -> list[bool]:
+        cells = enumerate(tables[name][column].to_pylist(), 1)
+        return [bool(answers_of(cell, f"data {config.path!r}, {name}: row {row}")) for row, cell in cells]
+
+    return any(answered(split, own)) or not all(answered("train", trained))
 
 
 Row = tuple[str, str, list[Answer]]  # question, context, answers
-
-
-def is_lost(answers: Sequence[Answer]) -> bool:
-    """Whether there are answers and none of them is in the context."""
-    return bool(answers) and all(each.start < 0 for each in answers)
 
 
 def check_answered(train: Sequence[Row], config: DataConfig) -> None:
@@ -103,7 +110,7 @@ def check_answered(train: Sequence[Row], config: DataConfig) -> None:
         raise InputError(f"data {config.path!r}, train: expected answers in their contexts, found none")
 
 
-def asked(table: pa.Table, config: DataConfig, split: str) -> tuple[list[Row], int]:
+def asked(table: pa.Table, config: DataConfig, split: str, findings: Findings) -> list[Row]:
     where = f"data {config.path!r}, {split}"
     cells = zip(*(table[name].to_pylist() for name in columns_of(table, config, where)), strict=True)
     rows: list[Row] = []
@@ -117,7 +124,8 @@ def asked(table: pa.Table, config: DataConfig, split: str) -> tuple[list[Row], i
         rows.append((question, context, [placed_in(context, each) or Answer(each.text, -1) for each in answers]))
     if not rows:
         raise InputError(f"{where}: expected questions with contexts, found none in {dropped} rows")
-    return rows, dropped
+    findings.add_dropped_empty(split, dropped, len(table))
+    return rows
 
 
 def columns_of(table: pa.Table, config: DataConfig, where: str, *, labelled: bool = True) -> list[str]:
@@ -135,51 +143,6 @@ def columns_of(table: pa.Table, config: DataConfig, where: str, *, labelled: boo
     return found
 
 
-def answers_of(cell: Any, where: str) -> list[Answer]:
-    """Answers of a cell: SQuAD's lists, one answer as a text, or either as JSON."""
-    if isinstance(cell, str) and cell.lstrip().startswith(("{", "[")):
-        try:
-            cell = spelt(cell)
-        except ValueError:
-            raise InputError(f"{where}: answers are neither JSON nor a text: {cell[:60]!r}") from None
-    if cell is None or cell == "":
-        return []
-    if isinstance(cell, str):
-        return [Answer(cell, -1)]
-    if isinstance(cell, list):
-        return [each for one in cell for each in answers_of(one, where)]
-    if not isinstance(cell, dict) or "text" not in cell:
-        raise InputError(
-            f"{where}: expected answers with text and answer_start, found {str(cell)[:60]!r}: it can't be told where "
-            "they stand"
-        )
-    texts = cell["text"] if isinstance(cell["text"], list) else [cell["text"]]
-    starts = cell.get("answer_start", cell.get("start", [-1] * len(texts)))
-    starts = starts if isinstance(starts, list) else [starts]
-    if len(texts) != len(starts):
-        raise InputError(f"{where}: expected a start for each answer, found {len(texts)} answers, {len(starts)} starts")
-    spoken = [
-        (text, start) for text, start in zip(texts, starts, strict=True) if text is not None and str(text).strip()
-    ]
-    return [Answer(str(text), a_start(start, where)) for text, start in spoken]
-
-
-def a_start(cell: Any, where: str) -> int:
-    """-1 where none is known."""
-    try:
-        return -1 if cell is None else int(cell)
-    except (TypeError, ValueError):
-        raise InputError(f"{where}: expected a number for an answer's start, found {str(cell)[:60]!r}") from None
-
-
-def placed_in(context: str, answer: Answer) -> Answer | None:
-    """The answer where it stands: as said, else where it stands first."""
-    if answer.start >= 0 and context.startswith(answer.text, answer.start):
-        return answer
-    start = context.find(answer.text)
-    return Answer(answer.text, start) if start >= 0 else None
-
-
 def by_context(seed: int, rows: list[Row], fraction: float) -> tuple[list[Row], list[Row], str]:
     """A question on a context that was trained on would be half known."""
     contexts = sorted({context for _, context, *_ in rows})
@@ -188,17 +151,20 @@ def by_context(seed: int, rows: list[Row], fraction: float) -> tuple[list[Row], 
     return kept, held, f"the questions on {fraction:.0%} of train's contexts, seed {seed}"
 
 
-def unlabelled_questions(config: DataConfig) -> Questions:
+def unlabelled_questions(config: DataConfig, findings: Findings) -> Questions:
     if config.unlabelled is None:
         return Questions([], [])
     table = read_table(Path(config.unlabelled).expanduser())
-    return bare_questions(table, config, f"unlabelled text {config.unlabelled!r}")
+    found = bare_questions(table, config, f"unlabelled text {config.unlabelled!r}")
+    findings.add_dropped_empty("unlabelled", len(table) - len(found), len(table))
+    return found
 
 
 def load_bare_questions(config: DataConfig) -> Questions:
     """Every training question, held out later or not, and the unlabelled ones; no answer is read."""
     table = read_splits(config.path, config.subset)["train"]
-    train, more = bare_questions(table, config, f"data {config.path!r}, train"), unlabelled_questions(config)
+    train = bare_questions(table, config, f"data {config.path!r}, train")
+    more = unlabelled_questions(config, Findings())
     return Questions(train.texts + more.texts, train.pairs + more.pairs)
 
 

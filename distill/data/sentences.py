@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,8 +15,13 @@ from distill.data.columns import LABEL, PAIR, SCORE, find_columns, first_of
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
 from distill.data.files import format_of, read_utf8, split_of
+from distill.data.findings import Findings
+from distill.data.holding import check_sizes, hold
+from distill.data.labels import has_labels
+from distill.data.measured import label_column, read_measured
+from distill.data.overlap import report_overlap
 from distill.data.source import READERS, check_single, read_splits, read_table
-from distill.data.splits import Examples, Named, Splits, by_strata, clean, hold, overlap, strings
+from distill.data.splits import Examples, Named, Splits, absent, by_strata, clean, strings
 from distill.errors import InputError
 
 NUMBER = (*SCORE, *LABEL)
@@ -36,31 +42,38 @@ def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
     Raises:
         InputError: No pairs with numbers to measure on, a cell that is no number, or no text to train on.
     """
-    if not config.path:
-        raise InputError("data: no path given; name a folder, a file or a hub data set with --data")
-    tables = read_parts(config)
-    absent = [split for split in ("validation", "test") if split not in tables]
-    measured = {split: table for split, table in tables.items() if split != "train" or absent}
-    pairs = {split: pairs_of(table, config, split, absent) for split, table in measured.items()}
-    notes: dict[str, int | str] = {}
-    hold(pairs, notes, config, by_strata(seed, lambda part: [""] * len(part.texts)))
+    findings = Findings()
+    tables = read_measured(config, findings, partial(has_numbers, config), read_parts)
+    missing = absent(tables)
+    measured = {split: table for split, table in tables.items() if split != "train" or missing}
+    pairs = {split: pairs_of(table, config, split, missing, findings) for split, table in measured.items()}
+    if missing:
+        check_sizes([""] * len(pairs["train"].texts), missing)
+    hold(pairs, findings, config, by_strata(seed, lambda part: [""] * len(part.texts)))
     validation, test = (examples(pairs[split]) for split in ("validation", "test"))
-    held = {text for split in absent for text in both(examples(pairs[split]))}
-    found = sentences(tables["train"], config, f"data {config.path!r}, train")
-    dropped = Counter(dropped_empty=sum(pairs[split].dropped for split in ("validation", "test") if split in tables))
+    held = {text for split in missing for text in both(examples(pairs[split]))}
     seen: set[str] = set()
-    train, unlabelled = (new(texts, held, seen, dropped) for texts in (found, unlabelled_sentences(config)))
+    found = sentences(tables["train"], config, f"data {config.path!r}, train")
+    train = new(found, held, seen, "train", findings)
     if not train:
         raise InputError(f"data {config.path!r}, train: expected sentences that aren't held out, found none")
-    notes |= {name: dropped[name] for name in ("dropped_empty", "dropped_duplicates", "dropped_held_out")}
-    notes["test_texts_also_in_train"] = overlap(Examples(both(test), None), Examples(train, None))
-    return Splits((), Examples(train, None), validation, test, Examples(unlabelled, None), notes)
+    unlabelled = new(unlabelled_sentences(config), held, seen, "unlabelled", findings)
+    texts = {"train": train, "validation": both(validation), "test": both(test), "unlabelled": unlabelled}
+    kept = report_overlap({name: Examples(each, None) for name, each in texts.items()}, findings, "sentences")
+    more = Examples([unlabelled[i] for i in kept], None)
+    return Splits((), Examples(train, None), validation, test, more, findings.counts, findings.remarks)
+
+
+def has_numbers(config: DataConfig, tables: dict[str, pa.Table], split: str) -> bool:
+    """Whether a split has a number other than -1, or no column of numbers, which `pairs_of` says if train has none."""
+    own, trained = (label_column(tables[each], config, NUMBER) for each in (split, "train"))
+    return trained is None if own is None else has_labels(tables[split], own)
 
 
 def load_bare_sentences(config: DataConfig) -> Examples:
     """Every training sentence, held out later or not, and the unlabelled ones, each once."""
     texts = sentences(read_parts(config)["train"], config, f"data {config.path!r}, train")
-    return Examples(new([*texts, *unlabelled_sentences(config)], set(), set(), Counter()), None)
+    return Examples(new([*texts, *unlabelled_sentences(config)], set(), set(), "train", Findings()), None)
 
 
 def read_parts(config: DataConfig) -> dict[str, pa.Table]:
@@ -93,19 +106,26 @@ def lines_of(file: Path) -> list[str]:
     return read_utf8(file).split("\n")
 
 
-def pairs_of(table: pa.Table, config: DataConfig, split: str, absent: Sequence[str]) -> Named:
-    """The rows of a split as pairs with numbers; `absent` splits are to be held out of it where it is train."""
+def pairs_of(table: pa.Table, config: DataConfig, split: str, missing: Sequence[str], findings: Findings) -> Named:
+    """The rows of a split as pairs with numbers; `missing` splits are to be held out of it where it is train."""
     where = f"data {config.path!r}, {split}"
     pair = config.text_pair or first_of(table, PAIR)
     number = config.label or first_of(table, NUMBER)
     if pair is None or number is None:
-        what = f"no {' and no '.join(absent)} split, and none " if split == "train" else "none "
+        what = f"no {' and no '.join(missing)} split, and none " if split == "train" else "none "
         raise InputError(
             f"{where}: expected pairs of texts with a number each, found {what}among the columns "
             f"{', '.join(table.column_names)}: no student could be measured; add them, or name the columns with "
             "--data.text_pair and --data.label"
         )
-    return clean(table, replace(config, text_pair=pair, label=number), split, a_number)
+    # Train's empty texts are counted where it is cut into sentences.
+    return clean(
+        table,
+        replace(config, text_pair=pair, label=number),
+        split,
+        Findings() if split == "train" else findings,
+        a_number,
+    )
 
 
 def examples(part: Named) -> Examples:
@@ -134,19 +154,25 @@ def unlabelled_sentences(config: DataConfig) -> list[str]:
     return sentences(table, config, f"unlabelled text {config.unlabelled!r}")
 
 
-def new(texts: Sequence[str], held: AbstractSet[str], seen: set[str], dropped: Counter[str]) -> list[str]:
+def new(texts: Sequence[str], held: AbstractSet[str], seen: set[str], split: str, findings: Findings) -> list[str]:
     """Texts that are neither held out nor among those `seen`, to which they are added; the others are counted."""
-    kept = []
+    kept, dropped = [], Counter[str]()
     for text in texts:
         if not text:
-            dropped["dropped_empty"] += 1
+            dropped["empty"] += 1
         elif text in held:
-            dropped["dropped_held_out"] += 1
+            dropped["held_out"] += 1
         elif text in seen:
-            dropped["dropped_duplicates"] += 1
+            dropped["duplicates"] += 1
         else:
             kept.append(text)
             seen.add(text)
+    findings.add_dropped_empty(split, dropped["empty"], len(texts), "sentences")
+    for name, why in (("duplicates", "they were there before"), ("held_out", "they are held out to measure on")):
+        before, count = int(findings.counts.get(f"dropped_{name}", 0)), dropped[name]
+        remark = f"{split}: {count:,} of {len(texts):,} sentences were left out, because {why}"
+        findings.add(f"dropped_{name}", count, remark)
+        findings.counts[f"dropped_{name}"] = before + count
     return kept
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from distill.data.files import open_bytes
+from distill.data.quoting import mark_unquoted
 from distill.errors import InputError
 
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
@@ -63,6 +64,13 @@ def read_separated(file: Path, content: bytes, separator: str) -> pa.Table:
     check_header(file, names)
     if b'"' in content:
         check_quotes(file, content, separator)
+    nulls = {"strings_can_be_null": True, "quoted_strings_can_be_null": False}
+    table = mark_unquoted(
+        table,
+        lambda columns, words: read(
+            column_types=dict.fromkeys(columns, pa.string()), include_columns=columns, null_values=words, **nulls
+        ),
+    )
     named = [i for i, name in enumerate(table.column_names) if name.strip() or any(table.column(i).to_pylist())]
     return table.select(named)
 

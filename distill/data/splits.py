@@ -1,19 +1,32 @@
 """Turns raw tables into labelled splits: the same text, the same labels, nothing of test in train."""
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from distill.data.cells import a_number, hot_labels, hot_width, several_labels
+from distill.data.cells import a_number, hot_labels, hot_width, is_number, several_labels
 from distill.data.columns import LABEL, SCORE, find_columns
 from distill.data.config import DataConfig
+from distill.data.findings import Findings
+from distill.data.holding import check_sizes, hold, hold_out
+from distill.data.labels import (
+    check_marks,
+    check_missing,
+    has_labels,
+    in_order,
+    is_missing,
+    known_rows,
+    label_names,
+    missing_labels,
+    report_spellings,
+)
+from distill.data.measured import label_column, read_measured
+from distill.data.overlap import report_overlap
 from distill.data.source import read_splits, read_table
 from distill.errors import InputError
 
@@ -47,11 +60,15 @@ class Examples:
         """The texts of both without labels, in order."""
         return Examples(self.texts + other.texts, None if self.pairs is None else self.pairs + (other.pairs or []))
 
+    def take(self, rows: Sequence[int]) -> "Examples":
+        pairs = None if self.pairs is None else [self.pairs[i] for i in rows]
+        return Examples([self.texts[i] for i in rows], pairs, [self.labels[i] for i in rows] if self.labels else [])
+
 
 @dataclass(frozen=True)
 class Splits:
     """The data of a run, in the form of its task: `Examples`, `Tagged` or another. `notes` counts what was dropped,
-    cut off or found twice.
+    cut off or found twice; `remarks` are sentences about that, for whoever started the run.
     """
 
     labels: tuple[str, ...]
@@ -60,20 +77,22 @@ class Splits:
     test: Any
     unlabelled: Any
     notes: dict[str, int | str]
+    remarks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Named:
-    """Rows of one split with labels as the file spells them, or as a task reads them."""
+    """Rows of one split with labels as the file spells them, or as a task reads them, and their numbers in the file."""
 
     texts: list[str]
     pairs: list[str] | None
     labels: list[Any]
-    dropped: int
+    numbers: list[int]
 
     def take(self, rows: Sequence[int]) -> "Named":
         pairs = [self.pairs[i] for i in rows] if self.pairs is not None else None
-        return Named([self.texts[i] for i in rows], pairs, [self.labels[i] for i in rows], self.dropped)
+        texts, labels = [self.texts[i] for i in rows], [self.labels[i] for i in rows]
+        return Named(texts, pairs, labels, [self.numbers[i] for i in rows])
 
 
 def load_splits(config: DataConfig, seed: int = 0) -> Splits:
@@ -84,14 +103,18 @@ def load_splits(config: DataConfig, seed: int = 0) -> Splits:
         seed: Seed of the held-out rows, where the data set has no split of its own.
 
     Raises:
-        InputError: What `read_splits` and `find_columns` raise; fewer than two classes in train; a row without a label;
-            a label in validation or test that train lacks; a pair column in some splits only.
+        InputError: What `read_splits` and `find_columns` raise; fewer than two classes in train, or one for each row; a
+            row without a label; a label in validation or test that train lacks, unless such rows are to be left out; a
+            pair column in some splits only.
     """
-    named, notes = read_named(config)
-    hold(named, notes, config, by_strata(seed, lambda part: part.labels))
-    labels = label_names(named)
+    named, findings = read_named(config)
+    check_marks(named["train"].labels, named["train"].numbers, f"data {config.path!r}, train", findings)
+    labels = label_names(named["train"].labels, findings)
+    check_sizes(named["train"].labels, absent(named))
+    hold(named, findings, config, by_strata(seed, lambda part: part.labels))
+    keep_known(named, lambda name: [name], labels, config, findings)
     number = {name: i for i, name in enumerate(labels)}
-    return whole(named, notes, config, labels, lambda name: number[name])
+    return whole(named, findings, config, labels, lambda name: number[name])
 
 
 def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
@@ -99,31 +122,39 @@ def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
     or `;`, or a list of a 0 or 1 for each label, named by its place. Labels become 1 for each that holds and 0 for the
     others.
     """
-    named, notes = read_named(config, lambda cell, where: (cell, where), bare=True)
+    named, findings = read_named(config, lambda cell, where: (cell, where), bare=True)
     width = hot_width([cell for cell, _ in named["train"].labels])  # one form in all splits, whatever a small one holds
     read = partial(hot_labels, width=width) if width else several_labels
     named = {
         split: replace(part, labels=[read(cell, where) for cell, where in part.labels]) for split, part in named.items()
     }
-    hold(named, notes, config, by_strata(seed, lambda part: [""] * len(part.texts)))
-    seen = {name for names in named["train"].labels for name in names}
+    check_sizes([""] * len(named["train"].texts), absent(named))
+    hold(named, findings, config, by_strata(seed, lambda part: [""] * len(part.texts)))
+    seen = Counter(name for names in named["train"].labels for name in names)
     if not seen:
         raise InputError("data: expected labels in train, found none in any row: there is nothing to learn")
-    for split, part in named.items():
-        check_known(split, Counter(name for names in part.labels for name in names if name not in seen))
+    if not width:
+        report_spellings(seen, findings)
+    keep_known(named, lambda names: names, seen, config, findings)
     labels = in_order(seen)
-    return whole(named, notes, config, labels, lambda names: [int(name in names) for name in labels])
+    return whole(named, findings, config, labels, lambda names: [int(name in names) for name in labels])
 
 
 def load_numbers(config: DataConfig, seed: int = 0) -> Splits:
     """As `load_splits`, of rows with a number each.
 
     Raises:
-        InputError: A cell that is no number.
+        InputError: A cell that is no number, or one number in all rows.
     """
-    named, notes = read_named(config, a_number, labels=(*LABEL, *SCORE))
-    hold(named, notes, config, by_strata(seed, lambda part: [""] * len(part.texts)))
-    return whole(named, notes, config, (NUMBER,), float)
+    named, findings = read_named(config, a_number, labels=(*LABEL, *SCORE))
+    if len(set(named["train"].labels)) == 1:
+        raise InputError(
+            f"data: expected different numbers in train, found {named['train'].labels[0]:g} in each of "
+            f"{len(named['train'].texts):,} rows: every model would be right without looking"
+        )
+    check_sizes([""] * len(named["train"].texts), absent(named))
+    hold(named, findings, config, by_strata(seed, lambda part: [""] * len(part.texts)))
+    return whole(named, findings, config, (NUMBER,), float)
 
 
 NUMBER = "number"  # name of the one output of a model that gives a number
@@ -135,32 +166,41 @@ def read_named(
     *,
     bare: bool = False,
     labels: tuple[str, ...] = LABEL,
-) -> tuple[dict[str, Named], dict[str, int | str]]:
-    if not config.path:
-        raise InputError("data: no path given; name a folder, a file or a hub data set with --data")
+) -> tuple[dict[str, Named], Findings]:
+    findings = Findings()
+    tables = read_measured(config, findings, partial(holds_labels, config, labels, classes=parse is None))
     named = {
-        split: clean(table, config, split, parse, bare=bare, labels=labels)
-        for split, table in read_splits(config.path, config.subset).items()
+        split: clean(table, config, split, findings, parse, bare=bare, labels=labels) for split, table in tables.items()
     }
-    return named, {"dropped_empty": sum(part.dropped for part in named.values())}
+    return named, findings
 
 
-Part = TypeVar("Part")
+def holds_labels(
+    config: DataConfig, labels: tuple[str, ...], tables: Mapping[str, pa.Table], split: str, *, classes: bool
+) -> bool:
+    """Whether a split has a column of labels with one in it; where there are `classes` -1 may be one of train's."""
+    own, trained = (label_column(tables[each], config, labels) for each in (split, "train"))
+    if own is None:
+        return trained is None  # of a column that train hasn't either `find_columns` says so
+    known = set(strings(tables["train"], trained)) if classes and trained else set()
+    return has_labels(tables[split], own, known)
 
 
-def hold(
-    parts: dict[str, Part],
-    notes: dict[str, int | str],
+def absent(parts: Mapping[str, Any]) -> list[str]:
+    return [split for split in ("validation", "test") if split not in parts]
+
+
+def keep_known(
+    named: dict[str, Named],
+    names_of: Callable[[Any], Collection[str]],
+    known: Collection[str],
     config: DataConfig,
-    cut: Callable[[Part, float], tuple[Part, Part, str]],
+    findings: Findings,
 ) -> None:
-    """Holds rows out of train for the splits that aren't there: `cut(train, fraction)` gives what is kept, what is held
-    out, and words for that.
-    """
-    for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
-        notes[f"{split}_from"] = "the data set"
-        if split not in parts:
-            parts["train"], parts[split], notes[f"{split}_from"] = cut(parts["train"], fraction)
+    """Leaves rows of validation and test out whose labels train lacks, or refuses them; see `known_rows`."""
+    for split in ("validation", "test"):
+        names = [names_of(label) for label in named[split].labels]
+        named[split] = named[split].take(known_rows(split, names, known, config, findings))
 
 
 def by_strata(seed: int, strata: Callable[[Named], list[str]]) -> Callable[[Named, float], tuple[Named, Named, str]]:
@@ -168,35 +208,15 @@ def by_strata(seed: int, strata: Callable[[Named], list[str]]) -> Callable[[Name
 
     def cut(train: Named, fraction: float) -> tuple[Named, Named, str]:
         kept, held = hold_out(strata(train), fraction, seed)
-        told = f"{len(held)} rows held out of train, stratified, seed {seed}"
-        return train.take(kept), train.take(held), told
+        words = f"{len(held)} rows held out of train, stratified, seed {seed}"
+        return train.take(kept), train.take(held), words
 
     return cut
 
 
-def parted(rows: list[Part], fraction: float, seed: int, what: str) -> tuple[list[Part], list[Part]]:
-    """(kept, held) of equals, in their order; see `drawn`."""
-    held = drawn(len(rows), fraction, seed, what)
-    return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
-
-
-def drawn(count: int, fraction: float, seed: int, what: str) -> set[int]:
-    """Numbers of the held-out ones of `count` equals, at least one.
-
-    Raises:
-        InputError: None would be left.
-    """
-    held = max(1, round(count * fraction))
-    if held >= count:
-        raise InputError(
-            f"data: expected at least two {what} to hold one out, found {count}: there would be nothing to measure on"
-        )
-    return set(np.random.default_rng(seed).permutation(count)[:held].tolist())
-
-
 def whole(
     named: dict[str, Named],
-    notes: dict[str, int | str],
+    findings: Findings,
     config: DataConfig,
     labels: tuple[str, ...],
     numbered: Callable[[Any], Any],
@@ -205,16 +225,19 @@ def whole(
         split: Examples(part.texts, part.pairs, [numbered(each) for each in part.labels])
         for split, part in named.items()
     }
-    unlabelled = load_unlabelled(config)
+    unlabelled = load_unlabelled(config, findings)
     check_pairs(parts | ({"unlabelled": unlabelled} if len(unlabelled) else {}))
-    notes["test_texts_also_in_train"] = overlap(parts["test"], parts["train"])
-    return Splits(labels, parts["train"], parts["validation"], parts["test"], unlabelled, notes)
+    unlabelled = unlabelled.take(report_overlap(parts | {"unlabelled": unlabelled}, findings))
+    return Splits(
+        labels, parts["train"], parts["validation"], parts["test"], unlabelled, findings.counts, findings.remarks
+    )
 
 
 def clean(
     table: pa.Table,
     config: DataConfig,
     split: str,
+    findings: Findings,
     parse: Callable[[Any, str], Any] | None = None,
     *,
     bare: bool = False,
@@ -229,73 +252,45 @@ def clean(
     pairs = strings(table, columns.text_pair) if columns.text_pair else None
     assert columns.label is not None
     kept = [i for i, text in enumerate(texts) if text and (pairs is None or pairs[i])]
-    spelt = strings(table, columns.label)
-    missing = [] if bare else [i + 1 for i in kept if not spelt[i]]
-    if missing:
-        raise InputError(
-            f"{where}: {len(missing)} rows have no label in column {columns.label!r}, the first is row {missing[0]}; "
-            "put unlabelled text in a file of its own and pass it with --data.unlabelled"
-        )
+    findings.add_dropped_empty(split, len(texts) - len(kept), len(texts))
+    cells, missing = table[columns.label].to_pylist(), missing_labels(table, columns.label)
+    without = [i for i in kept if missing[i] and not (bare and is_empty(cells[i]))]
+    check_missing([i + 1 for i in without], where, columns.label, [cells[i] for i in without])
     if not kept:
         raise InputError(f"{where}: column {columns.text!r} holds no text in any of {len(texts)} rows")
-    read: list[Any] = spelt
+    check_texts([texts[i] for i in kept], [pairs[i] for i in kept] if pairs else [], where, columns.text, findings)
+    read: list[Any] = strings(table, columns.label)
     if parse is not None:
-        cells = table[columns.label].to_pylist()
-        read = [parse(cell, f"{where}, row {i + 1}, column {columns.label!r}") for i, cell in enumerate(cells)]
-    return Named(texts, pairs, read, len(texts) - len(kept)).take(kept)
+        read = [None] * len(cells)
+        for i in kept:
+            read[i] = parse(cells[i], f"{where}, row {i + 1}, column {columns.label!r}")
+    return Named(texts, pairs, read, list(range(1, len(texts) + 1))).take(kept)
+
+
+def is_empty(cell: Any) -> bool:
+    """Whether nothing stands there; a word such as NaN does."""
+    return cell is None or (isinstance(cell, str) and not cell.strip())
+
+
+def check_texts(texts: Sequence[str], pairs: Sequence[str], where: str, column: str, findings: Findings) -> None:
+    """
+    Raises:
+        InputError: Several rows, and one text in all of them.
+    """
+    if len(texts) > 2 and len(set(texts)) == 1 and len(set(pairs)) <= 1:
+        raise InputError(
+            f"{where}: column {column!r}: expected different texts, found {texts[0][:60]!r} in each of {len(texts):,} "
+            "rows: no model could tell them apart; name the column with --data.text"
+        )
+    if len(texts) > 2 and all(map(is_number, texts)):
+        findings.remarks.append(
+            f"{where}: every text in column {column!r} is a number, such as {texts[0][:60]!r}; if that isn't the text, "
+            "name the column with --data.text"
+        )
 
 
 def strings(table: pa.Table, column: str) -> list[str]:
-    return ["" if value is None else str(value).strip() for value in table[column].to_pylist()]
-
-
-def label_names(named: dict[str, Named]) -> tuple[str, ...]:
-    """Train's labels in a fixed order: by number where all are numbers, else by name."""
-    seen = set(named["train"].labels)
-    if len(seen) < 2:
-        raise InputError(
-            f"data: expected at least two classes in train, found {len(seen)} ({', '.join(sorted(seen))}): "
-            "every model would be right without looking"
-        )
-    for split, part in named.items():
-        check_known(split, Counter(name for name in part.labels if name not in seen))
-    return in_order(seen)
-
-
-def in_order(names: Collection[str]) -> tuple[str, ...]:
-    if all(re.fullmatch(r"-?\d+", name) for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))  # 7 and 007 are two labels
-    return tuple(sorted(names))
-
-
-def check_known(split: str, extra: Counter[str], what: str = "labels", where: str = "rows") -> None:
-    """
-    Raises:
-        InputError: There are labels that train doesn't have.
-    """
-    if extra:
-        listed = ", ".join(f"{name!r} ({count} {where})" for name, count in extra.most_common(5))
-        raise InputError(f"data: {split} has {what} that train lacks: {listed}; no model could ever predict them")
-
-
-def hold_out(labels: Sequence[str], fraction: float, seed: int) -> tuple[list[int], list[int]]:
-    """Splits row numbers into (kept, held), the held share the same in every class; a class of one row is kept."""
-    rng = np.random.default_rng(seed)
-    held: list[int] = []
-    by_label: dict[str, list[int]] = {}
-    for row, name in enumerate(labels):
-        by_label.setdefault(name, []).append(row)
-    for name in sorted(by_label):
-        rows = by_label[name]
-        count = min(max(1, round(len(rows) * fraction)), len(rows) - 1)
-        held += [rows[i] for i in rng.permutation(len(rows))[:count]]
-    chosen = set(held)
-    if not held:
-        raise InputError(
-            f"data: expected a class of at least two rows to hold some out, found {len(labels)} rows, each of its own "
-            "class: there would be nothing to measure on"
-        )
-    return [row for row in range(len(labels)) if row not in chosen], sorted(held)
+    return ["" if is_missing(value) else str(value).strip() for value in table[column].to_pylist()]
 
 
 def check_pairs(parts: dict[str, Examples]) -> None:
@@ -304,23 +299,13 @@ def check_pairs(parts: dict[str, Examples]) -> None:
         raise InputError(f"data: only {', '.join(with_pair)} has a second text: the model would see other inputs")
 
 
-def overlap(test: Examples, train: Examples) -> int:
-    """Counts test rows whose text stands in train too, after case and punctuation are folded."""
-
-    def folded(part: Examples) -> list[tuple[str, ...]]:
-        pairs = part.pairs or [""] * len(part)
-        rows = zip(part.texts, pairs, strict=True)
-        return [tuple(" ".join(re.findall(r"\w+", t.casefold())) for t in row) for row in rows]
-
-    seen = set(folded(train))
-    return sum(row in seen for row in folded(test))
-
-
-def load_unlabelled(config: DataConfig) -> Examples:
+def load_unlabelled(config: DataConfig, findings: Findings) -> Examples:
     if config.unlabelled is None:
         return Examples([], None)
     table = read_table(Path(config.unlabelled).expanduser())
-    return bare(table, config, f"unlabelled text {config.unlabelled!r}")
+    found = bare(table, config, f"unlabelled text {config.unlabelled!r}")
+    findings.add_dropped_empty("unlabelled", len(table) - len(found), len(table))
+    return found
 
 
 def load_bare(config: DataConfig) -> Examples:
@@ -333,7 +318,7 @@ def load_bare(config: DataConfig) -> Examples:
     found = bare(read_splits(config.path, config.subset)["train"], config, where)
     if not len(found):
         raise InputError(f"{where}: expected text, found none in any row")
-    more = load_unlabelled(config)
+    more = load_unlabelled(config, Findings())
     check_pairs({"train": found, "unlabelled": more} if len(more) else {})
     return found.joined(more)
 

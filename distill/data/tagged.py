@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,21 @@ from distill.data.cells import is_bracketed, list_in
 from distill.data.columns import check_distinct, check_readable, first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows, padded
+from distill.data.findings import Findings
+from distill.data.holding import hold, parted
+from distill.data.labels import check_missing, known_rows, missing_labels, report_spellings
+from distill.data.measured import label_column, read_measured
+from distill.data.overlap import report_overlap
 from distill.data.source import read_splits, read_table
-from distill.data.splits import Examples, Splits, check_known, hold, overlap, parted
+from distill.data.splits import Examples, Splits
 from distill.errors import InputError
 
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "pos_tags")
 OUTSIDE = "O"
 BLANKS = ("Ġ", "▁", "▁▁")  # pieces that are blanks alone, of byte-level tokenizers and of SentencePiece's
-NO_TAG = "-100"
+NO_TAGS = ("-100", "-1")  # what stands for a word without a tag
+Row = tuple[list[str], list[str]]  # words, tags
 
 
 @dataclass(frozen=True)
@@ -59,29 +66,47 @@ def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
         InputError: No such columns or files; a sentence with more words than tags; a tag in validation or test that
             train lacks; too few sentences to hold some out.
     """
-    if not config.path:
-        raise InputError("data: no path given; name a folder, a file or a hub data set with --data")
-    read = {name: sentences(table, config, name) for name, table in read_splits(config.path, config.subset).items()}
-    notes: dict[str, int | str] = {"dropped_empty": sum(dropped for _, _, dropped in read.values())}
-    rows = {name: list(zip(words, tags, strict=True)) for name, (words, tags, _) in read.items()}
+    findings = Findings()
+    tables = read_measured(config, findings, partial(has_tags, config))
+    rows = {name: sentences(table, config, name, findings) for name, table in tables.items()}
 
     def cut(train: list[Row], fraction: float) -> tuple[list[Row], list[Row], str]:
         kept, held = parted(train, fraction, seed, "sentences")
         return kept, held, f"{len(held)} rows held out of train, seed {seed}"
 
-    hold(rows, notes, config, cut)
-    names = tag_names(rows)
+    hold(rows, findings, config, cut)
+    names = tag_names(rows["train"], findings)
+    for split in ("validation", "test"):
+        kept = known_rows(split, [tags for _, tags in rows[split]], names, config, findings, "tags", "words")
+        rows[split] = [rows[split][i] for i in kept]
     number = {name: i for i, name in enumerate(names)}
     parts: dict[str, Any] = {
         split: Tagged([words for words, _ in each], [[number[tag] for tag in tags] for _, tags in each])
         for split, each in rows.items()
     }
-    notes["test_texts_also_in_train"] = overlap(joined_words(parts["test"]), joined_words(parts["train"]))
-    return Splits(names, parts["train"], parts["validation"], parts["test"], unlabelled_words(config), notes)
+    unlabelled = unlabelled_words(config, findings)
+    joined = {name: joined_words(part) for name, part in (parts | {"unlabelled": unlabelled}).items()}
+    unlabelled = Tagged([unlabelled.texts[i] for i in report_overlap(joined, findings, "sentences")])
+    return Splits(
+        names, parts["train"], parts["validation"], parts["test"], unlabelled, findings.counts, findings.remarks
+    )
 
 
-def sentences(table: pa.Table, config: DataConfig, split: str) -> tuple[list[list[str]], list[list[str]], int]:
-    """(words, tags, rows dropped because they are empty) of a split."""
+def has_tags(config: DataConfig, tables: dict[str, pa.Table], split: str) -> bool:
+    """Whether a split has a column of tags with one in it that isn't a mark of a word without a tag."""
+    column = label_column(tables[split], config, TAGS)
+    if column is None:
+        return label_column(tables["train"], config, TAGS) is None
+    for cell in tables[split][column].to_pylist():
+        tags = list_in(cell)
+        tags = str(cell or "").split() if tags is None else tags
+        if any(tag is not None and str(tag) not in NO_TAGS for tag in tags):
+            return True
+    return False
+
+
+def sentences(table: pa.Table, config: DataConfig, split: str, findings: Findings) -> list[Row]:
+    """Words and tags of the rows of a split that aren't empty."""
     where = f"data {config.path!r}, {split}"
     text = named(table, config.text, "text", where) or first_of(table, WORDS)
     label = named(table, config.label, "label", where) or first_of(table, TAGS)
@@ -97,15 +122,20 @@ def sentences(table: pa.Table, config: DataConfig, split: str) -> tuple[list[lis
                 f"{where}: row {row}: expected a tag a word, found {len(one)} words and {len(other)} tags: words would "
                 "get the tags of others"
             )
-        if NO_TAG in other:
+        mark = next((each for each in NO_TAGS if each in other), None)
+        if mark is not None:
             raise InputError(
-                f"{where}: row {row}: expected a tag a word, found {NO_TAG} for {one[other.index(NO_TAG)]!r}: it marks "
+                f"{where}: row {row}: expected a tag a word, found {mark} for {one[other.index(mark)]!r}: it marks "
                 "what has none, and would be a tag like the others"
             )
     kept = [i for i, row in enumerate(words) if row]
     if not kept:
         raise InputError(f"{where}: column {text!r} holds no words in any of {len(words)} rows")
-    return [spaced(words[i]) for i in kept], [tags[i] for i in kept], len(words) - len(kept)
+    without = missing_labels(table, label)
+    absent = [i for i in kept if without[i]]
+    check_missing([i + 1 for i in absent], where, label, [table[label][i].as_py() for i in absent])
+    findings.add_dropped_empty(split, len(words) - len(kept), len(words))
+    return [(spaced(words[i]), tags[i]) for i in kept]
 
 
 def lists_of(table: pa.Table, column: str, where: str) -> list[list[str]]:
@@ -147,20 +177,16 @@ def listed(cell: Any, where: str) -> list[str]:
     return [str(each) for each in found]
 
 
-Row = tuple[list[str], list[str]]
-
-
-def tag_names(rows: dict[str, list[Row]]) -> tuple[str, ...]:
+def tag_names(train: Sequence[Row], findings: Findings) -> tuple[str, ...]:
     """Train's tags, `O` first, the others by name.
 
     Raises:
-        InputError: Another split has others.
+        InputError: There are less than two.
     """
-    seen = {tag for _, tags in rows["train"] for tag in tags}
+    seen = Counter(tag for _, tags in train for tag in tags)
     if len(seen) < 2:
         raise InputError(f"data: expected at least two tags in train, found {', '.join(sorted(seen))}")
-    for split, part in rows.items():
-        check_known(split, Counter(tag for _, tags in part for tag in tags if tag not in seen), "tags", "words")
+    report_spellings(seen, findings, "tags")
     if all(re.fullmatch(r"\d+", tag) for tag in seen):
         return tuple(sorted(seen, key=int))
     return tuple(sorted(seen, key=lambda tag: (tag != OUTSIDE, tag)))
@@ -170,17 +196,20 @@ def joined_words(part: Tagged) -> Examples:
     return Examples(["".join(words) for words in part.texts], None)
 
 
-def unlabelled_words(config: DataConfig) -> Tagged:
+def unlabelled_words(config: DataConfig, findings: Findings) -> Tagged:
     if config.unlabelled is None:
         return Tagged([])
     table = read_table(Path(config.unlabelled).expanduser())
-    return bare_words(table, config, f"unlabelled text {config.unlabelled!r}")
+    found = bare_words(table, config, f"unlabelled text {config.unlabelled!r}")
+    findings.add_dropped_empty("unlabelled", len(table) - len(found), len(table))
+    return found
 
 
 def load_bare_words(config: DataConfig) -> Tagged:
     """Every training sentence, held out later or not, and the unlabelled ones; no tag is read."""
     table = read_splits(config.path, config.subset)["train"]
-    return Tagged(bare_words(table, config, f"data {config.path!r}, train").texts + unlabelled_words(config).texts)
+    train, more = bare_words(table, config, f"data {config.path!r}, train"), unlabelled_words(config, Findings())
+    return Tagged(train.texts + more.texts)
 
 
 def bare_words(table: pa.Table, config: DataConfig, where: str) -> Tagged:

@@ -13,6 +13,7 @@ from distill.answers import Answers, SpanAnswers
 from distill.data.config import DataConfig
 from distill.data.questions import Questions, Windows, encode_questions, load_bare_questions, load_questions
 from distill.data.splits import Splits
+from distill.tasks.baseline import Baseline, no_answers
 from distill.tasks.row_accuracy import RowAccuracy
 from distill.tasks.task import Scorer, Task
 
@@ -46,6 +47,10 @@ class QuestionAnswering(Task):
 
     def scorer(self, rows: Windows) -> Scorer:
         return AnswerScorer(rows)
+
+    def baseline(self, train: Any) -> Baseline | None:
+        """That there is no answer, where train has such questions."""
+        return None if all(train.labels) else Baseline("no answer", "no answer", no_answers)
 
     def config(self, path: str) -> PretrainedConfig:
         config = super().config(path)

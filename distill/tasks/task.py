@@ -17,6 +17,7 @@ from distill.answers import Answers
 from distill.data.config import DataConfig
 from distill.data.splits import Examples, Splits
 from distill.errors import InputError
+from distill.tasks.baseline import Baseline
 
 # Pre-trained bodies come with one of these; any other head was trained for another task.
 BODIES = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")
@@ -95,6 +96,10 @@ class Task(ABC):
     @abstractmethod
     def scorer(self, rows: Any) -> Scorer:
         """Of an encoded split."""
+
+    def baseline(self, train: Any) -> Baseline | None:
+        """The one answer for all rows that a split to train on suggests; None where that tells nothing."""
+        return None
 
     @property
     def auto(self) -> Any:

@@ -16,6 +16,7 @@ from distill.answers import Answers, LabelAnswers
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded, encode
 from distill.data.splits import Examples, Splits, load_bare, load_labelled, load_numbers, load_splits
+from distill.tasks.baseline import Baseline, same_for_rows
 from distill.tasks.task import Scorer, Task, check_head, output_layer, plain
 from distill.teacher.load import agree_on_padding
 
@@ -57,6 +58,12 @@ class TextClassification(Task):
 
     def scorer(self, rows: Encoded) -> Scorer:
         return ClassScorer(rows)
+
+    def baseline(self, train: Any) -> Baseline | None:
+        counts = np.bincount(train.labels, minlength=len(self.labels))
+        most = int(counts.argmax())
+        answer = f"the class {self.labels[most]!r}, the most frequent in train"
+        return Baseline("majority class", answer, same_for_rows(np.eye(len(counts))[most]))
 
 
 class ClassScorer:
@@ -102,6 +109,11 @@ class Several(TextClassification):
 
     def scorer(self, rows: Encoded) -> Scorer:
         return LabelScorer(rows)
+
+    def baseline(self, train: Any) -> Baseline | None:
+        most = int(np.sum(train.labels, axis=0).argmax())
+        answer = f"the label {self.labels[most]!r} alone, the most frequent in train"
+        return Baseline("most frequent label", answer, same_for_rows(2 * np.eye(len(self.labels))[most] - 1))
 
 
 class HoldingF1(Metric):
@@ -179,6 +191,10 @@ class Numbers(TextClassification):
     def scorer(self, rows: Encoded) -> Scorer:
         return NumberScorer(rows)
 
+    def baseline(self, train: Any) -> Baseline | None:
+        mean = float(np.mean(train.labels))
+        return Baseline("mean", f"{mean:.4g}, the mean of train", same_for_rows(np.array([mean])))
+
 
 class RankCorrelation(SpearmanCorrCoef):
     """Spearman's correlation of logits [rows, 1] with labels [rows]."""
@@ -201,9 +217,10 @@ class NumberScorer:
     def scores(self) -> dict[str, float]:
         from scipy.stats import pearsonr, spearmanr
 
+        varied = np.ptp(self.said) > 0 and np.ptp(self.labels) > 0  # no correlation with a constant is defined
         return {
-            "Spearman": float(spearmanr(self.said, self.labels).statistic),
-            "Pearson": float(pearsonr(self.said, self.labels).statistic),
+            "Spearman": float(spearmanr(self.said, self.labels).statistic) if varied else np.nan,
+            "Pearson": float(pearsonr(self.said, self.labels).statistic) if varied else np.nan,
             "RMSE": float(np.sqrt(np.mean((self.said - self.labels) ** 2))),
         }
 

@@ -14,6 +14,7 @@ from distill.data.config import DataConfig
 from distill.data.encode import IGNORED
 from distill.data.splits import Splits
 from distill.data.tagged import OUTSIDE, Tagged, TaggedRows, encode_tagged, load_bare_words, load_tagged
+from distill.tasks.baseline import Baseline, same_for_tokens
 from distill.tasks.task import Scorer, Task
 
 
@@ -52,6 +53,12 @@ class TokenClassification(Task):
 
     def scorer(self, rows: TaggedRows) -> Scorer:
         return TagScorer(rows, self.labels, spans=self.has_spans)
+
+    def baseline(self, train: Any) -> Baseline | None:
+        counts = np.bincount([tag for row in train.labels for tag in row], minlength=len(self.labels))
+        most = int(counts.argmax())
+        answer = f"the tag {self.labels[most]!r}, the most frequent in train, for each of their words"
+        return Baseline("most frequent tag", answer, same_for_tokens(np.eye(len(counts))[most]))
 
 
 class InsideF1(MulticlassF1Score):
