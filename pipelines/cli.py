@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
@@ -37,10 +38,24 @@ def parse(
             value; a value that no setting of that kind can have.
         SystemExit: With 2 on a value of another type, with 0 after `--help`.
     """
+    fields = leaves(config_class)
+    words, files = split_words(argv, fields, short, prog)
+    given: dict[str, Any] = {}
+    for file in files:
+        given |= read_yaml(home(f"--{CONFIG}", file), fields, short)
+    parser = build_parser(config_class, prog=prog, about=about, examples=examples, short=short)
+    if given:
+        checked = parser.parse_object(given)  # a default is taken as it is, whatever its type
+        parser.set_defaults({name: checked[name] for name in given})
+    return made(config_class, parser.parse_args(words))
+
+
+def build_parser(config_class: type, *, prog: str, about: str, examples: str, short: Mapping[str, str]) -> "Parser":
+    """Knows the types of all settings, and writes the help."""
     listed = ", ".join(f"--{name} for --{full}" for name, full in short.items())
     parser = Parser(
         prog=prog,
-        usage=f"python -m {prog} [--config FILE.yaml] [options]",
+        usage=f"python -m {prog} [--{CONFIG} FILE.yaml] [options]",
         description=about,
         epilog=f"short names: {listed}\n\nexamples:\n{examples}",
         formatter_class=PlainHelp,
@@ -48,15 +63,7 @@ def parse(
     help_of_config = "YAML file with any of these settings; of several the later ones win, and flags over all"
     parser.add_argument(f"--{CONFIG}", type=str, default=None, help=help_of_config)
     parser.add_class_arguments(config_class, as_group=False)
-    fields = leaves(config_class)
-    words, files = split_words(argv, fields, short, prog)
-    given: dict[str, Any] = {}
-    for file in files:
-        given |= read_yaml(home(f"--{CONFIG}", file), fields, short)
-    if given:
-        checked = parser.parse_object(given)  # a default is taken as it is, whatever its type
-        parser.set_defaults({name: checked[name] for name in given})
-    return made(config_class, parser.parse_args(words))
+    return parser
 
 
 def made(config_class: type[Config], values: Any, group: str = "") -> Config:
@@ -142,9 +149,22 @@ def explain(error: BaseException) -> str | None:
         if number(seen) in (errno.ENOSPC, errno.EDQUOT):
             return f"{where}: the disk is full; what was complete is kept: make room and run the same command again"
         if number(seen) in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if number(seen) != errno.EROFS and is_unreadable(Path(str(where))):
+                return f"{where}: no permission to read it; nothing was changed"
             return f"{where}: no permission to write there; nothing was changed"
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return None
+
+
+def is_unreadable(place: Path) -> bool:
+    """Whether there is something at a place, or on the way to it, that this user may not read."""
+    for each in (place, *place.parents):
+        try:
+            each.lstat()
+        except OSError:
+            continue  # what is above it says whether it may be looked at
+        return not os.access(each, os.R_OK | os.X_OK if each.is_dir() else os.R_OK)
+    return False
 
 
 def number(error: BaseException) -> int | None:

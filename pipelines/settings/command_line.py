@@ -81,3 +81,29 @@ def nearest(name: str, fields: Mapping[str, Any], short: Mapping[str, str]) -> s
     return short.get(near, near)
 
 
+def replace_words(words: Sequence[str], more: Sequence[str], short: Mapping[str, str]) -> list[str]:
+    """`words` with `more` after them, without those flags of `words` that are in `more` as well.
+
+    A command line gives each flag once; this is for whoever changes one that is there.
+    """
+    pairs = [pair for part in (words, more) for pair in flags_of(part)]
+    last = {name_of(pair, short): i for i, pair in enumerate(pairs)}
+    kept = [
+        pair for i, pair in enumerate(pairs) if last[name_of(pair, short)] == i or name_of(pair, short) == f"--{CONFIG}"
+    ]
+    return [word for pair in kept for word in pair]
+
+
+def flags_of(words: Sequence[str]) -> list[list[str]]:
+    """Each flag with its value, where that is a word of its own."""
+    found: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not found or len(found[-1]) > 1 or "=" in found[-1][0]:
+            found.append([word])
+        else:
+            found[-1].append(word)
+    return found
+
+
+def name_of(pair: Sequence[str], short: Mapping[str, str]) -> str:
+    return full_flag(pair[0], short).partition("=")[0]
