@@ -90,7 +90,7 @@ def laughs() -> str:
         ("seed: 1\n---\nseed: 2\n", "expected a single document"),
         ("", "expected settings as `name: value`, found nothing"),
         ("# nothing yet\n", "expected settings as `name: value`, found nothing"),
-        ("- 1\n- 2\n", "expected settings as `name: value`, found list"),
+        ("- 1\n- 2\n", "expected settings as `name: value`, found a list"),
         (b"\x7fELF\x00\x01\x02", "not well-formed YAML"),
         (b"\xff\xfe\x00", "expected UTF-8, found other bytes"),
     ],

@@ -68,7 +68,7 @@ def refuse(config: DistillConfig, processes: int) -> None:
     check_spec(config.student.spec)
     teacher = read_facts(config.teacher.model)
     student = None if is_relative(config.student.spec) else read_facts(config.student.spec)
-    task = config.task
+    task: str = config.task
     if task == "auto" and teacher is not None:
         task = teacher.task or task
     named = "" if task == "auto" else task

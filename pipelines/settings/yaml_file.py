@@ -54,8 +54,7 @@ def read_yaml(file: str, fields: Mapping[str, Any], short: Mapping[str, str]) ->
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if not isinstance(root, MappingNode):
-            found = "nothing" if root is None else {"sequence": "list"}.get(root.id, root.id)
-            raise InputError(f"{where}: expected settings as `name: value`, found {found}")
+            raise InputError(f"{where}: expected settings as `name: value`, found {described(root)}")
         reader = Reader(where, Known(fields, short), loader)
         return {name: reader.value(name, node) for name, node in reader.settings(root, "").items()}
     except yaml.YAMLError as error:
@@ -94,20 +93,19 @@ def check_shape(text: str, where: str) -> None:
     count = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
-            line = event.start_mark.line + 1
+            line = line_of(event)
             if any(anchor == event.anchor for anchor, _ in open_nodes):
                 raise InputError(
                     f"{where}, line {line}: alias *{event.anchor} stands inside of what it stands for: its value would "
                     "never end"
                 )
-            count += sizes.get(event.anchor, 1)
+            count += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, count))
             count += 1
             if len(open_nodes) > MOST_LEVELS:
                 raise InputError(
-                    f"{where}, line {event.start_mark.line + 1}: expected settings, at most {MOST_LEVELS} levels deep, "
-                    "found more"
+                    f"{where}, line {line_of(event)}: expected settings, at most {MOST_LEVELS} levels deep, found more"
                 )
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_nodes.pop()
@@ -200,7 +198,7 @@ class Reader:
         if isinstance(node, ScalarNode):
             check_written(f"{self.where}, line {line_of(node)}: {name}", self.known.fields[name], node.value)
         check_keys(node, f"{self.where}: {name}")
-        return self.loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return self.loader.construct_object(node, deep=True)
 
 
 def check_value(name: str, text: str) -> None:
@@ -234,12 +232,12 @@ def check_keys(node: Node, where: str) -> None:
             raise InputError(f"{where}: key {twice!r} is given twice: it can't be told which one is meant")
 
 
-def line_of(node: Node) -> int:
-    return node.start_mark.line + 1
+def line_of(part: Node | yaml.Event) -> int:
+    return part.start_mark.line + 1 if part.start_mark is not None else 1
 
 
-def described(node: Node) -> str:
-    if node.tag == NULL:
+def described(node: Node | None) -> str:
+    if node is None or node.tag == NULL:
         return "nothing"
     return repr(node.value) if isinstance(node, ScalarNode) else "a list"
 
