@@ -3,11 +3,16 @@
 import subprocess
 import sys
 
+from pipelines.config import SHORT
+from pipelines.quantize import OWN
+from pipelines.settings.command_line import replace_words
+
 
 def command(module: str, *words: str) -> None:
-    """`python -m pipelines.MODULE WORDS`.
+    """`python -m pipelines.MODULE WORDS`; of a flag that is given again, as by --more, the last one counts.
 
     Raises:
         subprocess.CalledProcessError: It ended with an error, which it has told.
     """
-    subprocess.run([sys.executable, "-m", f"pipelines.{module}", *words], check=True)
+    once = replace_words((), words, OWN if module == "quantize" else SHORT)
+    subprocess.run([sys.executable, "-m", f"pipelines.{module}", *once], check=True)

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.errors import InputError
+from distill.layout import parse_layout
 from pipelines import cli
 from pipelines.cache_config import SHORT, InspectConfig, RebuildConfig, VerifyConfig, WriteConfig
 from pipelines.console import Console
 from pipelines.launch import launch
-from pipelines.world import World, join_world, launched, leave_world
+from pipelines.settings.places import check_data, check_models
+from pipelines.world import World, join_world, launched, leave_world, processes
 
 if TYPE_CHECKING:
     from distill.layout import Layout
@@ -67,6 +69,9 @@ def parsed(command: str, config: type, argv: Sequence[str]) -> Any:
 
 def write(argv: Sequence[str]) -> None:
     config = parsed("write", WriteConfig, argv)
+    check_models([("teacher", config.teacher)])
+    check_data(config.data.path, config.data.subset)
+    parse_layout(config.layout, config.devices if not launched() else processes(), "layout")
     if config.devices > 1 and not launched() and not config.dry_run:
         check_layout(config, config.devices)
         launch("pipelines.cache", ["write", *argv], config.devices)
@@ -103,7 +108,7 @@ def check_layout(config: WriteConfig, processes: int) -> "Layout":
     """The teacher's layout, checked before a process loads a weight."""
     from transformers import AutoConfig
 
-    from distill.layout import fitting_model, parse_layout
+    from distill.layout import fitting_model
     from distill.teacher.load import checkpoint_folder
     from pipelines.placing import device_type
 

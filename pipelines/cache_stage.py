@@ -8,14 +8,11 @@ from typing import Any, cast
 from transformers import AutoConfig
 
 from distill.data.config import DataConfig
-from distill.errors import InputError
 from distill.layout import Layout
 from distill.losses.config import LayerSizes, LossConfig, lessons
 from distill.module import sizes_of
 from distill.sharding.mesh import mesh_of
-from distill.tasks.choose import TASKS
 from distill.tasks.language import Chatting, Language, MaskedLM
-from distill.tasks.names import LANGUAGE
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.task import Task
 from pipelines.cache_config import KeepConfig, WriteConfig
@@ -25,6 +22,7 @@ from pipelines.config import DistillConfig
 from pipelines.data import read_task
 from pipelines.placing import device_type
 from pipelines.stage import Artefact, Run
+from pipelines.tasks import FORMS
 from pipelines.teacher import MODEL
 
 CACHE = "cache"
@@ -103,24 +101,6 @@ def kept_words(config: DistillConfig, keep: KeepConfig, usual: str) -> KeepConfi
 
 
 LAYERS = ("hidden_layers", "vector_layers")
-FORMS = ("dtype", "compression")  # settings of keep that every task has
-
-
-def check_keep(config: DistillConfig) -> None:
-    """
-    Raises:
-        InputError: A setting of keep that the task, or the loss, decides: it would be passed over.
-    """
-    plain, words = KeepConfig(), config.task in LANGUAGE
-    usual = TASKS[config.task].kept if config.task in TASKS and not words else plain.signals
-    ours = (*FORMS, *(("signals", "draws", "k", "step") if words else ()))
-    asked = {name: value for name, value in asdict(config.keep).items() if value != getattr(plain, name)}
-    for name, value in asked.items():
-        if name not in ours and (name, value) != ("signals", usual):
-            raise InputError(
-                f"keep.{name}: expected none for {config.task}, found {value!r}: the loss says what is kept; of keep "
-                f"{', '.join(ours)} count here"
-            )
 
 
 def from_inside(made_from: dict[str, Any], output: Path, folder: Path) -> dict[str, Any]:

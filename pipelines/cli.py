@@ -1,23 +1,23 @@
 """Command lines from frozen dataclasses: flags, YAML, short names, and errors that a person can act on."""
 
 import dataclasses
-import difflib
 import errno
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from compress.errors import ArtefactError, CompressError
 from distill.errors import InputError
 from pipelines.console import fail
+from pipelines.settings.command_line import CONFIG, split_words
+from pipelines.settings.values import home, settle_value
+from pipelines.settings.yaml_file import read_yaml
 
 Config = TypeVar("Config")
 
@@ -25,7 +25,7 @@ Config = TypeVar("Config")
 def parse(
     config_class: type[Config], argv: Sequence[str], *, prog: str, about: str, examples: str, short: Mapping[str, str]
 ) -> Config:
-    """Reads `--config FILE.yaml` and flags into `config_class`; flags win.
+    """Reads every `--config FILE.yaml` in order, then the flags, into `config_class`; what comes later wins.
 
     Args:
         config_class: A frozen dataclass, nested ones become `--group.field`.
@@ -34,26 +34,36 @@ def parse(
         short: Short name -> full name, such as `teacher` -> `teacher.model`; valid in YAML too.
 
     Raises:
-        InputError: A config file that is missing or broken, or a key that isn't known.
-        SystemExit: With 2 on a bad flag or a value of another type, with 0 after `--help`.
+        InputError: A config file that is missing or broken; a key or flag that isn't known, is given twice or has no
+            value; a value that no setting of that kind can have.
+        SystemExit: With 2 on a value of another type, with 0 after `--help`.
     """
+    fields = leaves(config_class)
+    words, files = split_words(argv, fields, short, prog)
+    given: dict[str, Any] = {}
+    for file in files:
+        given |= read_yaml(home(f"--{CONFIG}", file), fields, short)
+    parser = build_parser(config_class, prog=prog, about=about, examples=examples, short=short)
+    if given:
+        checked = parser.parse_object(given)  # a default is taken as it is, whatever its type
+        parser.set_defaults({name: checked[name] for name in given})
+    return made(config_class, parser.parse_args(words))
+
+
+def build_parser(config_class: type, *, prog: str, about: str, examples: str, short: Mapping[str, str]) -> "Parser":
+    """Knows the types of all settings, and writes the help."""
     listed = ", ".join(f"--{name} for --{full}" for name, full in short.items())
     parser = Parser(
         prog=prog,
-        usage=f"python -m {prog} [--config FILE.yaml] [options]",
+        usage=f"python -m {prog} [--{CONFIG} FILE.yaml] [options]",
         description=about,
         epilog=f"short names: {listed}\n\nexamples:\n{examples}",
         formatter_class=PlainHelp,
     )
-    parser.add_argument("--config", type=str, default=None, help="YAML file with any of these settings")
+    help_of_config = "YAML file with any of these settings; of several the later ones win, and flags over all"
+    parser.add_argument(f"--{CONFIG}", type=str, default=None, help=help_of_config)
     parser.add_class_arguments(config_class, as_group=False)
-    fields = leaves(config_class)
-    words, file = split_config(switched([full_flag(word, short) for word in argv], fields))
-    if file is not None:
-        given = read_yaml(file, list(fields), short)
-        checked = parser.parse_object(given)  # a default is taken as it is, whatever its type
-        parser.set_defaults({name: checked[name] for name in given})
-    return made(config_class, parser.parse_args(words))
+    return parser
 
 
 def made(config_class: type[Config], values: Any, group: str = "") -> Config:
@@ -61,14 +71,21 @@ def made(config_class: type[Config], values: Any, group: str = "") -> Config:
     fields = {
         field.name: made(field.type, values[field.name], f"{group}{field.name}.")  # type: ignore[arg-type]
         if dataclasses.is_dataclass(field.type)
-        else values[field.name]
+        else settle_value(f"{group}{field.name}", values[field.name])
         for field in dataclasses.fields(config_class)  # type: ignore[arg-type]
     }
     try:
         return config_class(**fields)
     except InputError as error:
-        owner = str(error).partition(".")[0]  # `train`, of `teacher_train` and `general.train` too
-        raise InputError(f"{group[: -len(owner) - 1]}{error}" if group.endswith(f"{owner}.") else str(error)) from None
+        raise InputError(named_in_full(str(error), group)) from None
+
+
+def named_in_full(message: str, group: str) -> str:
+    """`loss.kl: …` of the group `general.loss.` as `general.loss.kl: …`, wherever the message names it."""
+    owner = re.match(r"\w*", message)[0]  # type: ignore[index]  # `train`, of `teacher_train` and `general.train` too
+    if not owner or not group.endswith(f"{owner}."):
+        return message
+    return re.sub(rf"(?<![\w.]){owner}(?=[.:])", group[:-1], message)
 
 
 class PlainHelp(DefaultHelpFormatter):
@@ -79,47 +96,11 @@ class PlainHelp(DefaultHelpFormatter):
 
 
 class Parser(ArgumentParser):
-    """Answers a bad flag with one line and the nearest flag there is."""
+    """Answers a value of another type with one message."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        unknown = re.search(r"unrecognized arguments: (--[^\s=]+)", message)
-        if unknown:
-            known = [option for action in self._actions for option in action.option_strings]
-            near = difflib.get_close_matches(unknown.group(1), known, 1, cutoff=0)
-            message = f"unknown flag {unknown.group(1)}; the nearest is {near[0]}"
         fail(f"{message} (see python -m {self.prog} --help)")
         sys.exit(2)
-
-
-def full_flag(word: str, short: Mapping[str, str]) -> str:
-    """`--batch-size=8` -> `--train.batch_size=8`."""
-    if not word.startswith("--") or word == "--":
-        return word
-    name, equals, value = word[2:].partition("=")
-    name = name.replace("-", "_")
-    return f"--{short.get(name, name)}{equals}{value}"
-
-
-def switched(words: Sequence[str], fields: Mapping[str, Any]) -> list[str]:
-    """What is yes or no needs no value: `--dry_run --output x` -> `--dry_run=true --output x`."""
-    return [
-        f"{word}=true" if fields.get(word.removeprefix("--")) is bool and after.startswith("--") else word
-        for word, after in zip_longest(words, words[1:], fillvalue="--")
-    ]
-
-
-def split_config(words: list[str]) -> tuple[list[str], str | None]:
-    """Takes `--config FILE` out of the words."""
-    rest: list[str] = []
-    file, i = None, 0
-    while i < len(words):
-        if words[i] == "--config" and i + 1 < len(words):
-            file, i = words[i + 1], i + 2
-        elif words[i].startswith("--config="):
-            file, i = words[i].partition("=")[2], i + 1
-        else:
-            rest, i = [*rest, words[i]], i + 1
-    return rest, file
 
 
 def leaves(config_class: type, prefix: str = "") -> dict[str, Any]:
@@ -131,40 +112,6 @@ def leaves(config_class: type, prefix: str = "") -> dict[str, Any]:
         else:
             found[prefix + field.name] = field.type
     return found
-
-
-def read_yaml(file: str, known: list[str], short: Mapping[str, str]) -> dict[str, Any]:
-    """Dotted name -> value of every setting in a YAML file."""
-    try:
-        content = yaml.safe_load(Path(file).read_text("utf-8"))
-    except UnicodeDecodeError as error:
-        raise InputError(f"config {file!r}: expected UTF-8, found other bytes: {error}") from error
-    except OSError as error:
-        raise InputError(f"config {file!r}: can't be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"config {file!r}: not well-formed YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"config {file!r}: expected settings as `name: value`, found {type(content).__name__}")
-    flat = flatten(content, short, known)
-    for name in flat:
-        if name not in known:
-            near = difflib.get_close_matches(name, [*known, *short], 1, cutoff=0)
-            raise InputError(f"config {file!r}: unknown key {name!r}; the nearest is {near[0]!r}")
-    return flat
-
-
-def flatten(
-    content: Mapping[str, Any], short: Mapping[str, str], known: Collection[str], prefix: str = ""
-) -> dict[str, Any]:
-    """Groups within groups as dotted names; a mapping that is itself a setting stays one."""
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and name not in known:
-            flat |= flatten(value, short, known, f"{name}.")
-        else:
-            flat[short.get(name, name)] = value
-    return flat
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
@@ -202,9 +149,22 @@ def explain(error: BaseException) -> str | None:
         if number(seen) in (errno.ENOSPC, errno.EDQUOT):
             return f"{where}: the disk is full; what was complete is kept: make room and run the same command again"
         if number(seen) in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if number(seen) != errno.EROFS and is_unreadable(Path(str(where))):
+                return f"{where}: no permission to read it; nothing was changed"
             return f"{where}: no permission to write there; nothing was changed"
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return None
+
+
+def is_unreadable(place: Path) -> bool:
+    """Whether there is something at a place, or on the way to it, that this user may not read."""
+    for each in (place, *place.parents):
+        try:
+            each.lstat()
+        except OSError:
+            continue  # what is above it says whether it may be looked at
+        return not os.access(each, os.R_OK | os.X_OK if each.is_dir() else os.R_OK)
+    return False
 
 
 def number(error: BaseException) -> int | None:

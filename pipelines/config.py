@@ -49,12 +49,15 @@ SHORT = {
 }
 
 
+LONGEST = 31_536_000  # seconds; a year
+
+
 @dataclass(frozen=True)
 class MachineConfig:
     """Where and how training runs.
 
     Args:
-        accelerator: Lightning's name: auto, cpu, gpu, mps.
+        accelerator: cpu, gpu (or cuda) or mps; auto takes what is there.
         devices: Processes on this machine, a GPU each where there are GPUs; under torchrun it says how many.
         restarts: How often all processes are started again after one died.
         timeout: Seconds that a process waits in a collective for the others before the run ends.
@@ -71,7 +74,7 @@ class MachineConfig:
         log_every: Steps between two rows of the logs.
     """
 
-    accelerator: str = "auto"
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     devices: int = 1
     restarts: int = 0
     timeout: float = 1800.0
@@ -100,8 +103,8 @@ class MachineConfig:
                 f"machine.restarts {self.restarts}: expected machine.devices of 2 or more, found 1: one process is "
                 "started by nobody who could start it again"
             )
-        if not self.timeout > 0:
-            raise InputError(f"machine.timeout: expected more than 0 seconds, found {self.timeout}")
+        if not 0 < self.timeout <= LONGEST:
+            raise InputError(f"machine.timeout: expected more than 0 seconds, at most {LONGEST}, found {self.timeout}")
 
 
 @dataclass(frozen=True)

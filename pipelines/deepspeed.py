@@ -4,14 +4,10 @@ Checkpoints while training are DeepSpeed's own: a run goes on with as many proce
 leaves is a stock checkpoint like any other's.
 """
 
-import importlib.util
-import json
 import os
-import re
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,19 +15,8 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.strategies.parallel import ParallelStrategy
 from torch import nn
 
-from distill.errors import InputError
+from pipelines.settings.deepspeed import STAGE, check_strategy, read_file
 
-STAGE = re.compile(r"deepspeed_stage_([123])(_offload)?")
-# What our own settings decide, by the key of DeepSpeed's file that would decide it a second time.
-OURS = {
-    "optimizer": "--learning-rate and --train.*",
-    "scheduler": "--train.schedule and --train.warmup",
-    "gradient_accumulation_steps": "--train.accumulate",
-    "gradient_clipping": "--train.max_grad_norm",
-    "train_batch_size": "--batch-size",
-    "bf16": "--precision bf16-mixed",
-    "fp16": "--precision 16-mixed",
-}
 UNTESTED = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}  # PyTorch's own AdamW
 
 
@@ -39,36 +24,17 @@ def deepspeed_settings(strategy: str) -> dict[str, Any]:
     """DeepSpeed's settings for what `--strategy` says.
 
     Raises:
-        InputError: DeepSpeed isn't installed; neither a stage nor a file of settings; settings that ours decide.
+        InputError: As `check_strategy`.
     """
-    if importlib.util.find_spec("deepspeed") is None:
-        raise InputError(
-            f"machine.strategy {strategy!r}: DeepSpeed isn't installed: pip install 'stillroom[deepspeed]', or use "
-            "--student.layout zero1, zero2 or fsdp=N, which need nothing"
-        )
+    check_strategy(strategy)
     found = STAGE.fullmatch(strategy)
     if found is None:
-        return UNTESTED | read_settings(strategy)
+        return UNTESTED | read_file(strategy)
     zero: dict[str, Any] = {"stage": int(found[1])}
     if found[2]:
         place = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
         zero |= {"offload_optimizer": place} | ({"offload_param": place} if zero["stage"] == 3 else {})
     return UNTESTED | {"zero_optimization": zero}
-
-
-def read_settings(file: str) -> dict[str, Any]:
-    try:
-        settings = json.loads(Path(file).read_text())
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"machine.strategy {file!r}: expected deepspeed_stage_1, 2 or 3, each with or without _offload, or a JSON "
-            f"file of DeepSpeed's settings; found no such file: {error}"
-        ) from error
-    if not isinstance(settings, dict) or "zero_optimization" not in settings:
-        raise InputError(f"machine.strategy {file!r}: expected an object with zero_optimization in it")
-    for key in settings.keys() & OURS.keys():
-        raise InputError(f"machine.strategy {file!r}: {key} is decided by {OURS[key]}; take it out of the file")
-    return settings
 
 
 class OnDeepSpeed(DeepSpeedStrategy):

@@ -48,19 +48,26 @@ def main(argv: Sequence[str]) -> None:
 
 def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
     """The whole run of a command with these words, on as many processes as it asks for."""
+    from pipelines.settings.machine import check_accelerator
+    from pipelines.settings.rules import refuse
+
+    starts = config.machine.devices > 1 and not launched()  # processes, or shows what they would do
+    count = max(processes(), config.machine.devices if starts or config.dry_run else 1)
+    refuse(config, count)  # what can be refused without torch, which takes seconds to import
+
     from pipelines.layouts import layouts_of
     from pipelines.stage import Run
     from pipelines.tasks import settled
     from pipelines.teaching import dismiss_teacher, teach
     from pipelines.whereabouts import told
 
+    check_accelerator(config.machine.accelerator)
     config, why = settled(config)
-    if config.machine.devices > 1 and not launched() and not config.dry_run:
-        layouts_of(config, check_inputs(config), config.machine.devices)  # before a process is started
+    source = check_inputs(config)
+    layouts = layouts_of(config, source, count)
+    if starts and not config.dry_run:
         launch(command, argv, config.machine.devices, config.machine.restarts)
         return
-    source = check_inputs(config)
-    layouts = layouts_of(config, source, max(processes(), config.machine.devices if config.dry_run else 1))
     world = join_world(config.machine.timeout, 0 if config.dry_run else config.teacher.ranks)
     asked = settings_of(config) | {"until": config.until}
     world.everyone.agree({name: value for name, value in flat(asked).items() if name not in PATHS})

@@ -16,6 +16,7 @@ from pipelines.config import MeasureConfig, TaskName
 from pipelines.console import Console
 from pipelines.export import HUGGINGFACE, artefact_bytes, check_refused
 from pipelines.machine import describe
+from pipelines.settings.places import check_data, check_models
 from pipelines.stage import Artefact, Run
 
 if TYPE_CHECKING:
@@ -60,6 +61,16 @@ class EvaluateConfig:
             if not value:
                 raise InputError(f"--{name}: missing; see --help for examples")
         check_installed(formats_of(self.export))
+
+
+def check_places(config: EvaluateConfig) -> None:
+    """
+    Raises:
+        InputError: A checkpoint or data that is named by a path, and isn't there.
+    """
+    models = [("student" if config.teacher else "model", config.model)]
+    check_models([*([("teacher", config.teacher)] if config.teacher else []), *models])
+    check_data(config.data.path, config.data.subset)
 
 
 @dataclass(frozen=True)
@@ -303,6 +314,8 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short={"data": "data.path"},
     )
+    check_places(config)
+
     from pipelines.alone import standalone
     from pipelines.render import score_rows, summary_rows
 

@@ -10,6 +10,7 @@ from compress.export.targets import Target, check_float, check_installed, format
 from distill.errors import InputError
 from pipelines import cli
 from pipelines.console import Console
+from pipelines.settings.places import check_data, check_models
 from pipelines.stage import Artefact, Run, content_hash
 
 if TYPE_CHECKING:
@@ -143,6 +144,9 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short={},
     )
+    check_models([("model", config.model)])
+    check_data(config.data)
+
     from distill.data.config import DataConfig
     from distill.teacher.load import checkpoint_folder
     from pipelines.data import say_reading

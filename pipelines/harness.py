@@ -13,6 +13,7 @@ from typing import Any
 from distill.errors import InputError
 from pipelines import cli
 from pipelines.console import Console
+from pipelines.settings.places import check_models
 
 RESULT = "harness.json"
 EXAMPLES = """\
@@ -49,6 +50,9 @@ class HarnessConfig:
         for name in ("model", "tasks", "output"):
             if not getattr(self, name):
                 raise InputError(f"--{name}: missing; see --help for examples")
+        for name, least in (("limit", 0), ("fewshot", -1), ("batch_size", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"--{name}: expected at least {least}, found {getattr(self, name)}")
         if find_spec("lm_eval") is None:
             raise InputError("lm-eval: not installed: no task could be run; pip install 'stillroom[lm-eval]'")
         if self.include and not Path(self.include).is_dir():
@@ -68,6 +72,7 @@ def main(argv: Sequence[str]) -> None:
     )
     console = Console()
     named = [("teacher", config.teacher)] if config.teacher else []
+    check_models([*named, ("model", config.model)])
     found = {name: measured(config, model) for name, model in [*named, ("model", config.model)]}
     place = Path(config.output)
     place.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from typing import Any
 from distill.errors import InputError
 from distill.layout import Layout, fitting_model, parse_layout
 from pipelines.config import DistillConfig
+from pipelines.settings.deepspeed import check_strategy
 
 SHARE = 0.5  # of a process's memory that weights and what trains them may take: activations need the rest
 TRAINED_BYTES = 16  # a parameter in fp32 with its gradient and AdamW's two moments
@@ -39,6 +40,45 @@ def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
         student = student_config(teacher, config.student.spec)
     else:
         student = AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))
+    models = {"teacher": teacher, "student": student, "tuned": teacher}
+    found = Layouts(**{each.whose: one(each, models[each.whose]) for each in texts_of(config, processes)})
+    check_layouts(config, found.teacher, found.student)
+    return found
+
+
+@dataclass(frozen=True)
+class Text:
+    """A layout as the settings name it.
+
+    Args:
+        whose: Field of `Layouts`.
+        name: Of the setting.
+        text: What it says; `auto` is decided by sizes.
+        processes: That it is for.
+    """
+
+    whose: str
+    name: str
+    text: str
+    processes: int
+
+    def parsed(self) -> Layout | None:
+        """The layout; None where sizes decide it.
+
+        Raises:
+            InputError: A layout for another number of processes, or none at all.
+        """
+        if self.text == "auto":
+            return Layout() if self.processes == 1 else None
+        return parse_layout(self.text, self.processes, self.name)
+
+
+def texts_of(config: DistillConfig, processes: int) -> tuple[Text, Text, Text]:
+    """Layouts of the teacher, of the student and of the teacher while it is trained, as far as settings say it.
+
+    Raises:
+        InputError: No process is left for the student, or a strategy that can't be had.
+    """
     own, text, others = config.teacher.ranks, config.teacher.layout, config.student.layout
     if own and own >= processes:
         raise InputError(
@@ -49,21 +89,29 @@ def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
     if config.machine.strategy:
         check_deepspeed(config)
         others = tuned = "replicated"  # as far as this project has a say in it
-    found = Layouts(
-        one(text, teacher, own or processes, "teacher.layout"),
-        one(others, student, processes - own, "student.layout"),
-        one(tuned, teacher, processes - own, "teacher.layout"),
+    return (
+        Text("teacher", "teacher.layout", text, own or processes),
+        Text("student", "student.layout", others, processes - own),
+        Text("tuned", "teacher.layout", tuned, processes - own),
     )
-    check_compress(config, found.student)
+
+
+def check_layouts(config: DistillConfig, teacher: Layout | None, student: Layout | None) -> None:
+    """Checks what goes with layouts; one that isn't known yet (None) is left for later.
+
+    Raises:
+        InputError: Gradients to compress that no copies send, or an offload of weights that aren't cut.
+    """
+    if student is not None:
+        check_compress(config, student)
     for name, offload, layout in (
-        ("teacher", config.teacher.offload, found.teacher),
-        ("student", config.student.offload, found.student),
+        ("teacher", config.teacher.offload, teacher),
+        ("student", config.student.offload, student),
     ):
-        if offload and layout.fsdp == 1 and layout.zero != 2:
+        if offload and layout is not None and layout.fsdp == 1 and layout.zero != 2:
             raise InputError(
                 f"{name}.offload: goes with weights that FSDP cuts, and {name}.layout is {layout}; use fsdp=N or zero2"
             )
-    return found
 
 
 def check_compress(config: DistillConfig, student: Layout) -> None:
@@ -78,9 +126,7 @@ def check_compress(config: DistillConfig, student: Layout) -> None:
 
 def check_deepspeed(config: DistillConfig) -> None:
     """Raises InputError where DeepSpeed can't be had, or the student has a layout as well."""
-    from pipelines.deepspeed import deepspeed_settings
-
-    deepspeed_settings(config.machine.strategy)
+    check_strategy(config.machine.strategy)
     if config.student.layout not in ("auto", "replicated"):
         raise InputError(
             f"machine.strategy {config.machine.strategy!r}: DeepSpeed lays the student out, and --student.layout "
@@ -88,18 +134,18 @@ def check_deepspeed(config: DistillConfig) -> None:
         )
 
 
-def one(text: str, own: Any, processes: int, name: str) -> Layout:
-    if text == "auto":
-        text = fitting_kind(own, processes)
-    layout = parse_layout(text, processes, name)
-    fitting_model(layout, own, name)
+def one(wanted: Text, model: Any) -> Layout:
+    layout = wanted.parsed()
+    if layout is None:
+        layout = parse_layout(fitting_kind(model, wanted.processes), wanted.processes, wanted.name)
+    fitting_model(layout, model, wanted.name)
     return layout
 
 
 def fitting_kind(own: Any, processes: int) -> str:
     from pipelines.plan import parameters
 
-    if processes == 1 or parameters(own) * TRAINED_BYTES <= SHARE * memory_of_process(processes):
+    if parameters(own) * TRAINED_BYTES <= SHARE * memory_of_process(processes):
         return "replicated"
     return f"fsdp={processes}"
 

@@ -6,6 +6,7 @@ from distill.errors import InputError
 from pipelines import cli
 from pipelines.config import SHORT, DistillConfig
 from pipelines.distill import follow
+from pipelines.settings.command_line import full_flag
 
 EXAMPLES = """\
   python -m pipelines.prune --model runs/bert --data examples/data/banking77 --speedup 4 --output runs/quick
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 
 def with_teacher(argv: Sequence[str], short: Mapping[str, str] = MODEL_SHORT) -> list[str]:
     """Where only a model is named, it is its own teacher and is pruned whole."""
-    words = [cli.full_flag(word, short) for word in argv]
+    words = [full_flag(word, short) for word in argv]
     if named(words) & {"--teacher.model", "--config"}:
         return words
     renamed = {"--student.spec": "--teacher.model"}

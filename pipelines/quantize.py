@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from distill.errors import InputError
 from pipelines import cli
 from pipelines.config import DistillConfig
 from pipelines.distill import follow
@@ -36,6 +37,8 @@ def with_defaults(argv: Sequence[str]) -> list[str]:
     """The words, with what this command takes for granted: the model is trained, and gets 8 bits."""
     words = with_teacher(argv, OWN)
     found = named(words)
+    if "--student.given" in found:
+        raise InputError("--student.given: pipelines.quantize takes a trained model always; leave the flag out")
     scheme = [] if found & {"--quantize.scheme", "--config"} else ["--quantize.scheme", "int8"]
     model = [] if found & {"--student.spec", "--config"} else ["--student.spec", "teacher"]
     return [*words, *scheme, *model, "--student.given", "true"]

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.data.config import DataConfig
+from distill.errors import InputError
 from pipelines import cli
 from pipelines.baseline import read_baseline
 from pipelines.config import MeasureConfig, TaskName
 from pipelines.console import Console
-from pipelines.evaluate import EvaluateConfig
+from pipelines.evaluate import EvaluateConfig, check_places
 from pipelines.export import HUGGINGFACE
 from pipelines.machine import commit, describe
 from pipelines.render import Charts, render_cards, render_html, render_page, score_rows, summary_rows
@@ -53,6 +54,17 @@ class ReportConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     seed: int = 0
     task: TaskName = "auto"
+
+    def __post_init__(self) -> None:
+        others = [name for name in ("model", "output", "teacher") if getattr(self, name)]
+        others += ["data"] * bool(self.data.path)
+        if self.run is not None and others:
+            raise InputError(
+                f"--run: expected no --{others[0]} beside it, found one: a finished run is drawn again from its own "
+                "numbers, and nothing is measured"
+            )
+        if self.charts and self.run is None:
+            raise InputError("--charts: expected --run beside it, found none: only a finished run's charts are drawn")
 
 
 def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: Artefact) -> Artefact:
@@ -202,8 +214,6 @@ def main(argv: Sequence[str]) -> None:
 
 def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
     """Draws the page of a finished run from its numbers, and its charts as files where that is asked for."""
-    from distill.errors import InputError
-
     found = sorted((output / "report").glob(f"*/{REPORT}"), key=lambda file: file.stat().st_mtime)
     if not found:
         raise InputError(
@@ -226,12 +236,14 @@ def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
 
 def measured(config: ReportConfig, console: Console) -> None:
     """Evaluates a checkpoint and reports on it."""
-    from pipelines.alone import standalone
-    from pipelines.data import read_task
-
     settings = EvaluateConfig(
         config.model, config.output, config.teacher, config.data, config.measure, config.seed, config.task
     )
+    check_places(settings)
+
+    from pipelines.alone import standalone
+    from pipelines.data import read_task
+
     run, candidates, data, evaluation = standalone(settings, console)
     report = report_stage(run, asdict(settings), read_task(data), evaluation)
     places = publish(run, report, {STUDENT: candidates[-1].export})

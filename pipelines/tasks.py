@@ -10,7 +10,8 @@ from distill.data.config import DataConfig
 from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.tasks.names import LANGUAGE, WRITING
+from distill.tasks.names import LANGUAGE, WRITING, kept_of_task
+from pipelines.cache_config import KeepConfig
 from pipelines.config import DistillConfig
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 # Squared differences of cosines are a hundredth of those of vectors.
 VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
+FORMS = ("dtype", "compression")  # settings of keep that every task has
 ACROSS = ("causal-lm", "masked-lm")  # tasks whose student may read other tokens than its teacher
 
 
@@ -28,20 +30,25 @@ def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
     from transformers import AutoConfig
 
     from compress.prune.checkpoint import admit
-    from distill.tasks.choose import TASKS, choose
+    from distill.tasks.choose import choose
     from distill.teacher.load import checkpoint_folder
 
     source = checkpoint_folder(config.teacher.model)
     admit(source)
     task, why = choose(config.task, AutoConfig.from_pretrained(source), config.teacher.model, config.data)
+    return with_task(config, task), why
+
+
+def with_task(config: DistillConfig, task: str) -> DistillConfig:
+    """The configuration for a task, with what is usual there where nothing else is asked for."""
     loss = usual_loss(task) if config.loss == LossConfig() else config.loss
     if loss.temperature is None:
         loss = replace(loss, temperature=usual_loss(task).softness)
     general = replace(config.general, loss=replace(config.general.loss, temperature=config.general.loss.softness))
     # Pooled encoders have no modelling code of their own to ship.
-    uniform = TASKS[task].keeps_width and config.budget.asked
+    uniform = task == "sentence-embedding" and config.budget.asked
     budget = replace(config.budget, uniform=True) if uniform else config.budget
-    return replace(config, task=cast(Any, task), loss=loss, general=general, budget=budget), why
+    return replace(config, task=cast(Any, task), loss=loss, general=general, budget=budget)
 
 
 def usual_loss(task: str) -> LossConfig:
@@ -198,8 +205,6 @@ def check_task_fits(config: DistillConfig, task: str) -> None:
     Raises:
         InputError: Something is asked for that is there for one class a text alone.
     """
-    from pipelines.cache_stage import check_keep
-
     if config.on_policy.share and task not in WRITING:
         raise InputError(
             f"on_policy.share {config.on_policy.share:g}: expected causal-lm or chat, found {task}: there is nothing "
@@ -230,3 +235,20 @@ def check_task_fits(config: DistillConfig, task: str) -> None:
     if config.loss.of_vectors != vectors:
         wanted = "loss.embedding or loss.similarity, and no kl or ce," if vectors else "kl or ce"
         raise InputError(f"loss: expected {wanted} for {task}, found {config.loss}: there is nothing to compare")
+
+
+def check_keep(config: DistillConfig) -> None:
+    """
+    Raises:
+        InputError: A setting of keep that the task, or the loss, decides: it would be passed over.
+    """
+    plain, words = KeepConfig(), config.task in LANGUAGE
+    usual = plain.signals if words else kept_of_task(config.task)
+    ours = (*FORMS, *(("signals", "draws", "k", "step") if words else ()))
+    asked = {name: value for name, value in asdict(config.keep).items() if value != getattr(plain, name)}
+    for name, value in asked.items():
+        if name not in ours and (name, value) != ("signals", usual):
+            raise InputError(
+                f"keep.{name}: expected none for {config.task}, found {value!r}: the loss says what is kept; of keep "
+                f"{', '.join(ours)} count here"
+            )

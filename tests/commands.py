@@ -10,23 +10,31 @@ from types import ModuleType
 import pytest
 
 from pipelines import cli
+from pipelines.config import SHORT
+from pipelines.quantize import OWN
+from pipelines.settings.command_line import replace_words
 
 ROOT = Path(__file__).parent.parent
 
 
 def command(module: str, *words: str) -> list[str]:
-    return [sys.executable, "-m", f"pipelines.{module}", *words]
+    """The words of a process; of a flag that is given again, as a test does with those of `small_run`, the last one."""
+    return [sys.executable, "-m", f"pipelines.{module}", *once(module, words)]
+
+
+def once(module: str, words: Sequence[str]) -> list[str]:
+    return replace_words((), words, OWN if module == "quantize" else SHORT)
 
 
 def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
     """Words of a distillation that takes seconds: a tiny teacher, few texts, two layers of four."""
-    return [
+    words = [
         *("--teacher", str(teacher), "--data", str(data), "--output", str(output), "--student", "layers=2"),
         *("--precision", "32", "--threads", "1", "--measure.texts", "4", "--measure.rounds", "1"),
         *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--batch-size", "8"),
         *("--teacher_train.batch_size", "8", "--teacher_train.learning_rate", "1e-3", "--learning-rate", "1e-3"),
-        *more,
     ]
+    return replace_words(words, more, SHORT)
 
 
 def start(module: str, words: Sequence[str]) -> subprocess.Popen:
@@ -47,7 +55,13 @@ def finish(module: str, words: Sequence[str]) -> str:
 def refused(
     module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
-    """The one message of a command that must end with exit code 2 and no traceback."""
+    """The one message of a command that must end with exit code 2 and no traceback; its words as in `command`."""
+    return refused_as_written(module, once(module.__name__.rpartition(".")[2], words), monkeypatch, capsys)
+
+
+def refused_as_written(
+    module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
     monkeypatch.setattr(sys, "argv", [module.__name__, *words])
     with pytest.raises(SystemExit) as ended:
         cli.run(module.main)

@@ -12,6 +12,7 @@ from conftest import build_model, saved
 from distill.data.language import read_texts
 from pipelines import cli
 from pipelines.config import SHORT, DistillConfig
+from pipelines.settings.command_line import replace_words
 
 FILLER = " ".join(["and so it was"] * 12)
 BUILT = "The bridge was built in 1871 by the engineer Jane Barlow Smith."
@@ -77,6 +78,7 @@ def test_a_checkpoint_with_a_head_for_words_loses_it_or_one_without_gets_none(to
 def test_a_student_without_a_teacher_learns_from_one_by_a_term_of_the_callers():
     words = ["--teacher", "t", "--student", "layers=1", "--data", "d", "--output", "o"]
     terms = ["--loss.hidden", "1", "--loss.ramps", '{"kl": [1, 0]}']
-    config = cli.parse(DistillConfig, [*words, *terms, *LABELS], prog="test", about="", examples="", short=SHORT)
+    once = replace_words([*words, *terms], LABELS, SHORT)  # as benchmarks.command gives them to a run
+    config = cli.parse(DistillConfig, once, prog="test", about="", examples="", short=SHORT)
     assert not config.loss.needs_teacher
     assert config.loss.ce == 1

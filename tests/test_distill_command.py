@@ -22,7 +22,7 @@ from distill.tasks.choose import TASKS
 from distill.teacher.config import TeacherConfig
 from pipelines import distill
 from pipelines.cache_config import KeepConfig
-from pipelines.cache_stage import check_keep, kept_of
+from pipelines.cache_stage import kept_of
 from pipelines.config import DistillConfig
 from pipelines.stage import sha256
 

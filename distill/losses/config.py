@@ -98,8 +98,13 @@ class LossConfig:
         if self.balance < 0:
             raise InputError(f"loss.balance: expected at least 0 steps, found {self.balance}")
         weights = {name: getattr(self, name) for name in TERMS}
-        if any(weight < 0 for weight in weights.values()) or not sum(weights.values()) > 0:
-            raise InputError(f"loss: expected weights >= 0 with a sum > 0, found {weights}: nothing would be learnt")
+        for name, weight in weights.items():
+            if weight < 0:
+                raise InputError(
+                    f"loss.{name}: expected a weight of at least 0, found {weight:g}: the student would be driven away"
+                )
+        if not sum(weights.values()) > 0:
+            raise InputError(f"loss: expected weights with a sum > 0, found {weights}: nothing would be learnt")
         if self.of_vectors and self.of_labels:
             raise InputError(
                 f"loss.embedding, loss.similarity: expected kl and ce 0 beside them, found {self.kl} and {self.ce}: "

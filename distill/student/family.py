@@ -2,12 +2,13 @@
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from distill.errors import InputError
 from distill.student.spec import Sizes
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # Role of an axis: "hidden"; "q", "k", "v" and "o", heads x head width as queries, keys, values and the output map see
 # it; "ffn"; None is kept whole; several where one weight holds them one after another.
@@ -45,7 +46,7 @@ class Family:
     projects: str = ""
     bare_first: bool = False
 
-    def sizes(self, config: PretrainedConfig) -> Sizes:
+    def sizes(self, config: "PretrainedConfig") -> Sizes:
         layers = tuple(range(getattr(config, self.layers)))
         hidden, heads, ffn = (getattr(config, name) for name in (self.hidden, self.heads, self.ffn))
         own = getattr(config, self.fills) // heads if self.fills else getattr(config, "head_dim", None)
@@ -60,7 +61,7 @@ class Family:
             free=self.free or bool(self.fills),
         )
 
-    def config_changes(self, config: PretrainedConfig, sizes: Sizes) -> dict[str, Any]:
+    def config_changes(self, config: "PretrainedConfig", sizes: Sizes) -> dict[str, Any]:
         """Attributes of the student's config that differ from the teacher's `config`."""
         changes: dict[str, Any] = {self.layers: len(sizes.layers)}
         changes |= {self.hidden: sizes.hidden, self.heads: sizes.heads, self.ffn: sizes.ffn}
@@ -263,7 +264,7 @@ ENCODERS = (
 )  # fmt: skip
 
 
-def family_of(config: PretrainedConfig) -> Family:
+def family_of(config: "PretrainedConfig") -> Family:
     """The family of a checkpoint.
 
     Raises:

@@ -1,5 +1,6 @@
 """What `--student` says: a preset, sizes relative to the teacher, or a checkpoint of its own."""
 
+import difflib
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -11,6 +12,7 @@ WIDTHS = ("hidden", "heads", "ffn")
 KEYS = ("layers", *WIDTHS, "embeddings")
 BLOCK_KEYS = (*KEYS, "inner", "stacks")  # of bottleneck students
 FRESH = "fresh"
+NEAR = 0.75  # likeness of a misspelt preset: of the hub's names without a slash none is so near
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,40 @@ def is_relative(spec: str) -> bool:
     be written to a folder called `layers=2` while it reads the spec.
     """
     if "=" in spec and "/" not in spec:
-        return is_readable(spec) or not Path(spec).is_dir()
+        return is_readable(spec) or not is_there(spec)
     return spec.split(",")[0].strip() in (*PRESETS, FRESH)
+
+
+def near_preset(name: str) -> str:
+    """The preset that `name` is a slip of; empty where it is none of them, or none at all."""
+    near = difflib.get_close_matches(name, PRESETS, 1, cutoff=NEAR)
+    return near[0] if near and name not in PRESETS else ""
+
+
+def check_spec(spec: str) -> None:
+    """Checks what a spec says by itself; the sizes in it are checked against the teacher's by `resolve`.
+
+    Raises:
+        InputError: A spec that can't be read, or the name of a preset that is misspelt.
+    """
+    if is_relative(spec):
+        read(spec)
+        return
+    first = spec.split(",")[0].strip()
+    near = near_preset(first)
+    if near and "/" not in spec and not is_there(spec):
+        raise InputError(
+            f"student {spec!r}: expected a folder, a hub id or one preset among {', '.join(PRESETS)}, found neither; "
+            f"did you mean {near!r}?"
+        )
+
+
+def is_there(spec: str) -> bool:
+    """Whether a folder has this name; none has one that is too long."""
+    try:
+        return Path(spec).is_dir()
+    except OSError:
+        return False
 
 
 def is_readable(spec: str) -> bool:
@@ -145,8 +179,11 @@ def read(spec: str) -> Spec:
     named = [] if "=" in words[0] else [each.strip() for each in words.pop(0).split(",")]
     fresh = FRESH in named
     presets = [each for each in named if each != FRESH]
-    if len(presets) > 1 or any(each not in PRESETS for each in presets):
-        raise InputError(f"student {spec!r}: expected one preset among {', '.join(PRESETS)}, found {','.join(presets)}")
+    if len(presets) > 1 or named.count(FRESH) > 1 or any(each not in PRESETS for each in presets):
+        raise InputError(
+            f"student {spec!r}: expected one preset among {', '.join(PRESETS)}, found {','.join(presets or named)}"
+            + "".join(f"; did you mean {near!r}?" for near in [*map(near_preset, presets)][:1] if near)
+        )
     preset = presets[0] if presets else ""
     keys = BLOCK_KEYS if preset in BLOCKS else KEYS
     asked: dict[str, tuple[int, ...]] = {}
@@ -154,7 +191,9 @@ def read(spec: str) -> Spec:
         key, _, value = (each.strip() for each in word.partition("="))
         if key not in keys:
             raise InputError(f"student {spec!r}: expected {', '.join(keys)}, found {key!r}")
-        if not re.fullmatch(r"\d+(\s*,\s*\d+)*", value):
+        if key in asked:
+            raise InputError(f"student {spec!r}: {key} is given twice: it can't be told which one is meant")
+        if not re.fullmatch(r"\d{1,9}(\s*,\s*\d{1,9})*", value):
             raise InputError(f"student {spec!r}: expected numbers after {key}=, found {value!r}")
         numbers = tuple(int(number) for number in value.split(","))
         if key != "layers" and len(numbers) != 1:

@@ -1,0 +1,91 @@
+"""What config.json says of a local checkpoint, read as JSON: enough to refuse a run before torch is imported."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from distill.student.family import FAMILIES, family_of
+from distill.student.spec import Sizes
+from distill.tasks.names import task_of_head
+from pipelines.settings.places import PACKAGE
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A checkpoint's config.json.
+
+    Where a key that would be needed isn't there, transformers has a default for it, and what depends on it is None: it
+    is checked once the config is loaded.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+
+    @property
+    def architectures(self) -> list[str]:
+        names = self.config.get("architectures")
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+
+    @property
+    def labels(self) -> int | None:
+        """How many its head has."""
+        names, count = self.config.get("id2label"), self.config.get("num_labels")
+        return len(names) if isinstance(names, dict) else count if isinstance(count, int) else None
+
+    @property
+    def task(self) -> str:
+        """What it was trained for; empty for a pre-trained body, and where that isn't sure."""
+        problem = self.config.get("problem_type")
+        return task_of_head(self.architectures, problem if isinstance(problem, str) else None, self.labels)
+
+    def check_family(self) -> None:
+        """
+        Raises:
+            InputError: A family of which no student can be built.
+        """
+        if isinstance(self.config.get("model_type"), str) and "auto_map" not in self.config:
+            with suppress(AttributeError):
+                family_of(SimpleNamespace(**self.config))  # type: ignore[arg-type]
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """Its sizes, where its family is known here."""
+        own = SimpleNamespace(**self.config)
+        if self.config.get("model_type") not in FAMILIES or "auto_map" in self.config:
+            return None
+        try:
+            family = family_of(own)  # type: ignore[arg-type]
+            if family.free and not {"num_key_value_heads", "head_dim"} <= self.config.keys():
+                return None
+            return family.sizes(own)  # type: ignore[arg-type]
+        except (AttributeError, TypeError, ZeroDivisionError):
+            return None
+
+
+def read_facts(model: str) -> ModelFacts | None:
+    """The facts of a checkpoint on this machine; None of one that isn't here, or whose config says nothing.
+
+    What is wrong with it is said by whoever loads it.
+    """
+    try:
+        folder = local_folder(model)
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8")) if folder else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return ModelFacts(model, content) if isinstance(content, dict) else None
+
+
+def local_folder(model: str) -> Path | None:
+    """Folder of a checkpoint on this machine, or in an installed package."""
+    if not model.startswith(PACKAGE):
+        folder = Path(model)
+        return folder if folder.is_dir() else None
+    name, _, inside = model.removeprefix(PACKAGE).partition("/")
+    found = find_spec(name) if name.isidentifier() else None
+    places = found.submodule_search_locations if found else None
+    return Path(next(iter(places))) / inside if places else None

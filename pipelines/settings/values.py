@@ -1,0 +1,76 @@
+"""Rules for one setting by itself, whichever command it belongs to."""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from distill.errors import InputError
+from pipelines.machine import cores
+
+# Settings that hold a path: `~` in them is the home folder, also where a shell leaves it alone, as in --output=~/runs.
+PATHS = frozenset(
+    (
+        "output", "run", "cache", "model", "teacher", "student", "data", "include", "teacher.model", "teacher.also",
+        "student.spec", "data.path", "data.unlabelled", "general.data", "chat.template", "machine.strategy",
+    )
+)  # fmt: skip
+# Numbers that YAML reads as others than a person does: 010 as 8, and 1:30 as 90.
+MISREAD = re.compile(r"[+-]?(0[0-7_]+|\d[\d_]*(:[0-5]?\d)+(\.\d*)?)")
+A_CORE = 4  # threads or processes that may share one: more only wait for one another
+ALWAYS = 16  # so many may be asked for on any machine
+
+
+def settle_value(name: str, value: Any) -> Any:
+    """The value of the setting called `name`, a path with its home folder written out.
+
+    Raises:
+        InputError: A home folder that isn't there, a number that isn't finite, or more threads than make sense here.
+    """
+    if name in PATHS:
+        return tuple(home(name, each) for each in value) if isinstance(value, tuple) else home(name, value)
+    if name.rpartition(".")[2] in ("threads", "devices"):
+        check_count(name, value)
+    check_finite(name, value)
+    return value
+
+
+def home(name: str, path: Any) -> Any:
+    if not isinstance(path, str):
+        return path
+    if "\0" in path:
+        raise InputError(f"{name} {path!r}: expected a path, found a null character in it")
+    full = os.path.expanduser(path)  # noqa: PTH111, a hub id or a spec must stay as it is written
+    if full.startswith("~"):
+        raise InputError(f"{name} {path!r}: there is no home folder of that name; write ./{path} for a file called so")
+    return full
+
+
+def check_count(name: str, count: int) -> None:
+    here = cores()
+    most = max(ALWAYS, A_CORE * here)
+    if count > most:
+        raise InputError(
+            f"{name}: expected at most {most} on this machine's {here} cores, found {count}: they would only wait for "
+            "one another"
+        )
+
+
+def check_finite(name: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        for each in value:
+            check_finite(name, each)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{name}: expected a number, found {value}: nothing can be computed with it")
+
+
+def check_written(where: str, kind: Any, text: str) -> None:
+    """
+    Raises:
+        InputError: A number is written in a way that YAML reads as another one.
+    """
+    if kind in (int, float, float | None) and MISREAD.fullmatch(text):
+        raise InputError(f"{where}: expected a decimal number, found {text!r}, which YAML reads as another one")

@@ -1,0 +1,259 @@
+"""Settings in a YAML file: each is given once, has a value, and is read as it is written."""
+
+import difflib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from distill.errors import InputError
+from pipelines.settings.values import check_written
+
+MOST_BYTES = 2**17
+MOST_LEVELS = 32
+MOST_NODES = 20_000  # values and keys, those behind an alias counted each time
+NULL, MERGE, TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
+
+
+@dataclass(frozen=True)
+class Known:
+    """The settings of a command.
+
+    Args:
+        fields: Dotted name -> type of every setting.
+        short: Short name -> dotted name.
+    """
+
+    fields: Mapping[str, Any]
+    short: Mapping[str, str]
+
+    def is_group(self, name: str) -> bool:
+        return any(field.startswith(f"{name}.") for field in self.fields)
+
+    def nearest(self, name: str) -> str:
+        return difflib.get_close_matches(name, [*self.fields, *self.short], 1, cutoff=0)[0]
+
+
+def read_yaml(file: str, fields: Mapping[str, Any], short: Mapping[str, str]) -> dict[str, Any]:
+    """Dotted name -> value of every setting in a YAML file.
+
+    A scalar of a setting that holds text is taken as it is written: `wandb: off` is off, and `pattern: 2:4` is 2:4.
+
+    Raises:
+        InputError: A file that can't be read or is no YAML; a key that isn't known, is given twice (in one group, at
+            two depths or in two spellings) or has no value; aliases that lead back to themselves or unfold without end.
+    """
+    where = f"config {file!r}"
+    text = read_text(file, where)
+    try:
+        check_shape(text, where)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if not isinstance(root, MappingNode):
+            raise InputError(f"{where}: expected settings as `name: value`, found {described(root)}")
+        reader = Reader(where, Known(fields, short), loader)
+        return {name: reader.value(name, node) for name, node in reader.settings(root, "").items()}
+    except yaml.YAMLError as error:
+        raise InputError(f"{where}: not well-formed YAML: {error}") from error
+
+
+def read_text(file: str, where: str) -> str:
+    """
+    Raises:
+        InputError: No such file, a folder, one that can't be read, is too large for settings or isn't text.
+    """
+    place = Path(file)
+    if not file or place.is_dir():
+        raise InputError(f"{where}: expected a YAML file, found {'a folder' if file else 'no name'}")
+    try:
+        with place.open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise InputError(f"{where}: can't be read: {getattr(error, 'strerror', None) or error}") from error
+    if len(content) > MOST_BYTES:
+        raise InputError(f"{where}: expected settings, found more than {MOST_BYTES:,} bytes: is it another file?")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: expected UTF-8, found other bytes: {error}") from error
+
+
+def check_shape(text: str, where: str) -> None:
+    """Follows the file's events without building anything, so that depth and aliases can't exhaust the stack or memory.
+
+    Raises:
+        InputError: Too many levels, an alias inside of what it stands for, or aliases that unfold to too much.
+    """
+    open_nodes: list[tuple[str | None, int]] = []  # anchor, nodes counted before it
+    sizes: dict[str, int] = {}
+    count = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            line = line_of(event)
+            if any(anchor == event.anchor for anchor, _ in open_nodes):
+                raise InputError(
+                    f"{where}, line {line}: alias *{event.anchor} stands inside of what it stands for: its value would "
+                    "never end"
+                )
+            count += sizes.get(event.anchor or "", 1)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, count))
+            count += 1
+            if len(open_nodes) > MOST_LEVELS:
+                raise InputError(
+                    f"{where}, line {line_of(event)}: expected settings, at most {MOST_LEVELS} levels deep, found more"
+                )
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+        if count > MOST_NODES:
+            raise InputError(f"{where}: expected settings, found more than {MOST_NODES:,} values once aliases unfold")
+
+
+@dataclass
+class Reader:
+    """Finds settings in the nodes of a file.
+
+    Args:
+        where: The file, for messages.
+        known: The settings of the command.
+        loader: Turns a node into a value.
+    """
+
+    where: str
+    known: Known
+    loader: yaml.SafeLoader
+
+    def settings(self, group: MappingNode, prefix: str) -> dict[str, Node]:
+        """Dotted name -> value node of every setting in a group and the groups in it."""
+        found: dict[str, Node] = {}
+        lines: dict[str, int] = {}
+        for name, key, value in self.entries(group, prefix):
+            for full, node in self.entry(name, key, value).items():
+                if full in found:
+                    raise InputError(
+                        f"{self.where}: {full} is given twice, in line {lines[full]} and line {line_of(key)}: it can't "
+                        "be told which one is meant"
+                    )
+                found[full], lines[full] = node, line_of(key)
+        return self.merged(group, prefix) | found
+
+    def entries(self, group: MappingNode, prefix: str) -> Iterator[tuple[str, ScalarNode, Node]]:
+        """(dotted name, key, value) of a group's own keys."""
+        seen: dict[str, int] = {}
+        for key, value in group.value:
+            if not isinstance(key, ScalarNode):
+                raise InputError(f"{self.where}, line {line_of(key)}: expected a name before the colon, found {key.id}")
+            if key.tag == MERGE:
+                continue
+            if key.value in seen:
+                raise InputError(
+                    f"{self.where}: key {prefix + key.value!r} is given twice, in line {seen[key.value]} and line "
+                    f"{line_of(key)}: it can't be told which one is meant"
+                )
+            seen[key.value] = line_of(key)
+            yield f"{prefix}{key.value}", key, value
+
+    def merged(self, group: MappingNode, prefix: str) -> dict[str, Node]:
+        """Settings of `<<: *others`, which the group's own win over; of several the first wins."""
+        found: dict[str, Node] = {}
+        for key, value in group.value:
+            if key.tag != MERGE:
+                continue
+            for other in value.value if isinstance(value, SequenceNode) else [value]:
+                if not isinstance(other, MappingNode):
+                    raise InputError(f"{self.where}, line {line_of(key)}: expected a group to merge, found {other.id}")
+                found = self.settings(other, prefix) | found
+        return found
+
+    def entry(self, name: str, key: ScalarNode, value: Node) -> dict[str, Node]:
+        """Settings of one key: those of a group, or itself."""
+        where = f"{self.where}, line {line_of(key)}"
+        short, is_group = self.known.short.get(name), self.known.is_group(name)
+        if isinstance(value, MappingNode) and name not in self.known.fields and is_group:
+            return self.settings(value, f"{name}.")
+        full = short or name
+        if full not in self.known.fields:
+            if is_group:
+                raise InputError(f"{where}: expected settings below {name!r}, found {described(value)}")
+            raise InputError(f"{where}: unknown key {name!r}; the nearest is {self.known.nearest(name)!r}")
+        if value.tag == NULL and not takes_none(self.known.fields[full]):
+            raise InputError(f"{where}: {full} has no value: write one after the colon, or leave the key out")
+        return {full: value}
+
+    def value(self, name: str, node: Node) -> Any:
+        """What a setting's node holds; text as it is written."""
+        for each in (node, *(node.value if isinstance(node, SequenceNode) else ())):
+            if isinstance(each, ScalarNode) and each.tag != NULL and takes_text(self.known.fields[name]):
+                each.tag = TEXT
+        if isinstance(node, ScalarNode):
+            check_written(f"{self.where}, line {line_of(node)}: {name}", self.known.fields[name], node.value)
+        check_keys(node, f"{self.where}: {name}")
+        return self.loader.construct_object(node, deep=True)
+
+
+def check_value(name: str, text: str) -> None:
+    """Checks the value of a flag that holds several, such as `--loss.ramps '{"hidden": [1, 0]}'`.
+
+    Raises:
+        InputError: It is too deep, leads back to itself, or has a key twice.
+    """
+    try:
+        check_shape(text, name)
+        node = yaml.SafeLoader(text).get_single_node()
+    except yaml.YAMLError as error:
+        raise InputError(f"{name}: expected a list or a mapping, found {shortened(text)}: {error}") from error
+    if node is not None:
+        check_keys(node, name)
+
+
+def shortened(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
+
+
+def check_keys(node: Node, where: str) -> None:
+    """
+    Raises:
+        InputError: A setting that is itself a mapping, such as `loss.ramps`, with a key twice.
+    """
+    if isinstance(node, MappingNode):
+        keys = [key.value for key, _ in node.value if isinstance(key, ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise InputError(f"{where}: key {twice!r} is given twice: it can't be told which one is meant")
+
+
+def line_of(part: Node | yaml.Event) -> int:
+    return part.start_mark.line + 1 if part.start_mark is not None else 1
+
+
+def described(node: Node | None) -> str:
+    if node is None or node.tag == NULL:
+        return "nothing"
+    return repr(node.value) if isinstance(node, ScalarNode) else "a list"
+
+
+def takes_none(kind: Any) -> bool:
+    return kind is type(None) or any(takes_none(each) for each in union_of(kind))
+
+
+def takes_text(kind: Any) -> bool:
+    """Whether a setting, or each part of one that is a tuple, is text."""
+    if get_origin(kind) is tuple:
+        return all(each is Ellipsis or takes_text(each) for each in get_args(kind))
+    if get_origin(kind) is Literal:
+        return all(isinstance(each, str) for each in get_args(kind))
+    return kind is str or any(takes_text(each) for each in union_of(kind))
+
+
+def union_of(kind: Any) -> Sequence[Any]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
