@@ -172,7 +172,6 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     # stated here and not in the library: a notebook's own settings stay as they are
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # Or a product's last bits depend on where in memory its weights lie, and differ between layouts.
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     # it is imported wherever it is installed, and warns of every machine without a GPU

@@ -5,6 +5,8 @@ from typing import Literal
 
 from distill.errors import InputError
 
+USUAL_LENGTH, SHORTEST = 256, 4  # tokens of a text at most where nothing else is said; fewest that can be set
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -20,7 +22,8 @@ class DataConfig:
         subset: Name of the hub data set's configuration.
         validation_fraction: Share of train held out, stratified by label, when there is no validation split.
         test_fraction: Share of the rows held out for the final report when there is no test split.
-        max_length: Longest text in tokens; longer ones are cut and counted.
+        max_length: Longest text in tokens; longer ones are cut and counted. 0: 256, or as many as the models have
+            positions for where these are fewer.
         packing: Rows that a language model is trained on: `stream` joins documents and cuts blocks; `documents`
             packs whole ones, none of which sees another; `none` makes each a row. `auto` is stream for plain text and
             documents for conversations, which become rows where the student writes itself.
@@ -34,7 +37,7 @@ class DataConfig:
     subset: str | None = None
     validation_fraction: float = 0.1
     test_fraction: float = 0.1
-    max_length: int = 256
+    max_length: int = 0
     packing: Literal["auto", "stream", "documents", "none"] = "auto"
 
     def __post_init__(self) -> None:
@@ -42,8 +45,8 @@ class DataConfig:
             value = getattr(self, name)
             if not 0 < value < 1:
                 raise InputError(f"data.{name}: expected a share between 0 and 1, found {value}: no rows would be left")
-        if self.max_length < 4:
+        if self.max_length != 0 and self.max_length < SHORTEST:
             raise InputError(
-                f"data.max_length: expected at least 4 tokens, found {self.max_length}: "
+                f"data.max_length: expected at least {SHORTEST} tokens, found {self.max_length}: "
                 "special tokens alone would fill every text"
             )
