@@ -20,7 +20,8 @@ def by_label_stage(run: Run, name: str, folder: Path, data: Artefact) -> Artefac
 
     task, own = read_task(data), load_config(folder, name)
     task.check(own, str(folder))
-    rows, missing = task.head_rows(own), task.missing_head(folder)
+    rows = task.head_rows(own)
+    missing = task.missing_head(folder) if rows is not None else ""
     if rows is None or missing:
         raise InputError(
             f"{name} {str(folder)!r}: has no head for the data's {len(task.labels)} labels "

@@ -110,9 +110,9 @@ def usable_head(run: Run, config: DistillConfig, source: Path, task: Task) -> li
     """Rows of the checkpoint's head for our labels, or None when the teacher has to be trained; says which and why."""
     own = load_config(source, "teacher")
     task.check(own, str(source))
-    rows, why = task.head_rows(own), "no head for these labels in it"
-    if missing := task.missing_head(source):
-        rows, why = None, missing
+    rows = task.head_rows(own)
+    missing = task.missing_head(source) if rows is not None else ""
+    rows, why = (None, missing) if missing else (rows, "no head for these labels in it")
     if config.teacher.finetune == "never" and rows is None:
         raise InputError(
             f"teacher {str(source)!r}: has no head for this data's {len(task.labels)} labels "
