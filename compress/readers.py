@@ -7,11 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-READERS: dict[str, str] = {}  # file in the folder -> module:attribute, called with the folder
+READERS: dict[str, str] = {}  # file in the folder -> module:class, which reads it by `from_pretrained`
 
 
 def reader_of(folder: Path) -> Any:
-    """What reads the checkpoint in `folder`; None where an auto class does."""
+    """The class that reads the checkpoint in `folder`; None where an auto class does."""
     for file, name in READERS.items():
         if (folder / file).is_file():
             module, _, attributes = name.partition(":")

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from distill.checkpoint.config import load_config
 from distill.errors import InputError
 from distill.sentence_folder import SentenceForm, form_of, read_form, read_projections, set_form, write_form
 
@@ -86,7 +87,7 @@ class PooledModel(PreTrainedModel):
             InputError: As `from_config` and `read_form`.
         """
         place = Path(folder)
-        config = AutoConfig.from_pretrained(place) if config is None else config
+        config = load_config(place) if config is None else config
         set_form(config, read_form(place) or form_of(config) or SentenceForm())
         if cls is PooledModel:
             return pooled_class(config).from_pretrained(place, *inputs, config=config, **settings)
@@ -151,3 +152,27 @@ def pooled_class(config: PretrainedConfig) -> type[PooledModel]:
 def class_over(body: type[PreTrainedModel]) -> type[PooledModel]:
     # Under the body's name: a checkpoint tells its class's name, and this one is stock.
     return type(body.__name__, (PooledModel, body), {"config_class": body.config_class})
+
+
+def check_projections(folder: Path, config: PretrainedConfig) -> None:
+    """
+    Raises:
+        InputError: Dense modules of the sentence encoder in `folder` whose weights are missing, of another shape, of
+            integers or not finite.
+    """
+    form, width = read_form(folder) or SentenceForm(), int(config.hidden_size)
+    for number, (each, weights) in enumerate(zip(form.projections, read_projections(folder), strict=True), 1):
+        wanted = {"weight": [each.width, width]} | ({"bias": [each.width]} if each.bias else {})
+        found = {name: list(tensor.shape) for name, tensor in weights.items()}
+        if found != wanted:
+            raise InputError(
+                f"model {str(folder)!r}: expected weights {wanted} of Dense module {number} as its config says, found "
+                f"{found}: texts would get other vectors"
+            )
+        wrong = [name for name, each in weights.items() if not (each.is_floating_point() and each.isfinite().all())]
+        if wrong:
+            raise InputError(
+                f"model {str(folder)!r}: expected finite floating-point numbers in Dense module {number}, found others "
+                f"in {', '.join(wrong)}: every vector would be wrong"
+            )
+        width = each.width

@@ -2,4 +2,4 @@
 
 from compress.readers import READERS
 
-READERS["modules.json"] = "distill.pooling:PooledModel.from_pretrained"
+READERS["modules.json"] = "distill.pooling:PooledModel"

@@ -1,11 +1,12 @@
 """Exports and evaluates checkpoints that no run here made."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from transformers import AutoConfig
-
 from compress.prune.checkpoint import admit
-from distill.tasks.choose import choose
+from distill.checkpoint.config import load_config
+from distill.tasks.choose import TASKS, choose
 from distill.teacher.load import checkpoint_folder
 from pipelines.console import Console
 from pipelines.data import data_stage, read_data, read_task
@@ -13,6 +14,7 @@ from pipelines.evaluate import Candidate, EvaluateConfig, evaluate_stage
 from pipelines.export import asked_targets, export_stage, spoken
 from pipelines.given import by_label_stage
 from pipelines.stage import Artefact, Run
+from pipelines.tasks import fitted_length, read_models
 from pipelines.teacher import MODEL
 
 
@@ -31,8 +33,10 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
     for folder in folders.values():
         admit(folder)
     run = Run(Path(config.output), config.seed, console)
-    name, why = choose(config.task, AutoConfig.from_pretrained(folders[named[0][0]]), named[0][1], config.data)
-    console.say(f"  task: {name} ({why})")
+    first = load_config(folders[named[0][0]], named[0][0])
+    name, why = choose(config.task, first, named[0][1], config.data)
+    config, shorter = check_models(config, name, folders)
+    console.say(f"  task: {name} ({why}{shorter})")
     data = data_stage(run, config.data, name)
     splits, task = read_data(data), read_task(data)
     candidates = []
@@ -51,3 +55,16 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
         candidates.append(Candidate(name, "given", export))
     done = evaluate_stage(run, candidates, splits, data, config.measure, config.data.max_length, task)
     return run, candidates, data, done
+
+
+def check_models(config: EvaluateConfig, task: str, folders: Mapping[str, Path]) -> tuple[EvaluateConfig, str]:
+    """The configuration with the length of its texts, and a note where that is less than usual; see `fitted_length`.
+
+    Raises:
+        InputError: A checkpoint that isn't whole, or a tokenizer that isn't its own.
+    """
+    kind = TASKS[task](())
+    for role, folder in folders.items():
+        kind.check_weights(folder, role)
+    length, note = fitted_length(config.data.max_length, kind, read_models(folders, kind))
+    return replace(config, data=replace(config.data, max_length=length)), note

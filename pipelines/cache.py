@@ -74,6 +74,9 @@ def write(argv: Sequence[str]) -> None:
     parse_layout(config.layout, config.devices if not launched() else processes(), "layout")
     if config.devices > 1 and not launched() and not config.dry_run:
         check_layout(config, config.devices)
+        from pipelines.cache_task import open_teacher
+
+        open_teacher(config)  # before a process is started
         launch("pipelines.cache", ["write", *argv], config.devices)
         return
     world, console = join_world(config.timeout), Console()
@@ -90,7 +93,7 @@ def write(argv: Sequence[str]) -> None:
         mesh = mesh_of(layout, device_type())
     job = prepare(config, layout, mesh)
     say_reading(console, config.data)
-    console.say(f"task: {job.task}; {len(job.samples):,} samples, {int(job.samples.lengths.sum()):,} tokens")
+    console.say(f"task: {job.task}{job.note}; {len(job.samples):,} samples, {int(job.samples.lengths.sum()):,} tokens")
     if config.dry_run:
         dry_run(console, config, job)
         return
@@ -106,14 +109,13 @@ def write(argv: Sequence[str]) -> None:
 
 def check_layout(config: WriteConfig, processes: int) -> "Layout":
     """The teacher's layout, checked before a process loads a weight."""
-    from transformers import AutoConfig
-
+    from distill.checkpoint.config import load_config
     from distill.layout import fitting_model
     from distill.teacher.load import checkpoint_folder
     from pipelines.placing import device_type
 
     layout = parse_layout(config.layout, processes, "layout")
-    fitting_model(layout, AutoConfig.from_pretrained(checkpoint_folder(config.teacher)), "layout")
+    fitting_model(layout, load_config(checkpoint_folder(config.teacher), "teacher"), "layout")
     if layout.sharded and config.device not in ("auto", device_type()):
         raise InputError(f"--device {config.device!r}: a teacher in parts lies on {device_type()} here; leave it out")
     return layout

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.attention import attention_widths
+from distill.checkpoint.config import load_config
+from distill.checkpoint.tokenizer import check_fast
 from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.encode import encode
@@ -24,7 +26,7 @@ from distill.sentence_folder import SentenceForm, read_form, set_form, vector_wi
 from distill.sharding.pipeline import PipelineForward
 from distill.tasks.choose import TASKS
 from distill.tasks.language import CausalLM, Chatting, MaskedLM
-from distill.tasks.positions import check_length, positions_of, too_long
+from distill.tasks.positions import positions_of, too_long
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.text_classification import TextClassification
@@ -35,7 +37,6 @@ from distill.teacher.ensemble import register
 from distill.teacher.load import (
     checkpoint_folder,
     frozen,
-    load_tokenizer,
     stored_fingerprint,
     tokenizer_fingerprint,
     weights_fingerprint,
@@ -44,7 +45,8 @@ from distill.teacher.online import OnlineTeacher
 from pipelines.cache_config import KeepConfig, WriteConfig
 from pipelines.caching import answers_of
 from pipelines.placing import laid_out
-from pipelines.tasks import how_of
+from pipelines.tasks import check_tokenizer_of, fitted_length, how_of
+from pipelines.world import is_first
 
 EMBEDDING = SentenceEmbedding.name
 CLASSES = (TextClassification.name, TokenClassification.name, QuestionAnswering.name)
@@ -62,6 +64,49 @@ class Job:
     tokenizer: PreTrainedTokenizerBase
     samples: Samples
     identity: Identity
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class OpenedTeacher:
+    """A teacher before a weight of it is loaded.
+
+    Args:
+        folder: Its checkpoint.
+        config: Of its model.
+        tokenizer: Its tokenizer.
+        settings: The configuration with its task and the length of its texts.
+        note: What is to be said of that length.
+    """
+
+    folder: Path
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    settings: WriteConfig
+    note: str
+
+
+def open_teacher(config: WriteConfig) -> OpenedTeacher:
+    """
+    Raises:
+        InputError: A checkpoint that isn't whole or is of another task, or texts that are longer than its positions.
+    """
+    register()
+    folder = checkpoint_folder(config.teacher)
+    own = load_config(folder, "teacher")
+    task: Any = task_of(own, config.teacher) if config.task == "auto" else config.task
+    kind = TASKS[task](())
+    kind.check_weights(folder, "teacher", finite=is_first())
+    tokenizer = check_tokenizer_of(folder, "teacher", kind)
+    check_fast(tokenizer, "teacher", "a cache is keyed by its rules")
+    if task == EMBEDDING:
+        set_form(own, read_form(folder) or SentenceForm())
+    room = config.keep.new_tokens if config.keep.signals == "generated" else 0
+    length, note = config.data.max_length, ""
+    if not (room and length):  # with both of them set, `check_room` names both
+        length, note = fitted_length(length, kind, {"teacher": (own, tokenizer)}, room=room)
+    settings = replace(config, task=task, data=replace(config.data, max_length=length))
+    return OpenedTeacher(folder, own, tokenizer, settings, note)
 
 
 def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh | None = None) -> Job:
@@ -70,22 +115,15 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     Raises:
         InputError: A teacher of another task, data that can't be read, signals that the task doesn't have.
     """
-    register()
-    folder = checkpoint_folder(config.teacher)
-    own = AutoConfig.from_pretrained(folder)
-    task = task_of(own, config.teacher) if config.task == "auto" else config.task
-    if task == EMBEDDING:
-        set_form(own, read_form(folder) or SentenceForm())
-    tokenizer = load_tokenizer(folder)
-    TASKS[task](()).settle_tokenizer(tokenizer, folder)
+    opened = open_teacher(config)
+    folder, own, tokenizer, config = opened.folder, opened.config, opened.tokenizer, opened.settings
+    task = config.task
     names = (TASKS[task].kept if config.keep.signals == "auto" else config.keep.signals).split(",")
     for name in names:
         check_name(name, task)
     check_cut(names, layout)
     if "generated" in names:
         check_room(own, tokenizer, config)
-    else:
-        check_length(TASKS[task](()), own, tokenizer, config.data.max_length, "teacher")
     if task == MaskedLM.name:
         check_words(own.vocab_size, tokenizer, config.masking, "teacher")
     samples = limited(samples_for(task, config, tokenizer, names), config.limit)
@@ -104,7 +142,7 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
         hidden = sorted({layer for signal in signals if isinstance(signal, Hidden) for layer in signal.layers})
         # One micro-batch: rows in another company may get other last bits, and a rebuilt cache other bytes.
         stages = PipelineForward(model, mesh.get_group("pp"), micro_batches=1, hidden=hidden)
-        return Job(task, model, stages, tokenizer, samples, identity)
+        return Job(task, model, stages, tokenizer, samples, identity, opened.note)
     device = device_of(config.device)
     if not (layout and layout.sharded):
         model.to(device)  # type: ignore[arg-type]

@@ -20,6 +20,13 @@ from pipelines.settings.values import home, settle_value
 from pipelines.settings.yaml_file import read_yaml
 
 Config = TypeVar("Config")
+# Logger -> what it says while it is imported, of machines without a GPU and of other libraries; all else is passed on.
+KNOWN_WARNINGS = {
+    "DeepSpeed": "Setting accelerator to CPU",
+    "torchao": "Failed to load",
+    "torchao.kernel.intmm": "Detected no triton",
+    "torch.utils._pytree": "Calling register_constant() on Enum subclasses is deprecated",
+}
 
 
 def parse(
@@ -119,13 +126,10 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     # stated here and not in the library: a notebook's own settings stay as they are
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     # Or a product's last bits depend on where in memory its weights lie, and differ between layouts.
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-    # it is imported wherever it is installed, and warns of every machine without a GPU
-    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # their imports warn about GPU libraries and each other
+    for name, text in KNOWN_WARNINGS.items():
+        logging.getLogger(name).addFilter(without(text))
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
@@ -137,6 +141,11 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
             raise
         fail(message)
         sys.exit(2)
+
+
+def without(text: str) -> Callable[[logging.LogRecord], bool]:
+    """A filter of log records that drops those with this text."""
+    return lambda record: text not in record.getMessage()
 
 
 def explain(error: BaseException) -> str | None:

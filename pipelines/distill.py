@@ -11,7 +11,7 @@ from pipelines import cli
 from pipelines.config import SHORT, DistillConfig
 from pipelines.console import Console
 from pipelines.launch import launch
-from pipelines.world import flat, join_world, launched, leave_world, processes
+from pipelines.world import flat, is_first, join_world, launched, leave_world, processes
 
 if TYPE_CHECKING:
     from compress.export.targets import Target
@@ -84,36 +84,40 @@ def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
 
 def check_inputs(config: DistillConfig) -> Path:
     """Folder of the teacher; everything that can be told to be wrong before the first long stage is told here."""
-    from transformers import AutoConfig
-
     from compress.prune.checkpoint import admit
+    from distill.checkpoint.config import load_config
+    from distill.checkpoint.tokenizer import check_fast
     from distill.losses.config import check_part, lessons
     from distill.module import sizes_of
     from distill.progressive import check_turns
     from distill.student.spec import is_relative
     from distill.tasks.choose import TASKS
     from distill.tasks.names import LANGUAGE
-    from distill.teacher.load import checkpoint_folder, load_tokenizer
+    from distill.teacher.load import checkpoint_folder
     from pipelines.ensemble import check_teachers
     from pipelines.general import check_general
     from pipelines.given import check_in_float
-    from pipelines.tasks import check_lengths, check_task_fits, check_tokenizers
+    from pipelines.tasks import check_lengths, check_task_fits, check_tokenizer_of, check_tokenizers
     from pipelines.teaching import config_of_student
 
     source = checkpoint_folder(config.teacher.model)
     admit(source)
     if config.quantize.scheme:
         check_in_float(source, "teacher")
-    teacher, task = AutoConfig.from_pretrained(source), config.task
+    teacher, task = load_config(source, "teacher"), config.task
     check_task_fits(config, task)
-    tokenizer = load_tokenizer(source)
-    TASKS[task].check(teacher, config.teacher.model)
-    TASKS[task](()).check_tokenizer(tokenizer)
+    kind = TASKS[task](())
+    kind.check(teacher, config.teacher.model)
+    tokenizer = check_tokenizer_of(source, "teacher", kind)
+    check_fast(tokenizer, "teacher", "the student's could not be compared with it")
+    kind.check_weights(source, "teacher", new_head=task not in LANGUAGE, finite=is_first())
     if not is_relative(config.student.spec):
         folder = checkpoint_folder(config.student.spec, "student")
         admit(folder)
-        check_tokenizers(config, tokenizer, load_tokenizer(folder, "student"))
-        TASKS[task].check(AutoConfig.from_pretrained(folder), config.student.spec)
+        kind.check(load_config(folder, "student"), config.student.spec)
+        check_tokenizers(config, tokenizer, check_tokenizer_of(folder, "student", kind))
+        new_head = task not in LANGUAGE and not config.student.given
+        kind.check_weights(folder, "student", new_head=new_head, finite=is_first())
         if config.quantize.scheme:
             check_in_float(folder, "student")
     check_teachers(config.teacher, config.loss, source)

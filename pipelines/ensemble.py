@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
+from distill.checkpoint.config import load_config
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.tasks.text_classification import check_task
+from distill.tasks.text_classification import TextClassification, check_task
 from distill.teacher.config import TeacherConfig
 from distill.teacher.ensemble import Ensemble, register
 from distill.teacher.load import check_same_tokenizer, checkpoint_folder, load_tokenizer
@@ -28,7 +27,8 @@ def check_teachers(teacher: TeacherConfig, loss: LossConfig, source: Path) -> No
     first = load_tokenizer(source)
     for name in teacher.also:
         folder = checkpoint_folder(name)
-        check_task(AutoConfig.from_pretrained(folder), name)
+        check_task(load_config(folder), name)
+        TextClassification(()).check_weights(folder, "teacher", new_head=True)
         check_same_tokenizer(first, load_tokenizer(folder), name, "teacher")
     asked = [name for name in ("hidden", "attention", "relations") if getattr(loss, name)]
     if teacher.also and asked:

@@ -32,7 +32,7 @@ class ExportConfig:
         output: Folder to write to.
         text: Column with the text; found by name when left out.
         parity: Texts on which an artefact in float is compared with the model; one in few bits is on all of them.
-        max_length: Longest text in tokens.
+        max_length: Longest text in tokens; 0: 256, or as many as the model has positions for where these are fewer.
         export: Formats to write beside the checkpoint: onnx (standard operators, for any runtime), onnxruntime
             (operators joined for its CPU kernels), openvino, executorch, litert, torchao or compressed-tensors
             (quantized checkpoints).
@@ -44,7 +44,7 @@ class ExportConfig:
     output: str = ""
     text: str | None = None
     parity: int = 256
-    max_length: int = 256
+    max_length: int = 0
     export: str = "onnx,onnxruntime"
     dynamic: bool = False
 
@@ -157,6 +157,7 @@ def main(argv: Sequence[str]) -> None:
         evaluated(config, console)
         return
     say_reading(console, DataConfig(path=config.data))
+    length = check_model(config, folder, console)
     run = Run(Path(config.output), 0, console)
     done = export_stage(
         run,
@@ -165,7 +166,7 @@ def main(argv: Sequence[str]) -> None:
         folder,
         examples_for(config, folder),
         parity=config.parity,
-        max_length=config.max_length,
+        max_length=length,
         targets=asked_targets(config.export, folder, dynamic=config.dynamic),
     )
     rows = [
@@ -179,9 +180,8 @@ def main(argv: Sequence[str]) -> None:
 
 def is_labelled(config: ExportConfig, folder: Path) -> bool:
     """Whether the model decides on texts as wholes and the data says what is right."""
-    from transformers import AutoConfig
-
     from compress.prune.checkpoint import admit
+    from distill.checkpoint.config import load_config
     from distill.data.columns import LABEL, first_of
     from distill.data.source import read_splits
     from distill.data.splits import Examples
@@ -189,11 +189,31 @@ def is_labelled(config: ExportConfig, folder: Path) -> bool:
     from distill.tasks.text_classification import TextClassification
 
     admit(folder)
-    name = by_head(AutoConfig.from_pretrained(folder), config.model)
+    name = by_head(load_config(folder), config.model)
     if name not in TASKS or not issubclass(TASKS[name], TextClassification) or TASKS[name].form is not Examples:
         return False
     splits = read_splits(config.data)
     return first_of(splits.get("test", splits["train"]), LABEL) is not None
+
+
+def check_model(config: ExportConfig, folder: Path, console: Console) -> int:
+    """Longest text of a model whose answers aren't scored.
+
+    Raises:
+        InputError: Weights that aren't those of the model, or a tokenizer that isn't its own.
+    """
+    from distill.checkpoint.config import load_config
+    from distill.tasks.choose import TASKS, by_head, language_of
+    from distill.tasks.sentence_embedding import SentenceEmbedding
+    from pipelines.tasks import fitted_length, read_models
+
+    about = load_config(folder)
+    task = TASKS.get(by_head(about, config.model) or language_of(about), SentenceEmbedding)(())
+    task.check_weights(folder, "model")
+    length, note = fitted_length(config.max_length, task, read_models({"model": folder}, task))
+    if note:
+        console.say(f"  model{note}")
+    return length
 
 
 def evaluated(config: ExportConfig, console: Console) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import transformers
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from distill.checkpoint.weights import load_model
 from distill.data.batches import EvalBatches, Rows
 from distill.data.config import DataConfig
 from distill.data.language import LanguageBlocks, read_texts, split_names, token_blocks
@@ -131,7 +132,8 @@ def head_of(general: GeneralConfig) -> str:
 
 
 def load_body(folder: Path, general: GeneralConfig) -> PreTrainedModel:
-    return getattr(transformers, head_of(general)).from_pretrained(folder, use_safetensors=True)
+    auto = head_of(general)
+    return load_model(getattr(transformers, auto), folder, new_head=auto == FEATURES)
 
 
 def start_of(

@@ -14,22 +14,22 @@ def by_label_stage(run: Run, name: str, folder: Path, data: Artefact) -> Artefac
     stage = f"{name}-by-label"
     if data.digest is None:  # a dry run that hasn't read the labels
         return run.stage(stage, {}, {"data": data}, lambda place: {})
-    from transformers import AutoConfig
-
     from compress.export.huggingface import export_huggingface
+    from distill.checkpoint.config import load_config
     from distill.teacher.load import load_tokenizer
 
-    task, own = read_task(data), AutoConfig.from_pretrained(folder)
+    task, own = read_task(data), load_config(folder, name)
     task.check(own, str(folder))
     rows = task.head_rows(own)
-    if rows is None:
+    missing = task.missing_head(folder) if rows is not None else ""
+    if rows is None or missing:
         raise InputError(
             f"{name} {str(folder)!r}: has no head for the data's {len(task.labels)} labels "
-            f"({', '.join(task.labels[:4])}, …): there is nothing to score"
+            f"({', '.join(task.labels[:4])}, …){f': {missing}' if missing else ''}: there is nothing to score"
         )
 
     def work(place: Path) -> dict[str, Any]:
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder, name)
         task.settle_tokenizer(tokenizer, folder)
         export_huggingface(task.load_headed(str(folder), rows), tokenizer, place / MODEL)
         return {}
@@ -43,11 +43,10 @@ def check_in_float(folder: Path, name: str) -> None:
     Raises:
         InputError: The checkpoint is quantized.
     """
-    import json
-
     from compress.quantize.store import FILE, is_rounded
+    from distill.checkpoint.config import read_object
 
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_object(folder, name)
     if is_rounded(folder) or "quantization_config" in config:
         where = FILE if is_rounded(folder) else "quantization_config in config.json"
         raise InputError(

@@ -97,14 +97,17 @@ def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
-    from transformers import AutoConfig
 
-    from compress.prune.checkpoint import load_pruned
+    from compress.prune.checkpoint import admit, load_pruned
+    from distill.checkpoint.config import load_config
     from distill.tasks.language import CausalLM
-    from distill.teacher.load import checkpoint_folder, load_tokenizer
+    from distill.teacher.load import checkpoint_folder
+    from pipelines.tasks import check_tokenizer_of
 
     folder = checkpoint_folder(model, "model")
-    CausalLM.check(AutoConfig.from_pretrained(folder), model)
+    admit(folder)
+    CausalLM.check(load_config(folder), model)
+    CausalLM(()).check_weights(folder, "model")
     manager = TaskManager(include_path=config.include or None)
     names = config.tasks.split(",")
     unknown = [name for name in names if name not in manager.all_tasks]
@@ -113,7 +116,7 @@ def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
             f"--tasks: expected names that lm-eval knows, found {', '.join(unknown)}; `lm-eval ls tasks` lists them, "
             "and --include adds a folder of yours"
         )
-    tokenizer = load_tokenizer(folder)
+    tokenizer = check_tokenizer_of(folder, "model", CausalLM(()))
     if tokenizer.eos_token_id is None:
         raise InputError(f"model {model!r}: expected a tokenizer with an eos token, found none: lm-eval begins with it")
     runs = HFLM(pretrained=load_pruned(folder), tokenizer=tokenizer, backend="causal", batch_size=config.batch_size)

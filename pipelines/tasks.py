@@ -1,12 +1,12 @@
 """What a run is about, and what its task leaves out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from distill.data.chat_config import ChatConfig
-from distill.data.config import DataConfig
+from distill.data.config import SHORTEST, USUAL_LENGTH, DataConfig
 from distill.data.mask_config import MaskConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
@@ -15,9 +15,12 @@ from pipelines.cache_config import KeepConfig
 from pipelines.config import DistillConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     from distill.data.batches import Rows
+    from distill.tasks.task import Task
+
+    Models = Mapping[str, tuple[PretrainedConfig, PreTrainedTokenizerBase]]
 
 # Squared differences of cosines are a hundredth of those of vectors.
 VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
@@ -26,17 +29,20 @@ ACROSS = ("causal-lm", "masked-lm")  # tasks whose student may read other tokens
 
 
 def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
-    """The configuration with its task, and a loss of that task where none was asked for; and why it is this task."""
-    from transformers import AutoConfig
-
+    """The configuration with its task, a loss of that task where none was asked for, and the length of its texts; and
+    why it is this task.
+    """
     from compress.prune.checkpoint import admit
-    from distill.tasks.choose import choose
+    from distill.checkpoint.config import load_config
+    from distill.tasks.choose import TASKS, choose
     from distill.teacher.load import checkpoint_folder
 
     source = checkpoint_folder(config.teacher.model)
     admit(source)
-    task, why = choose(config.task, AutoConfig.from_pretrained(source), config.teacher.model, config.data)
-    return with_task(config, task), why
+    task, why = choose(config.task, load_config(source, "teacher"), config.teacher.model, config.data)
+    config = with_task(config, task)
+    length, shorter = fitted_length(config.data.max_length, TASKS[task](()), models_of(config, source))
+    return replace(config, data=replace(config.data, max_length=length)), f"{why}{shorter}"
 
 
 def with_task(config: DistillConfig, task: str) -> DistillConfig:
@@ -49,6 +55,76 @@ def with_task(config: DistillConfig, task: str) -> DistillConfig:
     uniform = task == "sentence-embedding" and config.budget.asked
     budget = replace(config.budget, uniform=True) if uniform else config.budget
     return replace(config, task=cast(Any, task), loss=loss, general=general, budget=budget)
+
+
+def models_of(config: DistillConfig, source: Path) -> "Models":
+    """Of the teacher, in `source`, and of a student that is a checkpoint, as they read the run's texts."""
+    from compress.prune.checkpoint import admit
+    from distill.checkpoint.config import load_config
+    from distill.student.spec import is_relative
+    from distill.tasks.choose import TASKS
+    from distill.teacher.load import checkpoint_folder, load_tokenizer
+
+    tokenizer = load_tokenizer(source)
+    TASKS[config.task](()).settle_tokenizer(tokenizer, source)
+    models = {"teacher": (load_config(source, "teacher"), tokenizer)}
+    if not is_relative(config.student.spec):
+        folder = checkpoint_folder(config.student.spec, "student")
+        admit(folder)
+        own = load_tokenizer(folder, "student")
+        if not is_across(config, tokenizer, own):
+            own.model_max_length = tokenizer.model_max_length  # as student and teacher read the same texts
+        models["student"] = (load_config(folder, "student"), own)
+    return models
+
+
+def fitted_length(length: int, task: "Task", models: "Models", *, room: int = 0) -> tuple[int, str]:
+    """Longest text in tokens: `length` where it was set, else the usual one or that of the model with fewest positions;
+    and a note where that is less than the usual one.
+
+    Args:
+        length: `data.max_length`; 0 where it is to be told here.
+        task: What decides where texts are cut.
+        models: Of each role its config and tokenizer.
+        room: Positions that are kept for what is written after a text.
+
+    Raises:
+        InputError: `length` was set, and is more than a model has positions for.
+    """
+    from distill.tasks.positions import check_length, positions_of
+
+    fitted, note = length or USUAL_LENGTH, ""
+    for role, (config, tokenizer) in models.items():
+        most = positions_of(config)
+        if not length and most is not None and SHORTEST <= most - room < task.longest(tokenizer, fitted):
+            fitted, note = most - room, f"; texts are cut at {most - room} tokens: the {role} has {most} positions"
+        check_length(task, config, tokenizer, fitted, role)
+    return fitted, note
+
+
+def read_models(folders: Mapping[str, Path], task: "Task") -> "Models":
+    """Of checkpoints that read texts each in its own tokens, checked as by `check_tokenizer_of`."""
+    from distill.checkpoint.config import load_config
+
+    return {
+        role: (load_config(folder, role), check_tokenizer_of(folder, role, task)) for role, folder in folders.items()
+    }
+
+
+def check_tokenizer_of(folder: Path, role: str, task: "Task") -> "PreTrainedTokenizerBase":
+    """The tokenizer of the checkpoint in `folder`, settled for the task.
+
+    Raises:
+        InputError: There is none, it has tokens that the model has no embeddings of, or the task can't be done with it.
+    """
+    from distill.checkpoint.config import load_config
+    from distill.checkpoint.tokenizer import check_vocabulary, load_tokenizer
+
+    tokenizer = load_tokenizer(folder, role)
+    check_vocabulary(tokenizer, load_config(folder, role), folder, role)
+    task.check_tokenizer(tokenizer)
+    task.settle_tokenizer(tokenizer, folder)
+    return tokenizer
 
 
 def usual_loss(task: str) -> LossConfig:
@@ -168,25 +244,13 @@ def check_lengths(config: DistillConfig, source: Path) -> None:
     Raises:
         InputError: Rows that are longer than the teacher, in `source`, or the student, or words that it has no row for.
     """
-    from transformers import AutoConfig
-
     from distill.data.masking import check_words
-    from distill.student.spec import is_relative
     from distill.tasks.choose import TASKS
-    from distill.tasks.positions import check_length, positions_of, too_long
-    from distill.teacher.load import checkpoint_folder, load_tokenizer
+    from distill.tasks.positions import positions_of, too_long
 
-    folders = {"teacher": source}
-    if not is_relative(config.student.spec):
-        folders["student"] = checkpoint_folder(config.student.spec, "student")
-    task, taught = TASKS[config.task](()), load_tokenizer(source)
-    task.settle_tokenizer(taught, source)
-    for name, folder in folders.items():
-        own, general = AutoConfig.from_pretrained(folder), config.general
-        tokenizer = load_tokenizer(folder, name)
-        if not is_across(config, taught, tokenizer):
-            tokenizer.model_max_length = taught.model_max_length  # as student and teacher read the same texts
-        check_length(task, own, tokenizer, config.data.max_length, name)
+    models, general = models_of(config, source), config.general
+    fitted_length(config.data.max_length, TASKS[config.task](()), models)
+    for name, (own, tokenizer) in models.items():
         if config.task == "masked-lm":
             check_words(own.vocab_size, tokenizer, config.masking, name)
         most = positions_of(own)

@@ -6,9 +6,10 @@ from typing import Any
 
 import lightning
 from torch.distributed.device_mesh import DeviceMesh
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from compress.export.huggingface import export_huggingface
+from distill.checkpoint.config import load_config
 from distill.data.batches import EvalBatches
 from distill.data.module import TextDataModule
 from distill.errors import InputError
@@ -107,16 +108,18 @@ def deciding(train: TrainConfig) -> dict[str, Any]:
 
 def usable_head(run: Run, config: DistillConfig, source: Path, task: Task) -> list[int] | None:
     """Rows of the checkpoint's head for our labels, or None when the teacher has to be trained; says which and why."""
-    own = AutoConfig.from_pretrained(source)
+    own = load_config(source, "teacher")
     task.check(own, str(source))
     rows = task.head_rows(own)
+    missing = task.missing_head(source) if rows is not None else ""
+    rows, why = (None, missing) if missing else (rows, "no head for these labels in it")
     if config.teacher.finetune == "never" and rows is None:
         raise InputError(
             f"teacher {str(source)!r}: has no head for this data's {len(task.labels)} labels "
-            f"({', '.join(task.labels[:4])}, …), and --teacher.finetune is never"
+            f"({', '.join(task.labels[:4])}, …){f': {missing}' if missing else ''}, and --teacher.finetune is never"
         )
     if rows is None or config.teacher.finetune == "always":
-        why = "no head for these labels in it" if rows is None else "asked for, though it has a head for these labels"
+        why = why if rows is None else "asked for, though it has a head for these labels"
         run.console.say(f"  teacher: fine-tuned first ({why}): {source}")
         return None
     moved = "in another order, matched by name" if rows != list(range(len(rows))) else "in the same order"
@@ -168,4 +171,4 @@ def finetune(
 
 def load_source(source: Path, task: type[Task]) -> PreTrainedModel:
     """The checkpoint as it came, with any head of the task's, to be timed."""
-    return task(()).whole(source)
+    return task(()).whole(source, new_head=True)

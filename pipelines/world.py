@@ -144,6 +144,11 @@ def launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def is_first() -> bool:
+    """Whether this process is the only one, or the first of several; known before they are connected."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def processes() -> int:
     """How many processes this run was started as."""
     return int(os.environ["WORLD_SIZE"]) if launched() else 1

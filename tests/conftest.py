@@ -12,6 +12,7 @@ os.environ["MKL_CBWR"] = "AUTO,STRICT"  # as the commands set it
 
 import csv
 import random
+import shutil
 import string
 from collections.abc import Callable
 from itertools import product
@@ -159,3 +160,29 @@ def data_folder(tmp_path: Path) -> Path:
         with (folder / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("text", "label"), *make_rows(count, seed)])
     return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A folder with whole checkpoints of a tiny bert, `headed`, `body` and `masked`, and `data`, 60 and 20 rows."""
+    place = tmp_path_factory.mktemp("checkpoints")
+    for name, head in (("headed", "ForSequenceClassification"), ("body", "Model"), ("masked", "ForMaskedLM")):
+        saved(build_model("bert", head), tokenizer, place / name)
+    (place / "data").mkdir()
+    for split, count, seed in (("train", 60, 1), ("test", 20, 2)):
+        with (place / "data" / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([("text", "label"), *make_rows(count, seed)])
+    return place
+
+
+@pytest.fixture
+def changed_copy(checkpoints: Path, tmp_path: Path) -> Callable[[str, Callable[[Path], None]], Path]:
+    """`changed_copy(name, change)` -> a copy of one of `checkpoints`, with its files changed."""
+
+    def copy(name: str, change: Callable[[Path], None]) -> Path:
+        folder = tmp_path / f"broken-{name}"
+        shutil.copytree(checkpoints / name, folder)
+        change(folder)
+        return folder
+
+    return copy

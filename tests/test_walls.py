@@ -35,9 +35,21 @@ def offenders(files: list[Path], *forbidden: str) -> list[str]:
     ]
 
 
-def test_distill_and_compress_do_not_know_each_other_or_the_pipelines():
+def test_distill_does_not_know_compress_nor_either_the_pipelines():
     assert not offenders([f for f in FILES if inside(f, "distill/")], "compress", "pipelines")
-    assert not offenders([f for f in FILES if inside(f, "compress/")], "distill", "pipelines")
+    assert not offenders([f for f in FILES if inside(f, "compress/")], "pipelines")
+
+
+def test_compress_stands_on_the_checkpoints_of_distill_and_on_nothing_else_of_it():
+    for file in (f for f in FILES if inside(f, "compress/")):
+        theirs = {name for name in imports(file) if name.split(".")[0] == "distill"}
+        assert theirs <= {name for name in theirs if name.startswith("distill.checkpoint.")} | {"distill.errors"}, file
+
+
+def test_checkpoints_are_the_ground_floor():
+    for file in (f for f in FILES if inside(f, "distill/checkpoint/")):
+        ours = {name for name in imports(file) if name.split(".")[0] in ("distill", "compress", "pipelines")}
+        assert ours <= {name for name in ours if name.startswith("distill.checkpoint.")} | {"distill.errors"}, file
 
 
 @pytest.mark.parametrize("room", ["data", "teacher", "student"])
@@ -79,7 +91,11 @@ def test_the_reading_side_of_onnx_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("package", ["distill", "compress", "pipelines", "pipelines.config", "pipelines.cli"])
+TORCH_FREE = ["distill", "compress", "pipelines", "pipelines.config", "pipelines.cli"]
+TORCH_FREE += [f"distill.checkpoint.{name}" for name in ("folder", "config", "headers")]
+
+
+@pytest.mark.parametrize("package", TORCH_FREE)
 def test_importing_a_package_touches_no_torch(package: str):
     code = f"import sys, {package}; assert 'torch' not in sys.modules, 'torch was imported'"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,7 +1,6 @@
 """Writes and reads pruned models; of the code that lies beside their weights, only what this package ships is used."""
 
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from compress.errors import CompressError
 from compress.prune import modeling_pruned
 from compress.prune.sizes import is_pruned
 from compress.readers import reader_of
+from distill.checkpoint.config import read_object
+from distill.checkpoint.weights import load_model
 
 CODE = Path(modeling_pruned.__file__)
 
@@ -52,12 +53,13 @@ def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
             have a reader of its own (see `compress.readers`).
 
     Raises:
-        CompressError: The folder's code is another, it's for another head, or weights are missing or of another shape.
+        CompressError: The folder's code is another, or it's for another head.
+        InputError: Weights are missing or of another shape.
     """
     reads = None if auto_class else reader_of(folder)
     if reads is not None:
-        return reads(folder).eval()
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return load_model(reads, folder, new_head=True).eval()  # nothing reads the pooler of a body that it pools
+    config = read_object(folder, "model")
     auto_class = auto_class or auto_class_of(config)
     loader = getattr(transformers, auto_class, None)
     if loader is None:
@@ -65,12 +67,7 @@ def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
     if "auto_map" in config:
         check_code(folder)
         loader = pruned_class(config["auto_map"], auto_class, folder)
-    loaded: Any = loader.from_pretrained(folder, output_loading_info=True, use_safetensors=True)
-    model, report = loaded
-    wrong = {what: sorted(map(str, names)) for what, names in report.items() if names}
-    if wrong:
-        raise CompressError(f"{folder}: expected every weight of {type(model).__name__}, found {wrong}")
-    return model.eval()
+    return load_model(loader, folder, new_head=auto_class == "AutoModel").eval()
 
 
 def admit(folder: Path) -> None:
@@ -81,7 +78,7 @@ def admit(folder: Path) -> None:
     Raises:
         CompressError: The folder's code is another than what this package ships.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_object(folder, "model")
     if "auto_map" not in config:
         return
     check_code(folder)

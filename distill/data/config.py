@@ -5,6 +5,8 @@ from typing import Literal
 
 from distill.errors import InputError
 
+USUAL_LENGTH, SHORTEST = 256, 4  # tokens of a text at most where nothing else is said; fewest that can be set
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -25,7 +27,8 @@ class DataConfig:
             split has no labels; rows of train are then held out for validation.
         unknown_labels: What becomes of rows of validation and test whose label train lacks: an `error`, or `drop`
             leaves them out and counts them.
-        max_length: Longest text in tokens; longer ones are cut and counted.
+        max_length: Longest text in tokens; longer ones are cut and counted. 0: 256, or as many as the models have
+            positions for where these are fewer.
         packing: Rows that a language model is trained on: `stream` joins documents and cuts blocks; `documents`
             packs whole ones, none of which sees another; `none` makes each a row. `auto` is stream for plain text and
             documents for conversations, which become rows where the student writes itself.
@@ -41,7 +44,7 @@ class DataConfig:
     test_fraction: float = 0.1
     test_split: Literal["test", "validation"] = "test"
     unknown_labels: Literal["error", "drop"] = "error"
-    max_length: int = 256
+    max_length: int = 0
     packing: Literal["auto", "stream", "documents", "none"] = "auto"
 
     def __post_init__(self) -> None:
@@ -49,8 +52,8 @@ class DataConfig:
             value = getattr(self, name)
             if not 0 < value < 1:
                 raise InputError(f"data.{name}: expected a share between 0 and 1, found {value}: no rows would be left")
-        if self.max_length < 4:
+        if self.max_length != 0 and self.max_length < SHORTEST:
             raise InputError(
-                f"data.max_length: expected at least 4 tokens, found {self.max_length}: "
+                f"data.max_length: expected at least {SHORTEST} tokens, found {self.max_length}: "
                 "special tokens alone would fill every text"
             )

@@ -1,6 +1,5 @@
 """Loads a checkpoint into a model on a mesh; no process ever holds all the weights."""
 
-import json
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint import load as load_checkpoint
@@ -18,6 +16,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
+from distill.checkpoint.headers import read_headers
+from distill.checkpoint.weights import is_whole_number, load_model, names_text
 from distill.errors import InputError
 from distill.layout import Layout
 from distill.sharding.apply import apply_layout
@@ -57,7 +57,7 @@ def load_sharded(
         InputError: Names or shapes in the files other than the model's, or damaged files; and as `apply_layout`.
     """
     if not layout.sharded and layout.zero != 2:
-        model = auto_class.from_pretrained(folder, dtype=dtype, **from_config_kwargs)
+        model = load_model(auto_class, folder, dtype=dtype, **from_config_kwargs)
         return model.requires_grad_(not frozen).to(mesh.device_type).eval()
     with no_memory_for_parameters():
         config = AutoConfig.from_pretrained(folder)
@@ -148,22 +148,16 @@ def weights_to_read(model: PreTrainedModel, folder: Path) -> dict[str, str]:
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of each weight in the files that transformers would read."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, OSError) as error:
-            raise InputError(f"checkpoint {str(folder)!r}: {index.name} is damaged: {error!r}") from error
-        files = sorted(folder / Path(name).name for name in names)
-    else:
-        files = [folder / "model.safetensors"]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as opened:
-                names = opened.keys()
-                shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in names}
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"checkpoint {str(folder)!r}: {file.name} is damaged or missing: {error}") from error
-    return shapes
+    """Shape of each weight in the files that transformers would read.
+
+    Raises:
+        InputError: As `read_headers`, or integers.
+    """
+    headers = read_headers(folder)
+    whole = [f"{name} as {header.dtype}" for name, header in sorted(headers.items()) if is_whole_number(name, header)]
+    if whole:
+        raise InputError(
+            f"checkpoint {str(folder)!r}: expected weights as floating-point numbers, found {names_text(whole)}: "
+            "integers need the scales of a quantized checkpoint"
+        )
+    return {name: header.shape for name, header in headers.items()}

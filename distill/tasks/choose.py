@@ -34,6 +34,7 @@ TASKS: dict[str, type[Task]] = {
     "sentence-embedding": SentenceEmbedding,
 }
 PROBLEMS: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
+CLASSES = {TextClassification.name, "multi-label"}  # told apart by how the same logits are read
 WORD_HEADS: tuple[type[Language], ...] = (MaskedLM, CausalLM)
 
 
@@ -51,6 +52,11 @@ def choose(asked: str, teacher: PretrainedConfig, name: str, data: DataConfig) -
     if own and TASKS[asked].head != TASKS[own].head:
         raise InputError(
             f"--task {asked}: the teacher {name!r} was trained for {own}: its outputs have another meaning"
+        )
+    if teacher.problem_type and {asked, own} == CLASSES:
+        raise InputError(
+            f"--task {asked}: expected a head for it, found that of the teacher {name!r} trained for {own} "
+            f"(problem_type {teacher.problem_type} in config.json): the same logits would be read in another way"
         )
     return asked, "--task"
 

@@ -10,6 +10,7 @@ from torchmetrics.functional.text import squad
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from distill.answers import Answers, SpanAnswers
+from distill.checkpoint.tokenizer import check_fast
 from distill.data.config import DataConfig
 from distill.data.questions import Questions, Windows, encode_questions, load_bare_questions, load_questions
 from distill.data.splits import Splits
@@ -37,6 +38,9 @@ class QuestionAnswering(Task):
     @classmethod
     def read_bare(cls, config: DataConfig) -> Questions:
         return load_bare_questions(config)
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        check_fast(tokenizer, "tokenizer", "places of answers among a text's tokens aren't known without it")
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Windows:
         return encode_questions(tokenizer, part, max_length)

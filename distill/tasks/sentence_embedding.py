@@ -14,11 +14,13 @@ from torchmetrics.functional import spearman_corrcoef
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from distill.answers import Answers, Batch
+from distill.checkpoint.config import load_config
+from distill.checkpoint.weights import load_model
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, Encoded
 from distill.data.sentences import encode_sentences, load_bare_sentences, load_sentences
 from distill.data.splits import Examples, Splits
-from distill.pooling import PooledModel, pooled_class
+from distill.pooling import PooledModel, check_projections, pooled_class
 from distill.sentence_folder import read_form
 from distill.tasks.task import Scorer, Task
 
@@ -99,7 +101,17 @@ class SentenceEmbedding(Task):
         return self.load_headed(path, [])
 
     def load_headed(self, path: str, rows: Sequence[int]) -> Any:
-        return PooledModel.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
+        return load_model(PooledModel, path, new_head=True, dtype=torch.float32)
+
+    def whole(self, folder: Path, *, new_head: bool = False) -> Any:
+        return super().whole(folder, new_head=True)
+
+    def check_weights(self, folder: Path, role: str, *, new_head: bool = False, finite: bool = True) -> None:
+        super().check_weights(folder, role, new_head=True, finite=finite)  # nothing reads a body's own pooler
+        check_projections(folder, load_config(folder))
+
+    def missing_head(self, folder: Path) -> str:
+        return ""
 
     def metric(self) -> Metric:
         return PairRanks()

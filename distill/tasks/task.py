@@ -11,9 +11,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torchmetrics import Metric
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.answers import Answers
+from distill.checkpoint.config import load_config
+from distill.checkpoint.weights import check_weights, describe_missing_head, load_model, read_report
 from distill.data.config import DataConfig
 from distill.data.splits import Examples, Splits
 from distill.errors import InputError
@@ -121,11 +123,30 @@ class Task(ABC):
             InputError: A tokenizer that the task can't be done with.
         """
 
-    def whole(self, folder: Path) -> PreTrainedModel:
-        """The checkpoint as it came, with any head of the task's."""
-        model = self.auto.from_pretrained(folder, use_safetensors=True)
+    def whole(self, folder: Path, *, new_head: bool = False) -> PreTrainedModel:
+        """The checkpoint as it came, with its head of the task's; a `new_head` where it has none."""
+        model = load_model(self.auto, folder, new_head=new_head)
         self.settle(model.config, folder)
         return model
+
+    def check_weights(self, folder: Path, role: str, *, new_head: bool = False, finite: bool = True) -> None:
+        """Checks a checkpoint before anything is computed with it.
+
+        Args:
+            folder: The checkpoint.
+            role: What it is to the command, for errors.
+            new_head: Whether it may come without a head of this task, which is then trained.
+            finite: Whether its weights are read, too.
+
+        Raises:
+            InputError: The files don't hold the weights of the model that the config describes.
+        """
+        check_weights(self.auto, folder, role, new_head=new_head, finite=finite)
+
+    def missing_head(self, folder: Path) -> str:
+        """Empty where the files have weights of the head that the config names; else what is there instead."""
+        report = read_report(self.auto, folder)
+        return describe_missing_head(report) if report is not None and report.head_absent else ""
 
     def settle_tokenizer(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:  # noqa: B027
         """Gives the tokenizer of a checkpoint in `folder` what else is known of how it is used, for all who load it."""
@@ -142,7 +163,7 @@ class Task(ABC):
         Raises:
             InputError: The checkpoint was trained for another task.
         """
-        config = AutoConfig.from_pretrained(path)
+        config: Any = load_config(Path(path))
         self.check(config, path)
         if self.labels:
             config.num_labels = len(self.labels)
@@ -157,9 +178,7 @@ class Task(ABC):
         """Loads a body with a new head for these labels, initialised from `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.auto.from_pretrained(
-                path, config=self.config(path), dtype=torch.float32, use_safetensors=True, ignore_mismatched_sizes=True
-            )
+            return load_model(self.auto, path, new_head=True, config=self.config(path), dtype=torch.float32)
 
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
         """Row of the checkpoint's head for each of our labels, matched by name; None when some label has no row."""
@@ -171,7 +190,7 @@ class Task(ABC):
 
     def load_headed(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
         """Loads a checkpoint with its head, the rows put into the order of our labels."""
-        model = self.auto.from_pretrained(path, dtype=torch.float32, use_safetensors=True)
+        model = load_model(self.auto, path, dtype=torch.float32)
         self.settle(model.config, Path(path))
         if not self.labels:
             return model

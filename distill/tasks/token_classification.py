@@ -10,6 +10,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from transformers import PreTrainedTokenizerBase
 
+from distill.checkpoint.tokenizer import check_fast
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED
 from distill.data.splits import Splits
@@ -34,6 +35,9 @@ class TokenClassification(Task):
     @classmethod
     def read_bare(cls, config: DataConfig) -> Tagged:
         return load_bare_words(config)
+
+    def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        check_fast(tokenizer, "tokenizer", "places of words among a text's tokens aren't known without it")
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> TaggedRows:
         return encode_tagged(tokenizer, part, max_length)

@@ -1,106 +1,34 @@
-"""Finds a checkpoint, checks that it is safe and whole, and loads teacher and tokenizer."""
+"""What is known of a teacher and its tokenizer once they are loaded: their fingerprints, and that two read the same."""
 
 import hashlib
 import json
 from collections.abc import Iterable
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
+from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.tokenizer import check_fast, load_tokenizer
 from distill.errors import InputError
 from distill.sharding.apply import whole
 from distill.sharding.load import no_memory_for_parameters, weights_to_read
 
-PACKAGE = "package:"
-NEEDED = ["*.safetensors", "*.json", "*.txt", "*.model"]
-
-
-def checkpoint_folder(model: str, role: str = "teacher") -> Path:
-    """Folder of a local checkpoint, of a hub id once downloaded (safetensors only, never pickles), or of a checkpoint
-    that an installed package carries (`package:NAME/FOLDER`).
-
-    Raises:
-        InputError: No such folder or hub model; no config; weights only as a pickle; damaged safetensors.
-    """
-    if not model:
-        raise InputError(f"{role}: none given; name a hub id or a local folder with --{role}")
-    folder = in_package(model, role) if model.startswith(PACKAGE) else Path(model).expanduser()
-    if not folder.exists():
-        folder = download(model, role)
-    if not folder.is_dir():
-        raise InputError(f"{role} {model!r}: expected a folder with config.json and safetensors, found a file")
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{role} {model!r}: no config.json in the folder: it can't be told what model this is")
-    check_weights(folder, role)
-    return folder
-
-
-def in_package(model: str, role: str) -> Path:
-    name, _, inside = model.removeprefix(PACKAGE).partition("/")
-    found = find_spec(name) if name.isidentifier() else None
-    if found is None or not found.submodule_search_locations:
-        raise InputError(f"{role} {model!r}: no package {name!r} is installed here; install it, or name a folder")
-    return Path(next(iter(found.submodule_search_locations))) / inside
-
-
-def download(model: str, role: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=NEEDED))
-    except Exception as error:  # the hub client raises some twenty kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{role} {model!r}: no such folder here, and the hub gave no such model: {reason}") from error
-
-
-def check_weights(folder: Path, role: str) -> None:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
-        found = f"a pickle ({', '.join(pickles)}), which can run any code when it is loaded" if pickles else "none"
-        raise InputError(f"{role} {str(folder)!r}: expected weights in safetensors, found {found}; convert it first")
-    for file in files:
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise InputError(
-                f"{role} {str(folder)!r}: {file.name} is damaged or no safetensors file: {error}"
-            ) from error
-
-
-def load_tokenizer(folder: Path, role: str = "teacher") -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a checkpoint; one without a padding token pads with the config's, else with its eos.
-
-    Raises:
-        InputError: The folder holds none.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{role} {str(folder)!r}: no tokenizer can be loaded from the folder: {error}") from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = word_of(tokenizer, configured_padding(folder)) or tokenizer.eos_token
-    return tokenizer
-
-
-def configured_padding(folder: Path) -> int | None:
-    file = folder / "config.json"
-    return json.loads(file.read_text(encoding="utf-8")).get("pad_token_id") if file.is_file() else None
-
-
-def word_of(tokenizer: PreTrainedTokenizerBase, number: int | None) -> str | None:
-    """The token with this id; None where there is none, as for the -1 of the first Llamas."""
-    if number is None or not 0 <= number < len(tokenizer):
-        return None
-    return str(tokenizer.convert_ids_to_tokens(number))
+__all__ = [
+    "agree_on_padding",
+    "check_same_tokenizer",
+    "checkpoint_folder",
+    "frozen",
+    "load_tokenizer",
+    "stored_fingerprint",
+    "tokenizer_fingerprint",
+    "weights_fingerprint",
+]
 
 
 def agree_on_padding(config: PretrainedConfig, folder: Path) -> None:
@@ -125,7 +53,12 @@ def agree_on_padding(config: PretrainedConfig, folder: Path) -> None:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of everything that turns text into ids; padding and truncation are set by the caller and left out."""
+    """Hash of everything that turns text into ids; padding and truncation are set by the caller and left out.
+
+    Raises:
+        InputError: A slow tokenizer, whose rules are Python code.
+    """
+    check_fast(tokenizer, "tokenizer", "its rules can't be told from another's")
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     rules["padding"] = rules["truncation"] = None
     return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()

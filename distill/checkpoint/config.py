@@ -1,0 +1,135 @@
+"""Reads the config.json of a checkpoint and checks that it describes a model; imports no torch by itself."""
+
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distill.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+CONFIG = "config.json"
+# Names of whole numbers in the configs of stock families.
+SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings",
+    "num_key_value_heads", "type_vocab_size", "embedding_size", "head_dim", "n_embd", "n_layer", "n_head",
+    "n_positions", "n_inner", "dim", "n_layers", "n_heads", "hidden_dim", "d_model",
+)  # fmt: skip
+POSITIVE = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "n_embd", "n_layer", "n_head", "dim",
+    "n_layers", "n_heads", "d_model",
+)  # fmt: skip
+
+
+def check_config(folder: Path, role: str = "model") -> dict[str, Any]:
+    """The content of `config.json` in `folder`.
+
+    Raises:
+        InputError: It can't be read, is no JSON object, names no known `model_type`, or a size is no whole number.
+    """
+    config = read_object(folder, role)
+    if "model_type" not in config:
+        keys = ", ".join(sorted(config)[:5])
+        raise InputError(
+            f"{role} {str(folder)!r}: expected a model_type such as 'bert' in config.json, found "
+            f"{f'other keys ({keys})' if keys else 'an empty object'}: it can't be told what model this is"
+        )
+    check_model_type(config, folder, role)
+    check_auto_map(config, folder, role)
+    for name in SIZES:
+        check_size(name, config.get(name), folder, role)
+    return config
+
+
+def read_object(folder: Path, role: str) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{role} {str(folder)!r}: config.json can't be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{role} {str(folder)!r}: expected JSON in config.json, found other text ({error}): it can't be told what "
+            "model this is"
+        ) from error
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{role} {str(folder)!r}: expected a JSON object in config.json, found {kind_of(content)}: it can't be "
+            "told what model this is"
+        )
+    return content
+
+
+def kind_of(content: object) -> str:
+    """What JSON calls a value."""
+    names = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(content), "a number")
+
+
+def check_model_type(config: dict[str, Any], folder: Path, role: str) -> None:
+    kind = config["model_type"]
+    if not isinstance(kind, str) or (not is_known(kind) and "auto_map" not in config):
+        from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
+
+        near = difflib.get_close_matches(str(kind), CONFIG_MAPPING_NAMES, 1)
+        raise InputError(
+            f"{role} {str(folder)!r}: expected a model_type in config.json that transformers knows, found {kind!r}"
+            + (f"; the nearest is {near[0]!r}" if near else "")
+        )
+
+
+def is_known(model_type: str) -> bool:
+    """Whether transformers, or a class registered with it in this process, has a config of this type."""
+    from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
+
+    if model_type in CONFIG_MAPPING_NAMES:
+        return True
+    # Only where this module is loaded already can more be registered; it imports torch.
+    loaded = sys.modules.get("transformers.models.auto.configuration_auto")
+    return loaded is not None and model_type in loaded.CONFIG_MAPPING
+
+
+def check_auto_map(config: dict[str, Any], folder: Path, role: str) -> None:
+    mapped = config.get("auto_map", {})
+    if not isinstance(mapped, dict) or not all(isinstance(name, str) for name in mapped.values()):
+        raise InputError(
+            f"{role} {str(folder)!r}: expected names of classes under auto_map in config.json, found {mapped!r}"
+        )
+
+
+def check_size(name: str, value: object, folder: Path, role: str) -> None:
+    if value is None or isinstance(value, list):  # some families have one for each layer
+        return
+    least = 1 if name in POSITIVE else None
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or (least is not None and isinstance(value, int) and value < least):
+        wanted = "a whole number" if least is None else "a whole number of at least 1"
+        raise InputError(
+            f"{role} {str(folder)!r}: expected {wanted} for {name} in config.json, found {value!r}: no model can be "
+            "built of it"
+        )
+
+
+def load_config(folder: Path, role: str = "model") -> "PretrainedConfig":
+    """The checkpoint's config as its own class.
+
+    Raises:
+        InputError: As `check_config`, and settings that the class of this model type refuses.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    check_config(folder, role)
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
+        raise InputError(
+            f"{role} {str(folder)!r}: config.json is refused by its class: {in_one_line(error)}"
+        ) from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """The error's message without its line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__

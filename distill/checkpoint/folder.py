@@ -1,0 +1,78 @@
+"""Finds the folder of a checkpoint, here, in a package or on the hub, and checks that its files can be read."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from distill.checkpoint.config import CONFIG, check_config
+from distill.checkpoint.headers import read_headers
+from distill.errors import InputError
+
+PACKAGE = "package:"
+NEEDED = ["*.safetensors", "*.json", "*.txt", "*.model"]
+
+
+def checkpoint_folder(model: str, role: str = "teacher") -> Path:
+    """Folder of a local checkpoint, of a hub id once downloaded (safetensors only, never pickles), or of a checkpoint
+    that an installed package carries (`package:NAME/FOLDER`).
+
+    Raises:
+        InputError: No such folder or hub model; files that can't be read; no config, or one that describes no model;
+            weights only as a pickle; damaged safetensors.
+    """
+    if not model:
+        raise InputError(f"{role}: none given; name a hub id or a local folder with --{role}")
+    folder = in_package(model, role) if model.startswith(PACKAGE) else Path(model).expanduser()
+    if not probe_path(folder.exists, model, role):
+        folder = download(model, role)
+    if not probe_path(folder.is_dir, model, role):
+        raise InputError(f"{role} {model!r}: expected a folder with config.json and safetensors, found a file")
+    if not probe_path((folder / CONFIG).is_file, model, role):
+        raise InputError(f"{role} {model!r}: no config.json in the folder: it can't be told what model this is")
+    check_config(folder, role)
+    check_files(folder, role)
+    return folder
+
+
+def probe_path(look: Callable[[], bool], model: str, role: str) -> bool:
+    """What `look()` says of a place on disk.
+
+    Raises:
+        InputError: The place can't be looked at: no permission, or a name that no file can have.
+    """
+    try:
+        return look()
+    except OSError as error:
+        raise InputError(
+            f"{role} {model!r}: expected a folder that can be read, found {error.strerror}: {error.filename}"
+        ) from error
+
+
+def in_package(model: str, role: str) -> Path:
+    name, _, inside = model.removeprefix(PACKAGE).partition("/")
+    package = find_spec(name) if name.isidentifier() else None
+    if package is None or not package.submodule_search_locations:
+        raise InputError(f"{role} {model!r}: no package {name!r} is installed here; install it, or name a folder")
+    return Path(next(iter(package.submodule_search_locations))) / inside
+
+
+def download(model: str, role: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=NEEDED))
+    except Exception as error:  # the hub client raises some twenty kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{role} {model!r}: no such folder here, and the hub gave no such model: {reason}") from error
+
+
+def check_files(folder: Path, role: str) -> None:
+    """
+    Raises:
+        InputError: No weights in safetensors, or files of them that are damaged or can't be read.
+    """
+    if not probe_path(lambda: any(folder.glob("*.safetensors")), str(folder), role):
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+        held = f"a pickle ({', '.join(pickles)}), which can run any code when it is loaded" if pickles else "none"
+        raise InputError(f"{role} {str(folder)!r}: expected weights in safetensors, found {held}; convert it first")
+    read_headers(folder, role)

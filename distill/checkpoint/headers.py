@@ -1,0 +1,75 @@
+"""Names, shapes and types of a checkpoint's weights, from the headers of its safetensors files; imports no torch."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from distill.errors import InputError
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Header:
+    """One stored weight; `dtype` as safetensors writes it, such as F32 or I64."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith(("F", "BF"))
+
+
+def weight_files(folder: Path, role: str = "checkpoint") -> list[Path]:
+    """The files that transformers reads: one, or those that the index names.
+
+    Raises:
+        InputError: No such file; a damaged index; an index that leads out of the folder.
+    """
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
+    index = folder / INDEX
+    if not index.is_file():
+        others = ", ".join(sorted(file.name for file in folder.glob("*.safetensors"))) or "none"
+        raise InputError(f"{role} {str(folder)!r}: expected weights in {WHOLE} or {INDEX}, found {others}")
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise InputError(f"{role} {str(folder)!r}: {index.name} is damaged: {error!r}") from error
+    if not names:
+        raise InputError(f"{role} {str(folder)!r}: {index.name} names no files of weights")
+    for name in names:
+        if Path(name).name != name:
+            raise InputError(
+                f"{role} {str(folder)!r}: expected names of files beside {index.name}, found {name!r}: a checkpoint's "
+                "weights lie in its own folder"
+            )
+    return [folder / name for name in names]
+
+
+def read_headers(folder: Path, role: str = "checkpoint") -> dict[str, Header]:
+    """Header of each weight, by the name that it has in the files.
+
+    Raises:
+        InputError: As `weight_files`, and files that are missing, damaged or can't be read.
+    """
+    headers: dict[str, Header] = {}
+    for file in weight_files(folder, role):
+        try:
+            with safe_open(file, framework="np") as opened:
+                for name in opened.keys():  # noqa: SIM118
+                    stored = opened.get_slice(name)
+                    headers[name] = Header(file, tuple(stored.get_shape()), stored.get_dtype())
+        except SafetensorError as error:
+            raise InputError(
+                f"{role} {str(folder)!r}: {file.name} is damaged or no safetensors file: {error}"
+            ) from error
+        except OSError as error:
+            what = "is missing" if isinstance(error, FileNotFoundError) else "can't be read"
+            raise InputError(f"{role} {str(folder)!r}: {file.name} {what}: {error}") from error
+    return headers
