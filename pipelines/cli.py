@@ -17,6 +17,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from compress.errors import ArtefactError, CompressError
 from distill.errors import InputError
+from pipelines import stops
 from pipelines.console import fail
 
 Config = TypeVar("Config")
@@ -180,7 +181,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)  # their imports warn about GPU libraries and each other
     try:
-        main(sys.argv[1:])
+        with stops.watched():
+            main(sys.argv[1:])
     except KeyboardInterrupt:
         fail("stopped; the same command goes on from here")
         sys.exit(130)
