@@ -1,4 +1,4 @@
-"""A process that doesn't outlive the one that started it."""
+"""How processes end: not after the one that started them, and by which signal."""
 
 import ctypes
 import os
@@ -15,3 +15,8 @@ def end_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before this was said
         os._exit(128 + signal.SIGKILL)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `signal 35` of those without a name."""
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from compress.errors import ArtefactError, CompressError
+from compress.errors import ArtefactError, CompressError, VerificationError
 from distill.errors import InputError
 from pipelines import stops
 from pipelines.console import fail
@@ -198,7 +198,7 @@ def explain(error: BaseException) -> str | None:
     """The message for an error that a person can mend; None for one that is ours."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, InputError | ArtefactError | CompressError):
+        if isinstance(seen, InputError | ArtefactError | CompressError | VerificationError):
             return str(seen)
         where = getattr(seen, "filename", None) or "output"
         if number(seen) in (errno.ENOSPC, errno.EDQUOT):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from uuid import uuid4
 
+from compress.lifetime import signal_name
 from pipelines import stops
 from pipelines.console import fail
 from pipelines.machine import cores
@@ -92,7 +93,7 @@ def end_as(rank: int, code: int, processes: int, left: int) -> None:
     """
     if code in STOPPED or -code in stops.SIGNALS:
         raise stops.StopRequested(code - 128 if code > 0 else -code)
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+    how = f"was ended by {signal_name(-code)}" if code < 0 else f"failed with exit code {code}"
     if left:
         print(f"process {rank} of {processes} {how}: started again, {left} restarts left", file=sys.stderr)
         return
