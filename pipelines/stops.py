@@ -21,6 +21,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NAMES = {signal.SIGINT: "Ctrl-C (SIGINT)"}
 LAUNCHED = "STILLROOM_LAUNCHED"  # in processes that one of our own commands started: the id of that command's process
 REPEAT_SECONDS = 0.2  # `timeout` sends its signal twice, to the command and to its group: one request
+PARK_SECONDS = 0.2  # for the main thread to stand still
 EXIT_SECONDS = 10.0  # for libraries to finish their work at exit
 SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
@@ -42,6 +43,7 @@ class Watch:
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
         self.held = False
+        self.ending = self.parked = False
         self.launched = is_launched()
         self.speaks = not self.launched and os.environ.get("RANK", "0") == "0"
         self.notify: Callable[[signal.Signals], None] | None = None  # called once, where a stop is held
@@ -74,10 +76,18 @@ class Watch:
             elif time.monotonic() - self.since < REPEAT_SECONDS or self.launched:
                 return  # a launched process that is in the way is ended by its launcher
             waits = first and self.held
+            self.ending = not waits
         if waits and self.notify is not None:
             self.notify(number)
         if not waits:
-            end_at_once(number, speaks=self.speaks)
+            end_at_once(number, self)
+
+    def park(self) -> None:
+        """Keeps the main thread from going on in a process that ends."""
+        self.parked = True
+        while self.ending:
+            time.sleep(PARK_SECONDS)
+        self.parked = False
 
     def hold(self, held: bool) -> None:
         with self.lock:
@@ -99,7 +109,12 @@ def is_launched() -> bool:
 
 
 def received(number: int, frame: object) -> None:
-    """Python passes the signal on to the thread that reads them."""
+    """In the main thread, which stands still until the thread that reads the signals has decided: it would take the
+    end of a process that it waits for as a failure.
+    """
+    if watch is not None:
+        time.sleep(PARK_SECONDS)
+        watch.park()
 
 
 def begin() -> None:
@@ -136,6 +151,8 @@ def watched() -> Iterator[None]:
             say(stop.number)
         leave(128 + stop.number)
     finally:
+        if watch is not None:
+            watch.park()
         if own and watch is not None:
             watch.close()
             watch = None
@@ -173,16 +190,19 @@ def check() -> None:
         raise StopRequested(number)
 
 
-def end_at_once(number: int, *, speaks: bool) -> NoReturn:
+def end_at_once(number: int, ending: Watch) -> NoReturn:
     """Ends the processes that this one started, and this one, whatever it is doing."""
-    for _ in range(3):  # one may be starting another
+    until = time.monotonic() + 2 * PARK_SECONDS
+    while not ending.parked and time.monotonic() < until:
+        time.sleep(PARK_SECONDS / 20)
+    for _ in range(2):  # one may be starting another
         for process in descendants(os.getpid()):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
     if sys.stdout is not None and sys.stdout.isatty():
         with suppress(OSError):
             os.write(1, SHOW_CURSOR)
-    if speaks:
+    if ending.speaks:
         say(number)
     os._exit(128 + number)
 

@@ -112,5 +112,3 @@ def catches(pid: int, number: int) -> bool:
         return False
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
     return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
-
-
