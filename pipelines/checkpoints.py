@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from pipelines import stops
+from pipelines.checkpoint import plain_errors
 from pipelines.world import World
 
 NAMING = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -135,7 +136,8 @@ class Checkpoints(Callback):
     def _wait(self) -> None:
         for under_way in (self.saving, self.naming):
             if under_way is not None:
-                under_way.result()
+                with plain_errors():
+                    under_way.result()
 
     def _name(self, saving: Future[Any], path: Path) -> None:
         saving.result()

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 
 from distill.errors import InputError
 from pipelines import stops
-from pipelines.world import POLL_SECONDS, World, leave_world
+from pipelines.world import POLL_SECONDS, LostError, World, leave_world
 
 NOTE_SECONDS = 1.0
 LOSS = "lost"
@@ -65,6 +65,8 @@ def told(world: World) -> Iterator[None]:
 
 def lost_by(error: BaseException) -> str | None:
     """What a collective's error says of the other processes; None for an error of this process's own."""
+    if isinstance(error, LostError):
+        return LOSS
     if not isinstance(error, RuntimeError):
         return None
     return "waited too long for" if WAITED.search(str(error)) else LOSS if LOST.search(str(error)) else None

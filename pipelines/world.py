@@ -17,6 +17,10 @@ POLL_SECONDS = 0.05
 STOP, FAILED = "stop", "failed"  # keys of the store
 
 
+class LostError(RuntimeError):
+    """Another process failed at what all were to do together."""
+
+
 @dataclass
 class World:
     """One process among `size`. The default is a run of one process, where nothing is ever waited for.

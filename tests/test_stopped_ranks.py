@@ -88,7 +88,7 @@ def test_the_error_of_the_process_that_failed_is_read_last(inputs, tmp_path):
     running.wait_for_line(EPOCH)
     resource.prlimit(ranks(running)[1], resource.RLIMIT_FSIZE, (16, 16))  # it can't write its part of a checkpoint
     assert running.end() not in (0, 143)
-    assert "File too large" in running.lines[-1]
+    assert "File too large" in running.lines[-1], running.output
     assert "lost the others" not in running.output
 
 
