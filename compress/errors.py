@@ -7,3 +7,7 @@ class ArtefactError(RuntimeError):
 
 class CompressError(ValueError):
     """Something asked of a model or runtime that it can't give: names the thing, the expected and the found."""
+
+
+class VerificationError(RuntimeError):
+    """The comparison of an exported artefact with its model was cut short: nothing is known of the artefact."""

@@ -1,6 +1,7 @@
 """The answers stage: training conversations whose answers the teacher writes, for sequence-level distillation."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -124,13 +125,13 @@ class Writer:
 
 
 def read_lines(kept: Path) -> Iterator[tuple[int, str]]:
-    """What was written before; a line that a kill cut short is written again."""
+    """What was written before; what follows the last end of a line was cut short by a kill, and is written again."""
     if not kept.exists():
         return
-    lines = kept.read_text("utf-8").splitlines()
-    whole = [line for line in lines if line.endswith('"]')]
-    kept.write_text("".join(f"{line}\n" for line in whole), "utf-8")
-    for line in whole:
+    written = kept.read_bytes()
+    whole = written[: written.rfind(b"\n") + 1]
+    os.truncate(kept, len(whole))
+    for line in whole.decode("ascii").splitlines():
         number, answer = json.loads(line)
         yield number, answer
 

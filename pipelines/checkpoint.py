@@ -5,8 +5,9 @@ process (loops, schedules, callbacks, place in the data). Parameters are known b
 run may go on with other processes and another layout.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader
 from torch.optim import Optimizer
 
 from distill.errors import InputError
+from pipelines.world import LostError
 
 TRAINING = "training.pt"
 MODEL, STATE = "model", "optimizer"
@@ -37,10 +39,25 @@ def save_training(
         torch.save({**rest, "groups": [settings_of(each) for each in optimizers]}, folder / TRAINING)
     if group is not None:
         return dcp.async_save(tensors, checkpoint_id=str(folder), process_group=group)  # type: ignore[return-value]
-    dcp.save(tensors, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+    with plain_errors():
+        dcp.save(tensors, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
     done: Future[Any] = Future()
     done.set_result(None)
     return done
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turns what `torch.distributed.checkpoint` raises on every process into the error of the one that failed; on the
+    others into one that says that they lost it.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        if rank in error.failures:
+            raise error.failures[rank][0] from None
+        raise LostError(f"process {min(error.failures, default=0)} couldn't write its part of a checkpoint") from error
 
 
 def load_training(folder: Path, module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
@@ -60,7 +77,8 @@ def load_training(folder: Path, module: nn.Module, optimizers: Iterable[Optimize
         )
     states = empty_states(module, optimizers, held)
     wanted |= {name: value for parts in states.values() for name, value in parts.items()}
-    dcp.load(wanted, storage_reader=reader, no_dist=True)
+    with plain_errors():
+        dcp.load(wanted, storage_reader=reader, no_dist=True)
     for optimizer, groups in zip(optimizers, rest.pop("groups"), strict=True):
         restore_settings(optimizer, groups)
     restore_states(optimizers, states)
@@ -70,11 +88,13 @@ def load_training(folder: Path, module: nn.Module, optimizers: Iterable[Optimize
 
 def save_weights(folder: Path, module: nn.Module) -> None:
     """The weights alone; every process calls it."""
-    dcp.save(model_tensors(module), checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+    with plain_errors():
+        dcp.save(model_tensors(module), checkpoint_id=str(folder), no_dist=not dist.is_initialized())
 
 
 def load_weights(folder: Path, module: nn.Module) -> None:
-    dcp.load(model_tensors(module), checkpoint_id=str(folder), no_dist=True)
+    with plain_errors():
+        dcp.load(model_tensors(module), checkpoint_id=str(folder), no_dist=True)
 
 
 def first() -> bool:

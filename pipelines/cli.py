@@ -12,8 +12,9 @@ from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from compress.errors import ArtefactError, CompressError
+from compress.errors import ArtefactError, CompressError, VerificationError
 from distill.errors import InputError
+from pipelines import stops
 from pipelines.console import fail
 from pipelines.settings.command_line import CONFIG, split_words
 from pipelines.settings.values import home, settle_value
@@ -131,7 +132,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     for name, text in KNOWN_WARNINGS.items():
         logging.getLogger(name).addFilter(without(text))
     try:
-        main(sys.argv[1:])
+        with stops.watched():
+            main(sys.argv[1:])
     except KeyboardInterrupt:
         fail("stopped; the same command goes on from here")
         sys.exit(130)
@@ -152,7 +154,7 @@ def explain(error: BaseException) -> str | None:
     """The message for an error that a person can mend; None for one that is ours."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, InputError | ArtefactError | CompressError):
+        if isinstance(seen, InputError | ArtefactError | CompressError | VerificationError):
             return str(seen)
         where = getattr(seen, "filename", None) or "output"
         if number(seen) in (errno.ENOSPC, errno.EDQUOT):

@@ -1,5 +1,6 @@
 """The export stage, and `python -m pipelines.export` for any checkpoint: files to deploy, proven in a fresh process."""
 
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from distill.errors import InputError
 from pipelines import cli
 from pipelines.console import Console
 from pipelines.settings.places import check_data, check_models
-from pipelines.stage import Artefact, Run, content_hash
+from pipelines.stage import SCRATCH, Artefact, Run, content_hash
 
 if TYPE_CHECKING:
     from distill.data.splits import Examples
@@ -79,12 +80,14 @@ def export_stage(
 
     Raises:
         ArtefactError: None of them is the model.
+        VerificationError: A process that compares was killed; nothing is recorded, and the next run makes the stage.
     """
     settings = {"targets": [str(target) for target in targets], "parity": parity, "max_length": max_length}
 
     def work(folder: Path) -> dict[str, Any]:
         from pipelines.proof import Proof, proof_text, source_of
 
+        remove_results(folder)
         drawn = sample(examples, parity, run.seed)
         proof = Proof(source_of(checkpoint), folder, examples, drawn, max_length)
         wanted = with_sources(targets)
@@ -101,6 +104,13 @@ def export_stage(
         return {"parity": proof.proven} | ({"refused": proof.refused} if proof.refused else {})
 
     return run.stage(name, settings, {"model": model, "texts": texts_hash(examples)}, work)
+
+
+def remove_results(folder: Path) -> None:
+    """Removes what an attempt that was cut short has written or put aside."""
+    for each in folder.iterdir():
+        if each.is_dir() and each.name != SCRATCH:
+            shutil.rmtree(each)
 
 
 def sample(examples: "Examples | Tagged", count: int, seed: int) -> tuple[list[Any], list[str] | None]:

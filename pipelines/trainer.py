@@ -5,7 +5,6 @@ import os
 import shutil
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,9 @@ from distill.errors import InputError
 from distill.layout import Layout
 from distill.module import DistillationModule
 from distill.training import TrainConfig
+from pipelines import stops
 from pipelines.checkpoint import load_weights, save_weights
+from pipelines.checkpoints import Checkpoints
 from pipelines.config import MachineConfig
 from pipelines.console import Console
 from pipelines.stage import LOGS, SCRATCH, replacing
@@ -61,7 +62,7 @@ def fit(
     world = world or World()
     if machine.threads:
         torch.set_num_threads(machine.threads)
-    checkpoints = Checkpoints(folder / SCRATCH / "checkpoints", train.checkpoint_every)
+    checkpoints = Checkpoints(folder / SCRATCH / "checkpoints", train.checkpoint_every, world)
     stopper = EarlyStop(folder / SCRATCH / "best", train.patience)
     progress = FitProgress(console, label, train)
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -87,10 +88,9 @@ def fit(
     except (ValueError, RuntimeError, lightning.fabric.utilities.exceptions.MisconfigurationException) as error:
         raise InputError(f"machine: {error}") from error
     computes_as(precision, module)
-    with progress:
+    with progress, checkpoints:
         trainer.fit(module, datamodule=data, ckpt_path=checkpoints.latest(), weights_only=True)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
+    stops.check()
     trainer.strategy.release(module)  # type: ignore[attr-defined]
     stopper.restore(module)
     if not MODES[precision].stock:
@@ -163,72 +163,6 @@ class StepSeed(Callback):
         number = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
         data_rank, _ = trainer.datamodule.place()
         torch.manual_seed(((self.seed << 32) + number + (data_rank << 48)) % 2**63)
-
-
-NAMING = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-
-
-class Checkpoints(Callback):
-    """Saves every `every` optimizer steps and at the end of each epoch; keeps the last one only.
-
-    Written beside its place and renamed; the one before is removed after that, so a kill leaves at least one whole.
-    With several processes training goes on while it is written.
-    """
-
-    def __init__(self, folder: Path, every: int):
-        self.folder, self.every, self.saved = folder, every, -1
-        self.saving: Future[Any] | None = None
-        self.naming: Future[None] | None = None
-
-    def latest(self) -> str | None:
-        found = sorted(self.folder.glob("*.ckpt"))
-        return str(found[-1]) if found else None
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        # Within an accumulation the step stays where it was; a checkpoint there would lose the gradients so far.
-        self.saved = trainer.global_step
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        step = trainer.global_step
-        # The epoch's last batch is saved below, after the validation that follows it.
-        last = batch_idx + 1 >= trainer.num_training_batches
-        if step != self.saved and step % self.every == 0 and not last:
-            self._save(trainer)
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if trainer.current_epoch + 1 < trainer.max_epochs:
-            self._save(trainer)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self._wait()
-
-    def _save(self, trainer: Any) -> None:
-        self._wait()
-        self.saved = trainer.global_step
-        path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
-        partial = path.with_suffix(".partial")
-        if trainer.is_global_zero:
-            shutil.rmtree(partial, ignore_errors=True)  # a kill's
-        trainer.strategy.barrier()
-        trainer.save_checkpoint(partial)
-        self.saving = trainer.strategy.saving
-        if trainer.is_global_zero:
-            # The first process's save ends when all have written their parts.
-            self.naming = NAMING.submit(self._name, self.saving, path)
-        if trainer.world_size == 1:
-            self._wait()
-
-    def _wait(self) -> None:
-        for under_way in (self.saving, self.naming):
-            if under_way is not None:
-                under_way.result()
-
-    def _name(self, saving: Future[Any], path: Path) -> None:
-        saving.result()
-        path.with_suffix(".partial").replace(path)
-        for old in self.folder.glob("*.ckpt"):
-            if old != path:
-                shutil.rmtree(old)
 
 
 class EarlyStop(Callback):

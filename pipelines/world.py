@@ -1,10 +1,7 @@
 """The processes of a run: which one this is, how they wait for one another, and what they have to agree on."""
 
-import ctypes
 import json
 import os
-import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +11,14 @@ from typing import Any
 from uuid import uuid4
 
 from distill.errors import InputError
+from pipelines import stops
 
 POLL_SECONDS = 0.05
-LAUNCHED = "STILLROOM_LAUNCHED"  # set in processes that one of our own commands started
-DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+STOP, FAILED = "stop", "failed"  # keys of the store
+
+
+class LostError(RuntimeError):
+    """Another process failed at what all were to do together."""
 
 
 @dataclass
@@ -95,6 +96,29 @@ class World:
                 found.append("nowhere yet")
         return found
 
+    def ask_to_stop(self, number: int) -> None:
+        """Tells the others that this process was asked to stop."""
+        if self.size > 1:
+            self.store.set(STOP, str(int(number)))
+
+    def stop_asked(self) -> int | None:
+        """The signal by which this process, or one that says so, was asked to stop."""
+        number = stops.requested()
+        if number is None and self.size > 1 and self.store.check([STOP]):
+            return int(self.store.get(STOP))
+        return number
+
+    def report_failure(self, message: str) -> None:
+        """Says why this process ends, for those that lose it."""
+        self.store.set(FAILED, json.dumps([self.rank, message]))
+
+    def failure(self) -> tuple[int, str] | None:
+        """The process that failed, and why, where one has said so."""
+        if not self.store.check([FAILED]):
+            return None
+        rank, message = json.loads(self.store.get(FAILED))
+        return rank, message
+
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Raises InputError, naming what differs and on which process, unless all processes pass the same facts."""
         found = self.gather(facts)
@@ -169,8 +193,6 @@ def join_world(seconds: float, teachers: int = 0) -> World:
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
-    if os.environ.get(LAUNCHED) and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
     limit = max(seconds, 120)
     store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=limit))))
     store = dist.PrefixStore(start_of(store, rank, size, limit), store)

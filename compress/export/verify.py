@@ -4,6 +4,7 @@ Run as `python -m compress.export.verify TARGET FOLDER SAMPLES OUT`, this file i
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import ArtefactError
+from compress.errors import ArtefactError, VerificationError
 from compress.export.decisions import Kind, same
 from compress.export.runtimes import open_export
 from compress.export.targets import Target, target_of
+from compress.lifetime import end_with_parent, signal_name
 from compress.memory import peak_memory
 from compress.readers import READERS
 
@@ -75,6 +77,7 @@ def verify(
         The comparison, and the artefact's logits.
 
     Raises:
+        VerificationError: The fresh process was ended by a signal, for want of memory for example.
         ArtefactError: The fresh process fails, the logits differ by more than rounding of float32, or, of a model that
             `rounds`, more than 1 - SAME of what they come to.
     """
@@ -87,11 +90,18 @@ def verify(
                     "pairs": list(pairs) if pairs else None,
                     "max_length": max_length,
                     "readers": READERS,
+                    "parent": os.getpid(),
                 }
             )
         )
         command = [sys.executable, "-m", "compress.export.verify", target, str(folder), str(samples), str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode < 0:
+            raise VerificationError(
+                f"{target}: the process that verifies {folder} was ended by {signal_name(-done.returncode)} "
+                "before it had compared anything, so that nothing is known of the file; run the same command again, "
+                "with more memory if it was short"
+            )
         if done.returncode:
             raise ArtefactError(f"{target}: {folder} can't be reloaded in a fresh process:\n{done.stderr[-2000:]}")
         answers = np.load(out)
@@ -169,7 +179,9 @@ def arrays(encodings, model) -> dict[str, np.ndarray]:
 
 
 def main(target: str, folder: str, samples: str, out: str) -> None:
-    np.savez(out, **answers(target_of(target), Path(folder), json.loads(Path(samples).read_text())))
+    asked = json.loads(Path(samples).read_text())
+    end_with_parent(asked["parent"])
+    np.savez(out, **answers(target_of(target), Path(folder), asked))
 
 
 if __name__ == "__main__":
