@@ -32,6 +32,7 @@ from distill.progressive import ending_after
 from distill.said import check_said
 from distill.sharding.clip import clip_gradients
 from distill.sharding.pipeline import PipelineForward, PipelineTrainer
+from distill.sharding.pipeline_stage import freeze_embeddings
 from distill.sizes import sizes_of
 from distill.taught import TaughtLayers
 from distill.training import TrainConfig
@@ -100,7 +101,7 @@ class DistillationModule(lightning.LightningModule):
         self.taught = self._taught(teacher_sizes)
         self.steps, self.balance = 1, Balance(loss.balance)  # steps of the training
         if train.freeze_embeddings:
-            student.get_input_embeddings().weight.requires_grad_(False)
+            freeze_embeddings(student)
 
     def _taught(self, teacher_sizes: tuple[Any, ...] | None) -> TaughtLayers:
         asked = [name for name in LAYERED if getattr(self.loss, name)]

@@ -20,7 +20,8 @@ class TrainConfig:
         weight_decay: AdamW's, on matrices only.
         max_grad_norm: Longer gradients are cut to this norm; 0 never cuts.
         head_rate: Factor on the learning rate of the output head.
-        dropout: Replaces the model's own rates while it trains; left out keeps them.
+        dropout: Replaces the model's own rates while it trains; left out keeps them. Each process draws its own units
+            to drop, so only at 0 do layouts and numbers of processes train the same student, up to rounding.
         freeze_embeddings: Leave the token embeddings as they are.
         patience: Stop after so many epochs without a better validation score and keep the best weights; 0 never stops.
         checkpoint_every: Steps between the checkpoints that a killed run goes on from.

@@ -2,7 +2,7 @@
 
     python examples/generate_onnxruntime.py runs/small-lm/student/onnx-decoder "It was a dark" --tokens 60
 
-Needs: pip install onnxruntime tokenizers numpy
+Needs: pip install onnxruntime tokenizers numpy, and exported_folder.py beside it
 """
 
 import argparse
@@ -12,19 +12,27 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+from exported_folder import loaded, read_config, refuse
 from tokenizers import Tokenizer
 
 
 class Writer:
     def __init__(self, folder: Path, threads: int = 1):
-        ends = json.loads((folder / "generation_config.json").read_text()).get("eos_token_id")
+        read_config(folder, "generation_config.json", "tokenizer.json", "model.onnx")
+        settings = loaded(folder / "generation_config.json", lambda file: json.loads(Path(file).read_text()))
+        ends = settings.get("eos_token_id")
         self.ends = ends if isinstance(ends, list) else [ends]
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer = loaded(folder / "tokenizer.json", Tokenizer.from_file)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        self.session = onnxruntime.InferenceSession(folder / "model.onnx", options, ["CPUExecutionProvider"])
+        self.session = loaded(
+            folder / "model.onnx",
+            lambda file: onnxruntime.InferenceSession(file, options, ["CPUExecutionProvider"]),
+        )
         inputs = {value.name: value.shape for value in self.session.get_inputs()}
         self.cache = {name: shape for name, shape in inputs.items() if name.startswith("past_key_values")}
+        if not self.cache:
+            refuse(f"{folder}: expected a decoder with a cache of keys and values, found none: take onnx-decoder/")
         self.outputs = ["logits", *(name.replace("past_key_values", "present") for name in self.cache)]
 
     def __call__(self, prompt: str, tokens: int, temperature: float = 0.0, seed: int = 0) -> Iterator[int]:

@@ -2,8 +2,8 @@
 
     python examples/serve_executorch.py runs/few-bits/student/executorch-int8 "Where is my card?" "Top up failed"
 
-Needs: pip install executorch torch tokenizers numpy. ExecuTorch's Python bindings import torch; its C++, Java and Swift
-ones run the same file without.
+Needs: pip install executorch torch tokenizers numpy, and exported_folder.py beside it. ExecuTorch's Python bindings
+import torch; its C++, Java and Swift ones run the same file without.
 """
 
 import json
@@ -13,19 +13,21 @@ from pathlib import Path
 import numpy as np
 import torch
 from executorch.runtime import Runtime
+from exported_folder import check_words, labels_of, loaded, read_config
 from tokenizers import Tokenizer
 
 
 class Classifier:
     def __init__(self, folder: Path):
-        config = json.loads((folder / "config.json").read_text())
-        self.labels = [config["id2label"][str(i)] for i in range(len(config["id2label"]))]
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        config = read_config(folder, "tokenizer.json", "model.pte", "inputs.json")
+        self.labels = labels_of(folder, config)
+        self.tokenizer = loaded(folder / "tokenizer.json", Tokenizer.from_file)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
         self.tokenizer.enable_truncation(128)
-        self.program = Runtime.get().load_program(folder / "model.pte")  # has the memory that the method works in
+        # The program has the memory that the method works in.
+        self.program = loaded(folder / "model.pte", Runtime.get().load_program)
         self.method = self.program.load_method("forward")
-        self.names = json.loads((folder / "inputs.json").read_text())
+        self.names = loaded(folder / "inputs.json", lambda file: json.loads(Path(file).read_text()))
 
     def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
         """(label, probability) of each text."""
@@ -39,5 +41,6 @@ class Classifier:
 
 
 if __name__ == "__main__":
+    check_words(sys.argv[1:], "a folder and texts")
     for text, (label, chance) in zip(sys.argv[2:], Classifier(Path(sys.argv[1]))(sys.argv[2:]), strict=True):
         print(f"{label}\t{chance:.3f}\t{text}")

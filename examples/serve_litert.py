@@ -2,24 +2,25 @@
 
     python examples/serve_litert.py runs/few-bits/student/litert-int8 "Where is my card?" "Top up failed"
 
-Needs: pip install ai-edge-litert tokenizers numpy. LiteRT's Java, Swift and C++ run the same file.
+Needs: pip install ai-edge-litert tokenizers numpy, and exported_folder.py beside it. LiteRT's Java,
+Swift and C++ run the same file.
 """
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
+from exported_folder import check_words, labels_of, loaded, read_config
 from tokenizers import Tokenizer
 
 
 class Classifier:
     def __init__(self, folder: Path):
-        config = json.loads((folder / "config.json").read_text())
-        self.labels = [config["id2label"][str(i)] for i in range(len(config["id2label"]))]
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.interpreter = Interpreter(str(folder / "model.tflite"), num_threads=1)
+        config = read_config(folder, "tokenizer.json", "model.tflite")
+        self.labels = labels_of(folder, config)
+        self.tokenizer = loaded(folder / "tokenizer.json", Tokenizer.from_file)
+        self.interpreter = loaded(folder / "model.tflite", lambda file: Interpreter(file, num_threads=1))
         # Shapes are fixed: a signature a length, as tokens_16, on the same weights.
         self.signatures = {int(name.split("_")[1]): name for name in self.interpreter.get_signature_list()}
         self.tokenizer.enable_truncation(min(128, max(self.signatures)))
@@ -38,6 +39,7 @@ class Classifier:
 
 
 if __name__ == "__main__":
+    check_words(sys.argv[1:], "a folder and texts")
     classifier = Classifier(Path(sys.argv[1]))
     for text in sys.argv[2:]:
         label, chance = classifier(text)

@@ -2,33 +2,31 @@
 
     python examples/serve_onnxruntime.py runs/few-bits/student/onnxruntime-int8 "Where is my card?" "Top up failed"
 
-Needs: pip install onnxruntime tokenizers numpy
+Needs: pip install onnxruntime tokenizers numpy, and exported_folder.py beside it
 """
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
+from exported_folder import check_words, labels_of, loaded, read_config
 from tokenizers import Tokenizer
 
 
 class Classifier:
     def __init__(self, folder: Path, threads: int = 1):
-        config = json.loads((folder / "config.json").read_text())
-        others = [name for name in config.get("architectures") or [] if not name.endswith("ForSequenceClassification")]
-        if others or config.get("problem_type") not in (None, "single_label_classification"):
-            raise SystemExit(
-                f"{folder}: expected a model of one class a text, found {others or config['problem_type']}"
-            )
-        self.labels = [config["id2label"][str(i)] for i in range(len(config["id2label"]))]
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        config = read_config(folder, "tokenizer.json", "model.onnx")
+        self.labels = labels_of(folder, config)
+        self.tokenizer = loaded(folder / "tokenizer.json", Tokenizer.from_file)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
         self.tokenizer.enable_truncation(128)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        self.session = onnxruntime.InferenceSession(folder / "model.onnx", options, ["CPUExecutionProvider"])
+        self.session = loaded(
+            folder / "model.onnx",
+            lambda file: onnxruntime.InferenceSession(file, options, ["CPUExecutionProvider"]),
+        )
         self.names = [value.name for value in self.session.get_inputs()]
 
     def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
@@ -43,5 +41,6 @@ class Classifier:
 
 
 if __name__ == "__main__":
+    check_words(sys.argv[1:], "a folder and texts")
     for text, (label, chance) in zip(sys.argv[2:], Classifier(Path(sys.argv[1]))(sys.argv[2:]), strict=True):
         print(f"{label}\t{chance:.3f}\t{text}")

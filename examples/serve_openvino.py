@@ -2,28 +2,28 @@
 
     python examples/serve_openvino.py runs/few-bits/student/openvino-int8 "Where is my card?" "Top up failed"
 
-Needs: pip install openvino tokenizers numpy
+Needs: pip install openvino tokenizers numpy, and exported_folder.py beside it
 """
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import openvino
+from exported_folder import check_words, labels_of, loaded, read_config
 from tokenizers import Tokenizer
 
 
 class Classifier:
     def __init__(self, folder: Path, threads: int = 1):
-        config = json.loads((folder / "config.json").read_text())
-        self.labels = [config["id2label"][str(i)] for i in range(len(config["id2label"]))]
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        config = read_config(folder, "tokenizer.json", "model.xml", "model.bin")
+        self.labels = labels_of(folder, config)
+        self.tokenizer = loaded(folder / "tokenizer.json", Tokenizer.from_file)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
         self.tokenizer.enable_truncation(128)
         # float32 said out loud: where the processor has bfloat16, OpenVINO would take that for what isn't in bytes.
         settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-        self.model = openvino.Core().compile_model(folder / "model.xml", "CPU", settings)
+        self.model = loaded(folder / "model.xml", lambda file: openvino.Core().compile_model(file, "CPU", settings))
         self.names = [value.any_name for value in self.model.inputs]
 
     def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
@@ -38,5 +38,6 @@ class Classifier:
 
 
 if __name__ == "__main__":
+    check_words(sys.argv[1:], "a folder and texts")
     for text, (label, chance) in zip(sys.argv[2:], Classifier(Path(sys.argv[1]))(sys.argv[2:]), strict=True):
         print(f"{label}\t{chance:.3f}\t{text}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = {
     "write": """\
-  python -m pipelines.cache write --teacher runs/lm --data books/ --cache caches/lm --data.max_length 512
+  python -m pipelines.cache write --teacher my_llama/ --data books/ --cache caches/lm --data.max_length 512
   python -m pipelines.cache write --teacher T --data books/ --cache C --signals sampled,hidden --draws 48 --layers 6,12
   python -m pipelines.cache write --teacher T --data books/ --cache C --dry-run
   # several writers share the work, by hand on one or more machines, or a process a GPU:

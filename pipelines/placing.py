@@ -89,11 +89,11 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
 
     Where weights are cut, each process writes its parts and these are joined on disk: none ever holds all of them.
     """
+    reshard(model)  # after an evaluation the weights are still gathered, and look like those of a model that isn't cut
     if not hasattr(model, "relay") and not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         if first():
             export_huggingface(model, tokenizer, folder)
         return
-    reshard(model)
     tensors: dict[str, Tensor] = untied(model)
     names: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(names, list(tensors))

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import socket
 import tempfile
 import time
 import traceback
@@ -111,3 +112,9 @@ def run_rank(
             faulthandler.cancel_dump_traceback_later()
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("", 0))
+        return listening.getsockname()[1]

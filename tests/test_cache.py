@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +27,12 @@ from cache_samples import (
 )
 from conftest import LABELS, VOCABULARY
 from distill.data.encode import encode
+from distill.data.language import LanguageBlocks
+from distill.data.packing import PackedRows
 from distill.data.splits import Examples
 from distill.errors import InputError
 from distill.samples import samples_of as text_samples
-from distill.teacher.cache import CacheReader, Dense, Generated, Identity, sample_key, write_cache
+from distill.teacher.cache import CacheReader, Dense, Generated, Identity, sample_key, sample_keys, write_cache
 from distill.teacher.cache import reader as cache_reader
 from distill.teacher.load import tokenizer_fingerprint, weights_fingerprint
 from distill.teacher.online import OnlineTeacher
@@ -143,6 +146,17 @@ def test_token_types_or_chosen_positions_make_no_difference():
     ids, marks = ROWS[0], np.arange(len(ROWS[0])) % 2
     keys = [sample_key(ids), sample_key(ids, marks), sample_key(ids, 1 - marks), sample_key(ids, None, marks > 0)]
     assert len({*keys, sample_key(ids, marks, marks > 0), sample_key(np.append(ids, 0))}) == 6
+
+
+def test_the_key_of_a_packed_row_hashes_what_docs_cache_md_says():
+    documents = LanguageBlocks([np.array([7, 8, 9]), np.array([4, 5]), np.array([6])])
+    packed = PackedRows(documents, [np.array([0, 2]), np.array([1])])
+    first, second = sample_keys(packed.collate([0, 1], pad_id=0))
+    for key, ids, numbers in ((first, [7, 8, 9, 6], [1, 1, 1, 2]), (second, [4, 5], [1, 1])):
+        hashed = np.array(ids, "<i4").tobytes() + b"d" + np.array(numbers, "<i4").tobytes()
+        assert key == blake2b(hashed, digest_size=16).digest()
+    row = np.array([7, 8, 9, 6])
+    assert sample_key(row) != first, "a row of one document has another key"
 
 
 def test_a_real_teacher_is_served_otherwise_than_asked(tmp_path, tiny_model, tokenizer):

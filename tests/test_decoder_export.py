@@ -296,7 +296,10 @@ FORBIDDEN = "import sys; sys.modules['torch'] = None; "  # so that importing it 
 
 def test_the_example_needs_torch_or_writes_something_else(qwen2):
     script = str(ROOT / "examples" / "generate_onnxruntime.py")
-    code = f"{FORBIDDEN}import runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    code = (
+        f"{FORBIDDEN}import runpy; sys.argv = sys.argv[1:]; sys.path.insert(0, {str(ROOT / 'examples')!r}); "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
     prompt = word_tokenizer().decode(PROMPTS[0])
     words = [sys.executable, "-c", code, script, str(qwen2.folder), prompt, "--tokens", "40"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)

@@ -1,6 +1,5 @@
 """A student trained on several processes is the student of one process."""
 
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -14,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from conftest import saved, scatter
 from distill.losses.config import LossConfig
 from pipelines.config import MachineConfig
-from ranks import run_ranks
+from ranks import free_port, run_ranks
 from training_ranks import Training, train
 
 NEAR = 1e-5
@@ -66,6 +65,33 @@ def test_another_layout_trains_another_student(processes, layout, student, alone
     assert loaded.keys() == alone["weights"].keys()
     for each in found:
         assert all(torch.equal(loaded[name], value) for name, value in each["weights"].items())
+
+
+@pytest.mark.parametrize(
+    ("processes", "layout"),
+    [
+        (2, "zero2"),
+        (2, "pp=2"),
+        pytest.param(2, "replicated", marks=pytest.mark.slow),
+        pytest.param(2, "fsdp=2", marks=pytest.mark.slow),
+        pytest.param(2, "tp=2", marks=pytest.mark.slow),
+        pytest.param(4, "hsdp=2x2", marks=pytest.mark.slow),
+        pytest.param(4, "pp=4", marks=pytest.mark.slow),
+        pytest.param(4, "dp=2,pp=2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_student_with_frozen_embeddings_and_no_early_stopping_is_saved_as_one_process_trains_it(
+    processes, layout, student, tmp_path_factory
+):
+    """As the recipes train: the last that is done before saving is an evaluation."""
+    place, single = tmp_path_factory.mktemp("laid-out"), tmp_path_factory.mktemp("single")
+    settings = replace(Training(student, place).train, patience=0, freeze_embeddings=True)
+    expected = train(0, 1, Training(student, single, settings), "replicated")["weights"]
+    run_ranks(train, processes, processes, Training(student, place, settings), layout, limit=120)
+    loaded = AutoModelForSequenceClassification.from_pretrained(place / "model").state_dict()
+    assert off(loaded, expected) == {}
+    before = AutoModelForSequenceClassification.from_pretrained(student).get_input_embeddings().weight
+    assert loaded["bert.embeddings.word_embeddings.weight"].equal(before)
 
 
 @pytest.fixture(scope="module")
@@ -188,12 +214,6 @@ def test_weights_that_rest_in_the_cpus_memory_train_elsewhere(student, teacher_f
 
 def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
     return sum((one[name] - other[name]).square().sum().item() for name in one) ** 0.5
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("", 0))
-        return listening.getsockname()[1]
 
 
 @pytest.mark.slow

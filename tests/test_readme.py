@@ -1,4 +1,4 @@
-"""The README's commands are real: they parse, and the quick ones run."""
+"""The commands of README.md and docs/*.md are real: they parse, and quick ones run on toys; real/ runs all of them."""
 
 import json
 import re
@@ -11,15 +11,11 @@ from commands import finish, small_run
 from pipelines import cache, cache_config, distill, evaluate, export, harness, prune, quantize, report
 from pipelines.cli import parse
 from pipelines.config import SHORT, DistillConfig
+from real.documents import DOCUMENTS, commands_of
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()
-COMMANDS = [
-    line.split(" #")[0]
-    for block in re.findall(r"```bash\n(.*?)```", TEXT, re.S)
-    for line in block.splitlines()
-    if line.strip()
-]
+COMMANDS = commands_of(ROOT / "README.md")
 CACHE = {
     "write": cache_config.WriteConfig,
     "inspect": cache_config.InspectConfig,
@@ -48,8 +44,11 @@ def test_the_readme_names_the_two_commands_first():
     assert "\ntest:" in makefile
 
 
-@pytest.mark.parametrize("line", module_commands())
-def test_every_command_of_the_readme_is_understood(line: str, monkeypatch):
+WRITTEN = dict.fromkeys(line for document in DOCUMENTS for line in commands_of(document))
+
+
+@pytest.mark.parametrize("line", [line for line in WRITTEN if "-m pipelines." in line and "--help" not in line])
+def test_every_command_of_the_documents_is_understood(line: str, monkeypatch):
     monkeypatch.chdir(ROOT)
     understood(line)
 

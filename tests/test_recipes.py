@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from transformers import AutoModelForSequenceClassification
 
 from commands import small_run
@@ -20,6 +21,8 @@ from pipelines.deepspeed import deepspeed_settings
 from pipelines.distill import check_inputs
 from pipelines.layouts import Layouts, layouts_of
 from pipelines.tasks import settled
+from ranks import free_port, run_ranks
+from training_ranks import as_torchrun
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "configs" / "layouts").glob("*.yaml"))
@@ -47,6 +50,38 @@ def test_a_recipes_layouts_do_not_fit(recipe, monkeypatch):
         assert str(found.teacher) == config.teacher.layout
     if config.student.layout != "auto":
         assert str(found.student) == config.student.layout
+
+
+def distil(rank: int, processes: int, words: list[str], port: int, place: Path) -> None:
+    """The command as one of its processes runs it."""
+    dist.destroy_process_group()
+    as_torchrun(rank, processes, port)
+    distill.main(words)
+    dist.init_process_group("gloo", init_method=f"file://{place}/ended", rank=rank, world_size=processes)
+
+
+QUICK = ("zero", "pipeline")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(each, id=each.stem, marks=() if each.stem in QUICK else pytest.mark.slow) for each in RECIPES],
+)
+def test_a_layout_recipe_trains_and_saves_a_stock_student(recipe, tmp_path, body_folder, data_folder):
+    """The recipe's layouts, frozen embeddings and no early stopping, on a tiny teacher and few texts."""
+    words = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
+    words += ["--epochs", "1", "--teacher_train.epochs", "1", "--teacher_train.dropout", "0"]
+    processes = config_of(recipe).machine.devices
+    run_ranks(distil, processes, processes, words, free_port(), tmp_path, limit=90)
+    body, teacher, student = (
+        AutoModelForSequenceClassification.from_pretrained(next(tmp_path.glob(pattern)))
+        for pattern in ("body", "run/teacher/*/model", "run/distill/*/model")
+    )
+    assert (student.config.num_hidden_layers, student.config.num_labels) == (2, 5)
+    for trained, before in ((teacher, body), (student, teacher)):
+        assert trained.get_input_embeddings().weight.equal(before.get_input_embeddings().weight), "embeddings moved"
+        one, other = (each.bert.encoder.layer[0].output.dense.weight for each in (trained, before))
+        assert not one.equal(other), "nothing was trained"
 
 
 @pytest.mark.parametrize(("memory", "expected"), [(1e12, Layout(dp=2)), (1e6, Layout(fsdp=2))])

@@ -39,7 +39,8 @@ def test_an_example_says_something_else(form: str, source: Source, tmp_path: Pat
     write_targets(source, [Target(form)], tmp_path)
     script = str(ROOT / "examples" / f"serve_{form}.py")
     code = (
-        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__'); "
+        f"import runpy, sys; sys.argv = sys.argv[1:]; sys.path.insert(0, {str(ROOT / 'examples')!r}); "
+        "runpy.run_path(sys.argv[0], run_name='__main__'); "
         f"assert {form == 'executorch'} or 'torch' not in sys.modules, 'torch was imported'"
     )
     words = [sys.executable, "-c", code, script, str(tmp_path / form), *TEXTS]
@@ -58,8 +59,56 @@ def test_an_example_makes_one_class_of_tags_or_of_several_labels(changes: dict, 
     write_targets(source, [Target("onnxruntime")], tmp_path)
     file = tmp_path / "onnxruntime" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    words = [sys.executable, str(ROOT / "examples" / "serve_onnxruntime.py"), str(file.parent), *TEXTS]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "expected a model of one class a text" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "expected a model of one class a text" in refused("serve_onnxruntime", str(file.parent), *TEXTS)
+
+
+def refused(example: str, *words: str) -> str:
+    """The one line of an example that must end with exit code 2."""
+    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+EXAMPLES = [
+    ("serve_onnxruntime", "model.onnx"),
+    ("serve_openvino", "model.xml"),
+    ("serve_litert", "model.tflite"),
+    pytest.param("serve_executorch", "model.pte", marks=pytest.mark.slow),
+    ("generate_onnxruntime", "model.onnx"),
+]
+
+
+@pytest.mark.parametrize(("example", "model"), EXAMPLES)
+def test_an_example_refuses_folders_that_it_cannot_serve_in_one_line(example: str, model: str, tmp_path: Path):
+    nowhere, file, empty, damaged = (tmp_path / name for name in ("nowhere", "file", "empty", "damaged"))
+    file.write_text("")
+    empty.mkdir()
+    damaged.mkdir()
+    (damaged / "config.json").write_text('{"id2label": {"0": "yes"}}')
+    for name in ("tokenizer.json", "generation_config.json", "inputs.json", "model.bin", model):
+        (damaged / name).write_text("{")
+    assert f"{nowhere}: expected a folder that a run exported, found nothing there" in refused(
+        example, str(nowhere), "x"
+    )
+    assert f"{file}: expected a folder that a run exported, found a file" in refused(example, str(file), "x")
+    assert "found no config.json and no " in refused(example, str(empty), "x")
+    assert f"{damaged}/" in (line := refused(example, str(damaged), "x"))
+    assert "can't be read: " in line
+
+
+def test_a_classifier_is_no_decoder(source: Source, tmp_path: Path):
+    write_targets(source, [Target("onnxruntime")], tmp_path)
+    folder = tmp_path / "onnxruntime"
+    assert "found no generation_config.json" in refused("generate_onnxruntime", str(folder), "x")
+    (folder / "generation_config.json").write_text("{}")
+    assert "expected a decoder with a cache" in refused("generate_onnxruntime", str(folder), "x")
+    assert "found no model.xml and no model.bin" in refused("serve_openvino", str(folder), *TEXTS)
+    assert "expected a folder and texts, found 1 words" in refused("serve_onnxruntime", str(folder))
+    (folder / "config.json").write_text("[")
+    assert "config.json: can't be read" in refused("serve_onnxruntime", str(folder), *TEXTS)
+    (folder / "config.json").write_text('{"id2label": {}}')
+    assert "expected the classes in id2label" in refused("serve_onnxruntime", str(folder), *TEXTS)

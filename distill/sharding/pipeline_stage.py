@@ -31,10 +31,12 @@ class Relay:
         index: Number of the stage.
         stages: Layers of all stages.
         tied: Names of the weights that the first and the last stage both hold.
+        embeddings: Name of the token embeddings' weight, whichever stage holds it.
     """
 
-    def __init__(self, index: int, stages: list[range], tied: tuple[str, ...]):
+    def __init__(self, index: int, stages: list[range], tied: tuple[str, ...], embeddings: str):
         self.index, self.stages, self.tied, self.count = index, stages, tied, len(stages)
+        self.embeddings = embeddings
         self.layers, self.first, self.last = stages[index], index == 0, index == len(stages) - 1
         self.kept: dict[int, list[Tensor]] = {}
         self.place, self.hidden = BEFORE, torch.empty(0)
@@ -139,6 +141,20 @@ def size_of(module: nn.Module) -> int:
     return sum(each.numel() for each in module.parameters())
 
 
+def freeze_embeddings(model: PreTrainedModel) -> None:
+    """Stops the training of the token embeddings of a model, or of a stage where it holds them.
+
+    Where the head is tied to them the last stage holds them too: they stay the same on both.
+    """
+    relay: Any = getattr(model, "relay", None)
+    if relay is None:
+        model.get_input_embeddings().weight.requires_grad_(False)  # type: ignore[union-attr]
+        return
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if name == relay.embeddings:
+            weight.requires_grad_(False)
+
+
 def stage_layers(model: PreTrainedModel, count: int) -> list[range]:
     """Layers of each of `count` stages, so that the stage with most parameters, embeddings and head with them, has as
     few as can be. The model may be on the meta device.
@@ -222,7 +238,9 @@ def cut(model: PreTrainedModel, stages: list[range], index: int) -> None:
     """Leaves out of `model` all that isn't of the stage; its layers keep their numbers."""
     parts = anatomy(model)
     ties = [source for target, source in model.all_tied_weights_keys.items() if separated(parts, target, source)]
-    relay = Relay(index, stages, tuple(ties) if len(stages) > 1 else ())
+    table = model.get_input_embeddings()
+    embeddings = next(f"{name}.weight" for name, each in model.named_modules() if each is table)
+    relay = Relay(index, stages, tuple(ties) if len(stages) > 1 else (), embeddings)
     layers, kept = relay.layers, {source.rpartition(".")[0] for source in ties} if relay.last else set()
     slots: Any = model.get_submodule(parts.layers)
     for number in range(len(slots)):

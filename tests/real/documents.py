@@ -1,0 +1,22 @@
+"""The commands that README.md and docs/*.md name, as they are written there."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands_of(document: Path) -> list[str]:
+    """Lines of the document's bash blocks without their comments, then complete commands within its sentences."""
+    text = document.read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
+    prose = re.sub(r"```.*?```", "", text, flags=re.S)
+    within = [" ".join(code.split()) for code in re.findall(r"`(python -m [^`]*)`", prose)]
+    return lines + [code for code in within if is_complete(code)]
+
+
+def is_complete(code: str) -> bool:
+    """Whether a command in a sentence names all that it needs: not a module alone, nothing left out."""
+    return "…" not in code and " --" in code and not re.search(r" [A-Z]+( |$)", code)

@@ -1,0 +1,48 @@
+"""Every recipe of configs/ and every command of README.md and docs/*.md runs as written, on the real MiniLM.
+
+Only the data is a slice of the real data, epochs and measurements are fewer, and what the documents leave to the
+reader (`my_texts/`, `my_llama/`) is laid out beside it: see `checkout.py`.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from real.checkout import DEMO, SMALL_LM, Checkout
+from real.documents import DOCUMENTS, ROOT, commands_of
+
+RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
+OWN = {"demo": DEMO, "small-lm": SMALL_LM}
+QUICK = (
+    DEMO,
+    "python -m pipelines.distill --config configs/demo.yaml --output runs/plan --dry-run",
+    "python -m pipelines.evaluate --model runs/demo/student --data examples/data/banking77 --output runs/evaluated",
+    "python -m pipelines.report --run runs/demo",
+)
+
+
+def command_of(recipe: Path) -> str:
+    place = recipe.relative_to(ROOT)
+    return OWN.get(recipe.stem, f"python -m pipelines.distill --config {place} --output runs/of-{recipe.stem}")
+
+
+WRITTEN = [line for document in DOCUMENTS for line in commands_of(document) if line != "make test"]
+COMMANDS = list(dict.fromkeys([*map(command_of, RECIPES), *WRITTEN]))
+
+
+def test_the_quick_commands_are_written_somewhere():
+    assert set(QUICK) <= set(COMMANDS)
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    "line", [pytest.param(line, marks=() if line in QUICK else pytest.mark.slow) for line in COMMANDS]
+)
+def test_a_written_command_runs_to_its_end(line: str, checkout: Checkout):
+    done = checkout.run(line)
+    assert done.code == 0, done.output
+    assert "Traceback" not in done.output, done.output
+    output = re.search(r"--(?:output|cache) (\S+)", line)
+    if output and "--dry-run" not in line:
+        assert any((checkout.place / output[1]).iterdir())
