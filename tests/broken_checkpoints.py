@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,7 @@ def longest_text(tokens: int) -> Break:
 @contextmanager
 def as_nobody() -> Iterator[None]:
     """Permissions count within it: root, who may read everything, becomes another user."""
+    import_module("pipelines.cache_task")  # numba looks for a folder to cache in when it is imported
     user = os.geteuid()
     if user == 0:
         os.seteuid(NOBODY)

@@ -61,6 +61,7 @@ def read_headers(folder: Path, role: str = "checkpoint") -> dict[str, Header]:
     headers: dict[str, Header] = {}
     for file in weight_files(folder, role):
         try:
+            file.open("rb").close()  # safetensors calls every file that it can't open missing
             with safe_open(file, framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118
                     stored = opened.get_slice(name)
@@ -71,5 +72,5 @@ def read_headers(folder: Path, role: str = "checkpoint") -> dict[str, Header]:
             ) from error
         except OSError as error:
             what = "is missing" if isinstance(error, FileNotFoundError) else "can't be read"
-            raise InputError(f"{role} {str(folder)!r}: {file.name} {what}: {error}") from error
+            raise InputError(f"{role} {str(folder)!r}: {file.name} {what}: {error.strerror or error}") from error
     return headers
