@@ -148,7 +148,7 @@ def freeze_embeddings(model: PreTrainedModel) -> None:
     """
     relay: Any = getattr(model, "relay", None)
     if relay is None:
-        model.get_input_embeddings().weight.requires_grad_(False)  # type: ignore[union-attr]
+        model.get_input_embeddings().weight.requires_grad_(False)
         return
     for name, weight in model.named_parameters(remove_duplicate=False):
         if name == relay.embeddings:
