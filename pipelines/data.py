@@ -20,6 +20,7 @@ from distill.tasks.task import Task
 from distill.tasks.text_classification import TextClassification
 from pipelines.stage import Artefact, Run, content_hash
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 PARTS = ("train", "validation", "test", "unlabelled")
 
 
@@ -42,7 +43,7 @@ def data_stage(
         write_splits(splits, folder, settings)
         return {part: len(getattr(splits, part)) for part in PARTS} | {"classes": len(splits.labels)} | splits.notes
 
-    return run.stage("data", settings, inputs, work)
+    return run.stage("data", settings, inputs, work, version=VERSION)
 
 
 def source_hash(config: DataConfig) -> str:
