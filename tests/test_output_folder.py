@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,13 +70,27 @@ def test_an_output_with_a_character_that_no_path_has_is_refused(tmp_path, monkey
     assert "no folder can have this name: it holds a NUL" in found
 
 
+def test_a_link_in_the_place_of_the_student_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
+    words = small_run(*inputs(tmp_path), tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "stillroom.json").write_text("{}")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run" / "student").symlink_to(tmp_path / "outside")
+    message = refused(distill, words, monkeypatch, capsys)
+    assert (
+        f"output '{tmp_path / 'run' / 'student'}': expected a folder, or nothing, to publish in, found a link"
+        in message
+    )
+    assert not list((tmp_path / "run").glob("*/*/manifest.json"))
+
+
 def inputs(place: Path) -> tuple[Path, Path]:
     from test_distill_command import make_inputs
 
     return make_inputs(place)
 
 
-@pytest.mark.parametrize("what", ["output", "stage"])
+@pytest.mark.parametrize("what", ["output", pytest.param("stage", marks=pytest.mark.slow)])
 def test_a_folder_removed_while_its_stage_runs_ends_the_run_with_one_message(what, body_folder, data_folder, tmp_path):
     output = tmp_path / "run"
     words = small_run(body_folder, data_folder, output, "--teacher_train.epochs", "200", "--until", "teacher")

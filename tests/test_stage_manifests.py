@@ -3,7 +3,6 @@
 import ast
 import gc
 import json
-import os
 import shutil
 from importlib.metadata import version
 from pathlib import Path
@@ -147,7 +146,7 @@ def test_a_file_added_to_a_finished_stage_is_named(name, copied, monkeypatch, ca
         (folder / name).write_text("mine")
     message = refused(distill, words, monkeypatch, capsys)
     assert f"stage '{folder}': {name} was added since the stage ended" in message
-    os.remove(folder / name)
+    (folder / name).unlink()
     gc.collect()  # what was raised holds the lock of the folder
     distill.main(words)
     assert "teacher: done before, skipped" in capsys.readouterr().out
