@@ -56,7 +56,7 @@ def main() -> None:
     header = ("precision", "test accuracy", "seconds of training", f"faster than {given.precisions[0]}, median")
     console.table(f"{Path(given.data).name}, seeds {given.seeds}", header, rows)
     console.say(f"auto: {chosen['chosen']}; " + ", ".join(
-        f"{name} {each * 1e3:.0f} ms a step, {chosen['share_of_ceiling'][name]:.0%} of what products reach"
+        f"{name} {each * 1e3:.0f} ms a step" + share(chosen["share_of_ceiling"].get(name))
         for name, each in chosen["seconds_a_step"].items()
     ))  # fmt: skip
     console.say(f"{describe()}, commit {commit()}")
@@ -70,6 +70,10 @@ def measured(given: argparse.Namespace, output: Path) -> dict[str, Any]:
 
 def manifest(output: Path, stage: str) -> dict[str, Any]:
     return json.loads(only(output, stage, "manifest.json", "manifest").read_text())
+
+
+def share(found: float | None) -> str:
+    return f", {found:.0%} of what products reach" if found is not None else ""
 
 
 def ratio(seconds: dict[str, list[float]], first: str, name: str) -> str:

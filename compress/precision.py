@@ -186,23 +186,24 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager:
 
 
 def measure_precisions(
-    model: nn.Module, loss: Callable[[nn.Module], Tensor], precisions: Sequence[str], steps: int = 3
+    model: nn.Module, losses: Sequence[Callable[[nn.Module], Tensor]], precisions: Sequence[str], steps: int = 3
 ) -> dict[str, float]:
-    """Median seconds of forward and backward of `loss(model)` in each mode; weights and gradients stay the same.
+    """Seconds of a step in each mode: forward and backward of `loss(model)`, the mean over `losses`, each of a batch of
+    its own, and of that the median of `steps` passes. Weights and gradients stay the same.
 
-    A mode whose first step is hopelessly slow is not measured further and reported with that step.
+    A mode whose first pass is hopelessly slow is not measured further and reported with that pass.
     """
     device = next(model.parameters()).device
     seconds: dict[str, float] = {}
     for precision in precisions:
         timed = model if MODES[precision].stock else made_for(precision, copy.deepcopy(model))
         if device.type == "cuda":
-            timed_step(timed, loss, precision, device)  # loads the kernels
-        first = timed_step(timed, loss, precision, device)
+            timed_pass(timed, losses, precision, device)  # loads the kernels
+        first = timed_pass(timed, losses, precision, device)
         if seconds and first > HOPELESS * min(seconds.values()):
             seconds[precision] = first
             continue
-        times = sorted(timed_step(timed, loss, precision, device) for _ in range(steps))
+        times = sorted(timed_pass(timed, losses, precision, device) for _ in range(steps))
         seconds[precision] = times[len(times) // 2]
     return seconds
 
@@ -211,6 +212,13 @@ def fastest(seconds: Mapping[str, float]) -> str:
     """The fastest mode; `32` unless another is clearly faster."""
     best = min(seconds, key=lambda name: seconds[name])
     return "32" if seconds.get("32", float("inf")) < WORTH * seconds[best] else best
+
+
+def timed_pass(
+    model: nn.Module, losses: Sequence[Callable[[nn.Module], Tensor]], precision: str, device: torch.device
+) -> float:
+    """Mean seconds of a step over the batches."""
+    return sum(timed_step(model, loss, precision, device) for loss in losses) / len(losses)
 
 
 def timed_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], precision: str, device: torch.device) -> float:

@@ -5,6 +5,10 @@ from typing import Literal
 
 from distill.errors import InputError
 
+# Of training itself: losses, module, optimizer, schedule, order of batches. It is in the key of every stage that
+# trains; raise it when the same settings give other weights, as after a fix in a loss (docs/stages.md).
+VERSION = 1
+
 
 @dataclass(frozen=True)
 class TrainConfig:

@@ -24,6 +24,7 @@ from pipelines.stage import SCRATCH, Artefact, Run
 from pipelines.teacher import MODEL
 from pipelines.words import tokenizer_of
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 WRITTEN = "answers.jsonl"  # in the stage's scratch: a line each, so that a killed stage goes on
 
 
@@ -69,7 +70,7 @@ def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Arte
         run.console.say(f"  answers: {taken:,} of {len(chats):,} are the teacher's, {left:,} weren't taken")
         return {**data.metrics, **told}
 
-    return run.stage("answers", settings, {"data": data, "teacher": teacher}, work)
+    return run.stage("answers", settings, {"data": data, "teacher": teacher}, work, version=VERSION)
 
 
 class Writer:

@@ -25,6 +25,7 @@ from pipelines.stage import Artefact, Run
 from pipelines.tasks import FORMS
 from pipelines.teacher import MODEL
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 CACHE = "cache"
 
 
@@ -66,7 +67,7 @@ def cache_stage(
         size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
         return {"samples": written.samples, "bytes": size, "shards_found": written.reused}
 
-    return run.stage("cache", settings, {"data": data, "teacher": teacher}, work, together=True)
+    return run.stage("cache", settings, {"data": data, "teacher": teacher}, work, version=VERSION, together=True)
 
 
 def kept_of(config: DistillConfig, task: type[Task], teacher: LayerSizes, student: LayerSizes) -> KeepConfig:

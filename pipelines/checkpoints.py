@@ -119,6 +119,8 @@ class Checkpoints(Callback):
 
     def _save(self, trainer: Any) -> None:
         self._wait()
+        if trainer.is_global_zero and not self.folder.parent.is_dir():
+            raise FileNotFoundError(f"{self.folder.parent} was removed while the training ran")
         self.saved = trainer.global_step
         path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
         partial = path.with_suffix(".partial")

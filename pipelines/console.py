@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 Advance = Callable[..., None]
 PLAIN_EVERY = 10.0  # seconds between two plain lines of the same task
@@ -22,7 +23,7 @@ class Console:
         # A log has no width of its own; at rich's 80 columns a table would be cut.
         width = None if sys.stdout.isatty() else 160
         self.rich = RichConsole(
-            quiet=rank > 0 if quiet is None else quiet, highlight=False, soft_wrap=True, width=width
+            quiet=rank > 0 if quiet is None else quiet, highlight=False, emoji=False, soft_wrap=True, width=width
         )
 
     def __reduce__(self) -> tuple:
@@ -33,9 +34,12 @@ class Console:
         self.rich.print(text, markup=False)
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        table = Table(*header, title=title, title_justify="left")
+        # As Text: a string's [brackets] would be read as markup, and names of labels, columns and files have some.
+        table = Table(title=Text(title, "table.title"), title_justify="left")
+        for name in header:
+            table.add_column(Text(name))
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))
         self.rich.print(table)
 
     @contextmanager
@@ -48,12 +52,12 @@ class Console:
     @contextmanager
     def _bar(self, label: str, total: int, unit: str) -> Iterator[Advance]:
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[rate]}", markup=False),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
         )
         meter = Meter(total)
         with Progress(*columns, console=self.rich) as progress:

@@ -23,6 +23,7 @@ from distill.tasks.text_classification import TextClassification
 from pipelines.console import Console
 from pipelines.stage import Artefact, Run, content_hash
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 PARTS = ("train", "validation", "test", "unlabelled")
 
 
@@ -47,7 +48,7 @@ def data_stage(
         counts = {part: len(getattr(splits, part)) for part in PARTS} | {"classes": len(splits.labels)}
         return counts | splits.notes | {"remarks": list(splits.remarks)}
 
-    done = run.stage("data", settings, inputs, work)
+    done = run.stage("data", settings, inputs, work, version=VERSION)
     for remark in done.metrics.get("remarks", []):
         run.console.say(f"  {remark}")
     return done

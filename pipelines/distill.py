@@ -48,9 +48,12 @@ def main(argv: Sequence[str]) -> None:
 
 def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
     """The whole run of a command with these words, on as many processes as it asks for."""
+    from pipelines.output import check_output
     from pipelines.settings.machine import check_accelerator
     from pipelines.settings.rules import refuse
 
+    if not launched():  # else the first process may be at work there already
+        check_output(Path(config.output))
     starts = config.machine.devices > 1 and not launched()  # processes, or shows what they would do
     count = max(processes(), config.machine.devices if starts or config.dry_run else 1)
     refuse(config, count)  # what can be refused without torch, which takes seconds to import
@@ -140,7 +143,6 @@ def road(
 ) -> tuple[dict[str, "Artefact"], list["Trained"]]:
     """Every stage up to the evaluation, or to the one that is to be the last, in order; and the students."""
     from distill.module import sizes_of
-    from distill.tasks.choose import TASKS
     from pipelines.answering import answers_stage
     from pipelines.cache_stage import cache_stage
     from pipelines.data import data_stage
@@ -150,13 +152,13 @@ def road(
     from pipelines.stage import content_hash
     from pipelines.students import check_schedule, train_students
     from pipelines.tasks import how_of_run
-    from pipelines.teacher import load_source, teacher_stage
+    from pipelines.teacher import teacher_stage
     from pipelines.teaching import config_of_student
 
     made: dict[str, Artefact] = {}
     digest, task = content_hash(source), config.task
     made["data"] = data_stage(run, config.data, task, how_of_run(config, task))
-    precision = chosen_precision(run, config.machine, digest, lambda: load_source(source, TASKS[task]))
+    precision = chosen_precision(run, config, source, made["data"], layouts.student)
     check_schedule(config, precision, layouts)
     if config.general.data:
         made["general"] = general_stage(run, config, source, digest, precision, layouts)
@@ -195,7 +197,7 @@ def export_and_evaluate(
     waiting = next((each.made for each in students if each.made.digest is None), None)
     if waiting is not None:
         for name in ("export-teacher", *(f"export{each.suffix}" for each in students), "evaluate", "report"):
-            run.stage(name, {}, {"distill": waiting}, lambda folder: {})
+            run.planned(name)
         return {}
     splits, task = read_data(made["data"]), read_task(made["data"])
     exports, candidates = {}, []
@@ -257,10 +259,12 @@ def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") 
     """Runs the road, then reports and says where everything is."""
     from pipelines.data import read_task
     from pipelines.export import check_refused
-    from pipelines.report import REPORT, publish, report_stage, show
+    from pipelines.publication import check_publishable
+    from pipelines.report import REPORT, STUDENT, publish, report_stage, show
     from pipelines.stage import write_json
 
     if run.world.leads:
+        check_publishable(run.output / STUDENT)
         write_json(run.output / "config.json", asdict(config))
     made, students = road(run, config, source, layouts)
     if config.until != "report":

@@ -18,6 +18,8 @@ from pipelines.layouts import Layouts
 from pipelines.stage import Artefact, Run, content_hash
 from pipelines.teacher import MODEL, teacher_stage
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+
 
 def check_teachers(teacher: TeacherConfig, loss: LossConfig, source: Path) -> None:
     """
@@ -80,4 +82,4 @@ def ensemble_stage(
         return {f"val/{name}": score for name, score in scores.items()}
 
     register()
-    return run.stage("ensemble", settings, dict(members), work)
+    return run.stage("ensemble", settings, dict(members), work, version=VERSION)

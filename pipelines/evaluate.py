@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from distill.data.splits import Splits
     from distill.tasks.task import Scorer, Task
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 Runner = Callable[[dict[str, Any]], Any]
 
 
@@ -121,7 +122,7 @@ def evaluate_stage(
             (folder / BASELINE).write_text(json.dumps(baseline, indent=1))
         return {"_".join(key_of(e)): e["score"] for e in entries}
 
-    return run.stage("evaluate", settings, inputs, work)
+    return run.stage("evaluate", settings, inputs, work, version=VERSION)
 
 
 def evaluate(

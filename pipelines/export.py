@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from distill.data.splits import Examples
     from distill.data.tagged import Tagged
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 HUGGINGFACE = Target("huggingface")
 ALWAYS = (HUGGINGFACE, Target("onnx"), Target("onnxruntime"))
 
@@ -103,7 +104,7 @@ def export_stage(
             raise ArtefactError(f"{name}: no target is the model: {proof.refused[0]['reason']}")
         return {"parity": proof.proven} | ({"refused": proof.refused} if proof.refused else {})
 
-    return run.stage(name, settings, {"model": model, "texts": texts_hash(examples)}, work)
+    return run.stage(name, settings, {"model": model, "texts": texts_hash(examples)}, work, version=VERSION)
 
 
 def remove_results(folder: Path) -> None:

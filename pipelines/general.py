@@ -34,6 +34,7 @@ from pipelines.teacher import MODEL, deciding
 from pipelines.trainer import fit
 from pipelines.words import tokenizer_of
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 HELD_OUT = 256  # most blocks that are kept for validation; of few, one in eleven
 DRAW = 7  # the stream of the seed that orders the texts
 WORDS, FEATURES = "AutoModelForMaskedLM", "AutoModel"
@@ -106,7 +107,7 @@ def general_stage(
         save_model(student, tokenizer, folder / MODEL)
         return metrics | {"blocks": len(train), "params": student.num_parameters()}
 
-    return run.stage("general", settings, inputs, work, together=True)
+    return run.stage("general", settings, inputs, work, version=VERSION, together=True)
 
 
 def check_general(config: DistillConfig, source: Path) -> None:

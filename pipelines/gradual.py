@@ -35,6 +35,7 @@ from pipelines.teacher import MODEL, training_settings
 from pipelines.trainer import fit
 from pipelines.words import tokenizer_of
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 LEAST, MOST = 0.01, 0.1  # rate of learned masks
 WAY = 25.0  # as far as their log-odds may go in all steps; from open to closed is 6
 PUSH = 10.0  # times that rate is the multipliers': slower ones are late, and swing far beyond the target
@@ -141,7 +142,7 @@ def close_stage(
                 metrics["cost"] = float(closing.learned.cost(closing.learned.open_probability()))
         return metrics | {"params": small.num_parameters()}
 
-    return run.stage(f"close-{name}", settings, inputs, work)
+    return run.stage(f"close-{name}", settings, inputs, work, version=VERSION)
 
 
 def closing_of(

@@ -37,6 +37,8 @@ from pipelines.teacher import MODEL
 from pipelines.timing import build, target_for, texts_of, time_together
 from pipelines.words import WORDS, tokenizer_of
 
+START_VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+COSTS_VERSION = 1  # likewise
 COSTS = "costs.json"
 
 
@@ -87,7 +89,7 @@ def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         )
         return {"words": len(words), "params": model.num_parameters()}
 
-    return run.stage("start", settings, inputs, work)
+    return run.stage("start", settings, inputs, work, version=START_VERSION)
 
 
 def counts_of(model: PreTrainedModel, counts: np.ndarray) -> np.ndarray:
@@ -147,7 +149,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         )
         return {"teacher_ms": teacher_ms, "error": costs.error}
 
-    return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work)
+    return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work, version=COSTS_VERSION)
 
 
 def rounded_as(config: DistillConfig) -> QuantizeConfig | None:

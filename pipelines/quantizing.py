@@ -31,6 +31,8 @@ from pipelines.trainer import fit
 from pipelines.words import tokenizer_of
 from pipelines.zeros import Zeros
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+
 
 class Validation:
     """What a model says of the validation split, beside what it said in float."""
@@ -129,4 +131,4 @@ def quantize_stage(
         return {"val/score": before} | metrics | {"params": model.num_parameters(), "layers": len(layers)}
 
     inputs = {"data": data, "cache": cache} | student.inputs()
-    return run.stage(f"quantize{student.name}", settings, inputs, work, together=True)
+    return run.stage(f"quantize{student.name}", settings, inputs, work, version=VERSION, together=True)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,13 +18,16 @@ from pipelines.console import Console
 from pipelines.evaluate import EvaluateConfig, check_places
 from pipelines.export import HUGGINGFACE
 from pipelines.machine import commit, describe
+from pipelines.output import check_still_there
+from pipelines.publication import check_publishable, link_tree, republished
 from pipelines.render import Charts, render_cards, render_html, render_page, score_rows, summary_rows
 from pipelines.road import code_of, road_of
-from pipelines.stage import LOGS, Artefact, Run, replacing, write_json
+from pipelines.stage import LOGS, Artefact, Run, sha256, write_json
 
 if TYPE_CHECKING:
     from distill.tasks.task import Task
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"
 
 
@@ -81,7 +83,7 @@ def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: 
             (folder / name).write_text(card)
         return {}
 
-    return run.stage("report", {"config": config}, {stage.name: stage for stage in stages}, work)
+    return run.stage("report", {"config": config}, {stage.name: stage for stage in stages}, work, version=VERSION)
 
 
 def build_report(
@@ -144,41 +146,29 @@ def read_curves(logs: Path) -> list[dict[str, float]]:
 def publish(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict[str, Path]:
     """Puts the newest result where a person looks for it: the page, the numbers and the students, ready to deploy.
 
-    `exports` has a model's name for each export; its folder has that name.
+    `exports` has a model's name for each export; its folder has that name. Files of a person's own in it stay.
     """
+    check_still_there(run.output)
     for name in (REPORT, PAGE):
         partial = run.output / f".{name}.partial"
         shutil.copyfile(report.folder / name, partial)
         partial.replace(run.output / name)
     places = {"report": run.output / PAGE, "numbers": run.output / REPORT}
     for name, export in exports.items():
-        places |= publish_model(run.output / name, report, export)
+        places |= publish_model(run, run.output / name, report, export)
     return places
 
 
-def publish_model(place: Path, report: Artefact, export: Artefact) -> dict[str, Path]:
+def publish_model(run: Run, place: Path, report: Artefact, export: Artefact) -> dict[str, Path]:
     """A folder with the checkpoint and its card, and one for each other format inside."""
     others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != str(HUGGINGFACE)]
-    with replacing(place) as fresh:
+    with republished(place, run.console.say) as fresh:
         link_tree(export.folder / str(HUGGINGFACE), fresh)
         for target in others:
             link_tree(export.folder / target, fresh / target)
         own = report.folder / f"{place.name}.md"  # of a family each has its own
         shutil.copyfile(own if own.is_file() else report.folder / CARD, fresh / CARD)
     return {place.name: place} | {f"{place.name}/{target}": place / target for target in others}
-
-
-def link_tree(source: Path, target: Path) -> None:
-    """Hard links cost no space; where the file system has none, copies."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in source.iterdir():
-        if file.is_dir():
-            link_tree(file, target / file.name)
-            continue
-        try:
-            os.link(file, target / file.name)
-        except OSError:
-            shutil.copyfile(file, target / file.name)
 
 
 def show(console: Console, report: dict[str, Any], places: Mapping[str, Path]) -> None:
@@ -213,14 +203,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
-    """Draws the page of a finished run from its numbers, and its charts as files where that is asked for."""
-    found = sorted((output / "report").glob(f"*/{REPORT}"), key=lambda file: file.stat().st_mtime)
-    if not found:
-        raise InputError(
-            f"run {str(output)!r}: no finished report there; run pipelines.distill with this --output first"
-        )
-    report = json.loads(found[-1].read_text())
-    curves = json.loads((found[-1].parent / "curves.json").read_text())
+    """Draws the page of a finished run from its numbers, and its charts as files where that is asked for.
+
+    Raises:
+        InputError: No finished report there, or one that was changed.
+    """
+    folder = reported_last(output)
+    report, curves = read_json(folder / REPORT), read_json(folder / "curves.json")
     drawn = Charts.of(report, curves)
     partial = output / f".{PAGE}.partial"
     partial.write_text(render_page(report, drawn))
@@ -228,10 +217,40 @@ def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
     places = {"report": output / PAGE}
     if charts:
         places["charts"] = output / "charts"
+        check_publishable(places["charts"])
         places["charts"].mkdir(exist_ok=True)
         for name, svg in drawn.files().items():
             (places["charts"] / name).write_text(svg)
     show(console, report, places)
+
+
+def reported_last(output: Path) -> Path:
+    """Folder of the report stage whose numbers the last run put into the output folder: an output holds a report for
+    each of the settings that it was run with.
+    """
+    place = output / REPORT
+    if not place.is_file():
+        raise InputError(
+            f"run {str(output)!r}: no finished report there; run pipelines.distill with this --output first"
+        )
+    wanted = sha256(place)
+    found = [file.parent for file in sorted((output / "report").glob(f"*/{REPORT}")) if sha256(file) == wanted]
+    if not found:
+        raise InputError(
+            f"run {str(output)!r}: its {REPORT} isn't what a run wrote there: it was changed, or its stage is gone: "
+            "run the same command again, which writes it anew"
+        )
+    return found[-1]
+
+
+def read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{str(file)!r}: expected what the report stage wrote, found another content ({error}): remove its folder "
+            "and run the same command again"
+        ) from error
 
 
 def measured(config: ReportConfig, console: Console) -> None:
@@ -240,6 +259,7 @@ def measured(config: ReportConfig, console: Console) -> None:
         config.model, config.output, config.teacher, config.data, config.measure, config.seed, config.task
     )
     check_places(settings)
+    check_publishable(Path(config.output) / STUDENT)
 
     from pipelines.alone import standalone
     from pipelines.data import read_task

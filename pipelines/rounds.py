@@ -16,6 +16,8 @@ from pipelines.stage import Artefact, Run, write_json
 from pipelines.student import SHAPE
 from pipelines.teacher import MODEL
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+
 
 def round_name(target: Target, number: int) -> str:
     return f"{target.name}-round{number}"
@@ -47,7 +49,7 @@ def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, 
         )
         return said
 
-    return run.stage(f"shape-{round_name(target, number)}", settings, given.named(), work)
+    return run.stage(f"shape-{round_name(target, number)}", settings, given.named(), work, version=VERSION)
 
 
 def least_lost(space: Space, found: Sequence[Candidate]) -> Candidate | None:

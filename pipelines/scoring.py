@@ -25,6 +25,7 @@ from pipelines.stage import Artefact, Run
 from pipelines.student import Pruned, cached_signals, drawn_batches, texts_module
 from pipelines.words import tokenizer_of
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 SCORES = "scores.safetensors"
 NOISE = 0.5**0.5  # of the normal distribution whose KL divergence is the squared difference
 
@@ -52,7 +53,7 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
         return {"method": found.method, "samples": found.samples, "layers": found.layers.tolist()}
 
     name = "scores" if start.name == "start" else f"scores-{start.name}"
-    return run.stage(name, settings, {"data": data, "cache": cache} | start.inputs(), work)
+    return run.stage(name, settings, {"data": data, "cache": cache} | start.inputs(), work, version=VERSION)
 
 
 @dataclass(frozen=True)

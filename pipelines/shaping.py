@@ -37,6 +37,7 @@ from pipelines.timing import Built, Texts, build, target_for, texts_of, time_tog
 from pipelines.trials import Trial, eliminate
 from pipelines.words import tokenizer_of
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 READINGS = 3, 8  # least and most measurements of a search
 AIM = 1.015  # a little above the target, so that noise seldom falls below it
 ROUNDS = 60  # half a minute: the noise of a shared machine has a long breath
@@ -96,7 +97,7 @@ def shape_stage(run: Run, config: DistillConfig, given: Inputs, target: Target) 
         write_json(folder / SHAPE, found)
         return {name: found[name] for name in (*FINAL, "outline", "teacher_score")}
 
-    return run.stage(f"shape-{target.name}", settings, given.named(), work)
+    return run.stage(f"shape-{target.name}", settings, given.named(), work, version=VERSION)
 
 
 FINAL = ("speedup", "by_all", "best_ms", "teacher_ms", "bytes")  # of the last measurement

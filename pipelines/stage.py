@@ -1,7 +1,5 @@
-"""A stage: (inputs, config, seed) to a folder with a manifest; skipped when there, resumed after a kill."""
+"""A stage: (inputs, config, seed, version) to a folder with a manifest; skipped when there, resumed after a kill."""
 
-import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -10,20 +8,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
 from compress.memory import peak_memory, reset_peak_memory
 from distill.errors import InputError
 from pipelines.console import Console
+from pipelines.files import content_hash as content_hash
+from pipelines.files import replacing as replacing
+from pipelines.files import write_json
+from pipelines.manifest import LOGS as LOGS
+from pipelines.manifest import (
+    MANIFEST,
+    SCRATCH,
+    ManifestError,
+    complete_manifest,
+    digest_of,
+    digest_of_outputs,
+    outputs_of,
+    seal,
+    set_aside,
+)
+from pipelines.manifest import sha256 as sha256
+from pipelines.output import check_output, check_still_there, open_output
 from pipelines.world import World, flat
 
-MANIFEST = "manifest.json"
-SCRATCH = "scratch"  # inside a stage under way: checkpoints and the like, removed when it is complete
-LOGS = "logs"  # kept, but no part of the result: they hold times
-MARKER = "stillroom.json"
-PACKAGES = ("torch", "transformers", "lightning", "datasets", "onnx", "onnxruntime", "numpy")
+PACKAGES = ("stillroom", "torch", "transformers", "lightning", "datasets", "onnx", "onnxruntime", "numpy")
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class Run:
         world: The processes that work on it together; the first one keeps the folder.
 
     Raises:
-        InputError: The folder holds something else, or another process is writing in it.
+        InputError: The folder holds something else, can't be written, or another process is writing in it.
     """
 
     def __init__(self, output: Path, seed: int, console: Console, *, dry: bool = False, world: World | None = None):
@@ -64,9 +75,12 @@ class Run:
         if self.world.leads:
             check_output(output)
         if self.world.leads and not dry:
-            output.mkdir(parents=True, exist_ok=True)
-            self.lock = take_lock(output)
-            write_json(output / MARKER, {"stillroom": version("stillroom")})
+            self.lock, older = open_output(output)
+            if older:
+                console.say(
+                    f"output {str(output)!r}: its stages were made by an older Stillroom, whose manifests don't name "
+                    "the versions of their algorithms; they stay, and every stage is made anew beside them"
+                )
         self.world.check_folder(output)
 
     def stage(
@@ -76,28 +90,43 @@ class Run:
         inputs: Mapping[str, Any],
         work: Callable[[Path], dict[str, Any]],
         *,
+        version: int,
         together: bool = False,
+        seeded: bool = True,
     ) -> Artefact:
         """Returns the stage's folder, complete: found, or made by `work(folder)`, which returns the metrics.
 
-        `inputs` are artefacts of earlier stages, or content hashes. With `together` every process works, and the first
-        one's metrics count; else the first works and the others wait.
-
         `work` writes into the folder it is given, may keep checkpoints in its `scratch`, and is called again with the
         same folder after a kill.
+
+        Args:
+            name: Of the stage, and of the folder that holds its results.
+            config: Settings that its result depends on.
+            inputs: Artefacts of earlier stages, or content hashes.
+            work: Makes it.
+            version: Of what `work` does, a constant beside it. Raised when the same settings and inputs give another
+                result than before, so that finished runs make the stage anew.
+            together: Every process works, and the first one's metrics count; else the first works and the others wait.
+            seeded: The result depends on the run's seed.
+
+        Raises:
+            InputError: Files of the finished stage were changed, or the folder was removed while `work` ran.
         """
         digests = {k: v.digest if isinstance(v, Artefact) else v for k, v in inputs.items()}
         if None in digests.values():
-            return self._planned(name, self.output / name, "will run")
-        wanted = {"stage": name, "config": dict(config), "seed": self.seed, "inputs": digests}
+            return self.planned(name)
+        wanted = {"stage": name, "version": version, "config": dict(config), "inputs": digests}
+        wanted |= {"seed": self.seed} if seeded else {}
         self.world.agree(flat(wanted, f"stage {name}, "))
         folder = self.output / name / key_of(wanted)
-        manifest = self.world.tell(complete_manifest(folder, wanted) if self.world.leads else None)
+        manifest, damage = self.world.tell(self._found(folder, wanted) if self.world.leads else None)
         skipped = manifest is not None
         if manifest is None and self.dry:
-            return self._planned(name, folder, "will go on" if partial_of(folder).exists() else "will run")
+            what = "will go on" if partial_of(folder).exists() else "will run"
+            return self.planned(name, folder, f"will be made again: it {damage}" if damage else what)
         if manifest is None:
-            manifest = self._make(folder, wanted, work, together)
+            read = [stage.folder for stage in inputs.values() if isinstance(stage, Artefact)]
+            manifest = self._make(folder, wanted, work, together, read)
         else:
             self.console.say(f"{name}: done before, skipped ({folder})")
             self.plan.append((name, "done, will be skipped", str(folder)))
@@ -105,29 +134,54 @@ class Run:
         self.done.append(artefact)
         return artefact
 
-    def _planned(self, name: str, folder: Path, what: str) -> Artefact:
+    def planned(self, name: str, folder: Path | None = None, what: str = "will run") -> Artefact:
+        """A stage that a dry run would have to make."""
+        folder = folder or self.output / name
         self.plan.append((name, what, str(folder)))
         return Artefact(name, folder, None, {})
 
+    def _found(self, folder: Path, wanted: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+        """The manifest of the finished stage; or None, and what is wrong with the folder that is set aside."""
+        if not self.dry:
+            check_still_there(self.output)
+        if not os.path.lexists(folder):
+            return None, ""
+        try:
+            return complete_manifest(folder, wanted), ""
+        except ManifestError as damage:
+            if not self.dry:
+                aside = set_aside(folder)
+                self.console.say(
+                    f"{wanted['stage']}: {str(folder)!r} {damage}: nothing says what else is in it, so it is made "
+                    f"again; what was there is in {str(aside)!r}"
+                )
+            return None, str(damage)
+
     def _make(
-        self, folder: Path, wanted: dict[str, Any], work: Callable[[Path], dict[str, Any]], together: bool
+        self,
+        folder: Path,
+        wanted: dict[str, Any],
+        work: Callable[[Path], dict[str, Any]],
+        together: bool,
+        read: Sequence[Path],
     ) -> dict[str, Any]:
         partial, leads = partial_of(folder), self.world.leads
-        # killed after the last line of the manifest and before the renaming
-        if self.world.tell((partial / MANIFEST).exists() if leads else None):
+        if self.world.tell(is_finished(partial, wanted) if leads else None):
             return self.world.tell(settle(partial, folder) if leads else None)
         resumed = partial.exists()
         self.console.say(f"{wanted['stage']}: {'going on' if resumed else 'started'} ({folder})")
         if leads:
-            (partial / SCRATCH).mkdir(parents=True, exist_ok=True)
+            make_partial(partial)
         self.world.meet()
         reset_peak_memory()
         start = time.perf_counter()
-        metrics = work(partial) if leads or together else {}
-        memory = self.world.gather(peak_memory())
-        if leads:
-            made = self._manifest(partial, wanted, metrics, time.perf_counter() - start, resumed, memory)
-            write_json(partial / MANIFEST, made)
+        with self._watched([partial / SCRATCH, *read]):
+            metrics = work(partial) if leads or together else {}
+            memory = self.world.gather(peak_memory())
+            if leads:
+                check_still_there(self.output)
+                made = self._manifest(partial, wanted, metrics, time.perf_counter() - start, resumed, memory)
+                write_json(partial / MANIFEST, made)
         return self.world.tell(settle(partial, folder) if leads else None)
 
     def _manifest(
@@ -139,18 +193,57 @@ class Run:
         resumed: bool,
         memory: Sequence[int],
     ) -> dict[str, Any]:
-        outputs = {k: v for k, v in file_hashes(partial).items() if not k.startswith(f"{SCRATCH}/")}
-        return {
-            **wanted,
-            "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
-            "outputs": outputs,
-            "digest": digest_of({k: v["sha256"] for k, v in outputs.items() if not k.startswith(f"{LOGS}/")}),
-            "metrics": metrics,
-            "wall_seconds": round(seconds, 3),
-            "resumed": resumed,
-            "processes": self.world.size,
-            "peak_memory_bytes": max(memory),
-        }
+        outputs = outputs_of(partial)
+        return seal(
+            {
+                **wanted,
+                "versions": {"python": platform.python_version()} | {name: package_version(name) for name in PACKAGES},
+                "outputs": outputs,
+                "digest": digest_of_outputs(outputs),
+                "metrics": metrics,
+                "wall_seconds": round(seconds, 3),
+                "resumed": resumed,
+                "processes": self.world.size,
+                "peak_memory_bytes": max(memory),
+            }
+        )
+
+    @contextmanager
+    def _watched(self, folders: Sequence[Path]) -> Iterator[None]:
+        """Where a stage fails because a folder that it reads or writes was removed, the error says so."""
+        try:
+            yield
+        except Exception as error:
+            check_still_there(self.output)
+            gone = [folder for folder in folders if not folder.is_dir()]
+            if not gone:
+                raise
+            raise InputError(
+                f"stage {str(gone[0])!r}: its folder was removed, or moved, while the run was working with it; all "
+                "else is kept: run the same command again, which makes it anew"
+            ) from error
+
+
+def is_finished(partial: Path, wanted: Mapping[str, Any]) -> bool:
+    """Whether the stage was killed after the last line of its manifest and before the renaming."""
+    if not os.path.lexists(partial / MANIFEST):
+        return False
+    try:
+        complete_manifest(partial, wanted)
+    except ManifestError:
+        (partial / MANIFEST).unlink()
+        return False
+    return True
+
+
+def make_partial(partial: Path) -> None:
+    try:
+        (partial / SCRATCH).mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(
+            f"stage {str(partial)!r}: expected a folder or nothing there, found a file or a broken link at "
+            f"{str(error.filename)!r}; nothing was overwritten: move it elsewhere"
+        ) from error
 
 
 def settle(partial: Path, folder: Path) -> dict[str, Any]:
@@ -164,94 +257,5 @@ def partial_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.partial")
 
 
-def check_output(output: Path) -> None:
-    if output.exists() and not output.is_dir():
-        raise InputError(f"output {str(output)!r}: expected a folder, found a file; nothing was overwritten")
-    if output.is_dir() and any(output.iterdir()) and not (output / MARKER).is_file():
-        names = ", ".join(sorted(p.name for p in output.iterdir())[:5])
-        raise InputError(
-            f"output {str(output)!r}: the folder holds something else ({names}); nothing was overwritten: "
-            "name a new or an empty folder, or one of an earlier run"
-        )
-
-
-def take_lock(output: Path) -> Any:
-    """Holds the folder until the process ends, however it ends."""
-    handle = (output / ".lock").open("w")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"output {str(output)!r}: another process is writing there; wait for it or stop it") from None
-    return handle
-
-
 def key_of(wanted: Mapping[str, Any]) -> str:
     return digest_of(wanted)[:12]
-
-
-def digest_of(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def complete_manifest(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest of a complete stage whose files are all there and unchanged; None when it has to be made.
-
-    Raises:
-        InputError: The stage is there, but a file of it is missing or was changed.
-    """
-    file = folder / MANIFEST
-    if not file.is_file():
-        return None
-    manifest = json.loads(file.read_text())
-    if any(manifest.get(key) != value for key, value in json.loads(json.dumps(wanted, default=str)).items()):
-        raise InputError(f"stage {str(folder)!r}: its manifest is of another stage; remove the folder to make it again")
-    for name, stated in manifest["outputs"].items():
-        path = folder / name
-        if not path.is_file() or sha256(path) != stated["sha256"]:
-            what = "was changed" if path.is_file() else "is missing"
-            raise InputError(
-                f"stage {str(folder)!r}: {name} {what} since the stage ended: what follows would be built on something "
-                "unknown; restore it, or remove the folder to make the stage again"
-            )
-    return manifest
-
-
-def file_hashes(folder: Path) -> dict[str, dict[str, Any]]:
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): {"sha256": sha256(p), "bytes": p.stat().st_size} for p in files}
-
-
-def content_hash(path: Path) -> str:
-    """Hash of a file, or of every file of a folder with its name; symbolic links are followed."""
-    if path.is_file():
-        return sha256(path)
-    return digest_of({name: entry["sha256"] for name, entry in file_hashes(path).items()})
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes beside the place and renames, so that a reader never sees half a file."""
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w") as file:
-        json.dump(content, file, indent=1, default=str)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
-@contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of `folder` when the block ends well."""
-    fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
-    for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    yield fresh
-    if folder.exists():
-        folder.rename(old)
-    fresh.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)

@@ -45,6 +45,7 @@ from pipelines.trainer import fit, validate
 from pipelines.words import WORDS, Translated, tokenizer_of
 from pipelines.zeros import Zeros, share_of_zeros
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 SHAPE = "shape.json"
 
 
@@ -166,7 +167,7 @@ def student_stage(
         return metrics | {"params": student.num_parameters()} | noted
 
     name = "distill" if pruned is None else f"distill-{pruned.name}"
-    return run.stage(name, settings, inputs, work, together=True)
+    return run.stage(name, settings, inputs, work, version=VERSION, together=True)
 
 
 @dataclass(frozen=True)

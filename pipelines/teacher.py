@@ -21,6 +21,7 @@ from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.task import Task, output_layer
 from distill.teacher.head import probe_head
 from distill.teacher.load import load_tokenizer
+from distill.training import VERSION as TRAINING
 from distill.training import TrainConfig
 from pipelines.config import DistillConfig
 from pipelines.data import read_data, read_task
@@ -28,6 +29,7 @@ from pipelines.placing import placed, save_model, stages_of
 from pipelines.stage import SCRATCH, Artefact, Run
 from pipelines.trainer import fit
 
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
 MODEL = "model"
 
 
@@ -82,7 +84,7 @@ def teacher_stage(
         save_model(model, tokenizer, folder / MODEL)
         return {"trained": True} | metrics
 
-    return run.stage(name, settings, {"data": data, "teacher": digest}, work, together=True)
+    return run.stage(name, settings, {"data": data, "teacher": digest}, work, version=VERSION, together=True)
 
 
 def fresh_teacher(
@@ -102,8 +104,9 @@ def training_settings(config: DistillConfig, name: str) -> dict[str, Any]:
 
 
 def deciding(train: TrainConfig) -> dict[str, Any]:
-    """All but how often it is checkpointed."""
-    return {name: value for name, value in asdict(train).items() if name != "checkpoint_every"}
+    """All but how often it is checkpointed, and the version of the algorithm."""
+    settings = {name: value for name, value in asdict(train).items() if name != "checkpoint_every"}
+    return settings | {"version": TRAINING}
 
 
 def usable_head(run: Run, config: DistillConfig, source: Path, task: Task) -> list[int] | None:

@@ -174,7 +174,7 @@ def test_timing_a_precision_changes_the_model(gathered):
         squares(model).backward()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-    seconds = measure_precisions(model, squares, ("32", "bf16-mixed"), steps=2)
+    seconds = measure_precisions(model, [squares], ("32", "bf16-mixed"), steps=2)
     assert list(seconds) == ["32", "bf16-mixed"]
     assert all(value > 0 for value in seconds.values())
     assert model.training
@@ -186,7 +186,7 @@ def test_timing_a_precision_changes_the_model(gathered):
 def test_a_frozen_part_stops_the_timing():
     model = build_model("bert")
     model.base_model.requires_grad_(False)
-    assert set(measure_precisions(model, squares, candidates(CPU), steps=1)) == set(candidates(CPU))
+    assert set(measure_precisions(model, [squares], candidates(CPU), steps=1)) == set(candidates(CPU))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ class Paced:
 @pytest.mark.parametrize(("mixed", "calls"), [(0.01, 4), (0.02, 4), (0.05, 4), (0.07, 1), (9.0, 1)])
 def test_a_hopeless_precision_is_timed_on_or_a_fair_one_given_up(clock, mixed, calls):
     loss = Paced(clock, 0.02, mixed)
-    seconds = measure_precisions(torch.nn.Linear(2, 2), loss, ("32", "bf16-mixed"), steps=3)
+    seconds = measure_precisions(torch.nn.Linear(2, 2), [loss], ("32", "bf16-mixed"), steps=3)
     assert loss.calls == {False: 4, True: calls}
     assert seconds == pytest.approx({"32": 0.02, "bf16-mixed": mixed})
     assert calls == (1 if mixed > HOPELESS * 0.02 else 4)
@@ -232,7 +232,7 @@ def test_a_slow_first_step_is_taken_for_the_pace(clock):
         clock.work(next(waits))
         return model.weight.sum()
 
-    assert measure_precisions(torch.nn.Linear(2, 2), loss, ("32",), steps=3) == pytest.approx({"32": 0.002})
+    assert measure_precisions(torch.nn.Linear(2, 2), [loss], ("32",), steps=3) == pytest.approx({"32": 0.002})
 
 
 def test_a_name_stands_for_another_precision(monkeypatch):

@@ -1,23 +1,23 @@
 """Modes of training: what each computes, that all of them learn, and what a device can't do."""
 
 import copy
+import gc
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from commands import finish, small_run
+from commands import finish, refused, small_run
 from compress.errors import CompressError
-from compress.precision import MODES, as_stock, ceiling, check_mode, made_for, optimizer_for, why_not
+from compress.precision import MODES, as_stock, candidates, ceiling, check_mode, made_for, optimizer_for, why_not
 from compress.quantize.prepare import prepare
 from compress.quantize.schemes import scheme_of
 from conftest import build_model
-from pipelines import precision
-from pipelines.config import MachineConfig
-from pipelines.console import Console
-from pipelines.stage import Run
+from pipelines import distill, precision
+from pipelines.manifest import seal
 from test_distill_command import make_inputs
 
 CPU = torch.device("cpu")
@@ -60,17 +60,69 @@ def test_a_mode_does_not_learn(name: str, token_batch):
     assert set(model.state_dict()) == set(build_model("bert", num_hidden_layers=1, **SIZES).state_dict())
 
 
-def test_precisions_are_timed_on_other_threads_than_the_training_has(tmp_path, monkeypatch):
-    seen, before = [], torch.get_num_threads()
+AUTO = ("--precision", "auto", "--until", "teacher")
 
-    def timed(model, machine):
-        seen.append(torch.get_num_threads())
-        return {"chosen": "32", "seconds_a_step": {}}
 
-    monkeypatch.setattr(precision, "time_precisions", timed)
-    run = Run(tmp_path / "run", 0, Console(quiet=True))
-    precision.chosen_precision(run, MachineConfig(accelerator="cpu", threads=before + 1), "teacher", lambda: None)
-    assert (seen, torch.get_num_threads()) == ([before + 1], before)
+def measured(output: Path) -> dict:
+    """What the one precision stage of a run found."""
+    (file,) = (output / "precision").glob("*/precision.json")
+    return json.loads(file.read_text())
+
+
+def test_auto_measures_the_student_on_batches_of_the_data_with_the_threads_of_the_training(
+    headed_folder, data_folder, tmp_path, capsys
+):
+    words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--threads", "2")
+    before = torch.get_num_threads()
+    distill.main(words)
+    told, found = capsys.readouterr().out, measured(tmp_path / "run")
+    assert torch.get_num_threads() == before
+    assert f"precision: {found['chosen']} is chosen here (a step of the student on 8x" in told
+    student = AutoModelForSequenceClassification.from_pretrained(headed_folder)
+    student.bert.encoder.layer = student.bert.encoder.layer[:2]
+    assert found["measured"]["student"] == f"BertForSequenceClassification, {student.num_parameters():,} parameters"
+    assert found["measured"]["threads"] == 2
+    rows, lengths = zip(*found["measured"]["batches"], strict=True)
+    assert rows == (8, 8, 8)
+    assert 7 <= min(lengths) <= max(lengths) <= 14, "five to twelve words and two marks"
+    assert set(found["seconds_a_step"]) == set(candidates(CPU))
+    assert all(0 < share <= 1 for share in found["share_of_ceiling"].values())
+
+
+def test_auto_is_decided_once_for_an_output_folder_whatever_changes(headed_folder, data_folder, tmp_path, capsys):
+    words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO)
+    distill.main(words)
+    first = measured(tmp_path / "run")
+    gc.collect()
+    distill.main([*words, "--batch-size", "4", "--seed", "3", "--student", "layers=1", "--threads", "2"])
+    told = capsys.readouterr().out
+    assert "precision: done before, skipped" in told
+    assert f"precision: {first['chosen']}, as it was chosen for this folder" in told
+    assert measured(tmp_path / "run") == first
+
+
+def test_a_choice_of_auto_that_this_machine_has_not_is_named(headed_folder, data_folder, tmp_path, monkeypatch, capsys):
+    words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--accelerator", "cpu")
+    distill.main(words)
+    (file,) = (tmp_path / "run" / "precision").glob("*/manifest.json")
+    content = json.loads(file.read_text())
+    del content["checksum"]
+    content["metrics"]["chosen"] = "fp8"  # as on a machine that has it
+    file.write_text(json.dumps(seal(content)))
+    gc.collect()
+    message = refused(distill, words, monkeypatch, capsys)
+    assert f"the runs of this folder train in fp8 ('{file.parent}'), which can't be on cpu" in message
+
+
+def test_a_share_of_the_ceiling_above_one_is_not_printed():
+    found = {
+        "seconds_a_step": {"32": 0.02, "bf16-mixed": 0.01},
+        "share_of_ceiling": {"32": 0.5},
+        "measured": {"batches": [[8, 12], [7, 9]]},
+    }
+    assert precision.measured_text(found) == (
+        "a step of the student on 8x12, 7x9 tokens: 32 20 ms, 50% of what products reach; bf16-mixed 10 ms"
+    )
 
 
 @pytest.mark.slow
