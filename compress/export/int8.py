@@ -7,8 +7,8 @@ import numpy as np
 
 from compress.export.quiet import quiet
 
-# What is quantized: products, whole attention, and Gather, which is how ONNX looks up embeddings.
-OPERATORS = ("MatMul", "Gemm", "Attention", "Gather")
+PRODUCTS = ("MatMul", "Gemm", "Attention")
+TABLES = ("Gather",)  # how ONNX looks up embeddings
 
 
 @cache
@@ -40,21 +40,24 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
     Args:
         source: A file that `fuse` wrote, or any float32 ONNX file.
         target: Where to write.
-        reduced: All weights have 7 bits, for processors whose products saturate.
+        reduced: Weights of products have 7 bits, for processors whose products saturate.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     model = onnx.load(str(source))
-    del model.graph.value_info[:]  # shapes noted before the fusion mislead the quantizer
     target.parent.mkdir(parents=True, exist_ok=True)
-    with quiet():  # it advises a preprocessing that the export has done
-        quantize_dynamic(
-            model,
-            str(target),
-            op_types_to_quantize=list(OPERATORS),
-            per_channel=True,
-            reduce_range=reduced,
-            weight_type=QuantType.QInt8,
-            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
-        )
+    # tables are looked up, not multiplied: they keep 8 bits
+    for operators, bits in ((TABLES, False), (PRODUCTS, True)) if reduced else ((TABLES + PRODUCTS, False),):
+        del model.graph.value_info[:]  # shapes noted before the fusion mislead the quantizer
+        with quiet():  # it advises a preprocessing that the export has done
+            quantize_dynamic(
+                model,
+                str(target),
+                op_types_to_quantize=list(operators),
+                per_channel=True,
+                reduce_range=bits,
+                weight_type=QuantType.QInt8,
+                extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+            )
+        model = onnx.load(str(target))
