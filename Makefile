@@ -5,7 +5,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Where the machine says not to write byte code, every process would compile torch and the rest anew: 20 s instead of 6.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all test-less check bench clean
 
 # torch comes first and pinned: asked for by a range, pip would take the registry's CUDA build. Byte code is compiled on
 # first import instead of for every file that is installed.
@@ -27,6 +27,21 @@ test: .venv/ready-dev
 
 test-all: .venv/ready-dev
 	$(BIN)/python -m pytest -m ''
+	$(MAKE) test-less
+
+# Tests of numbers once more with fewer instruction sets than the machine has. torch, oneDNN, MKL, FBGEMM, OpenBLAS and
+# Arrow have switches for it; ONNX Runtime, OpenVINO and XNNPACK have none: what becomes of int8 without VNNI is tried in
+# qemu-user where that is installed (`apt-get install qemu-user`), by the slow tests of test_processors.
+# `make test-less ISA=default ONEDNN=SSE41` takes away AVX2 too.
+ISA := avx2
+ONEDNN := AVX2
+LESS := ATEN_CPU_CAPABILITY=$(ISA) ONEDNN_MAX_CPU_ISA=$(ONEDNN) MKL_ENABLE_INSTRUCTIONS=$(ONEDNN) \
+	FBGEMM_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell ARROW_USER_SIMD_LEVEL=AVX2
+NUMBERS := rounded_export export proof quantize sensitivity float8 grid packing embedding_rank sentence_embedding losses \
+	fused_losses sparse_losses across matching layer_terms padding signals cached_features processors
+
+test-less: .venv/ready-dev
+	$(LESS) $(BIN)/python -m pytest -m '' $(NUMBERS:%=tests/test_%.py)
 
 check: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -11,7 +11,7 @@ from distill.teacher.load import checkpoint_folder
 from pipelines.console import Console
 from pipelines.data import data_stage, read_data, read_task
 from pipelines.evaluate import Candidate, EvaluateConfig, evaluate_stage
-from pipelines.export import asked_targets, export_stage, spoken
+from pipelines.export import asked_targets, export_stage, is_reduced, spoken
 from pipelines.given import by_label_stage
 from pipelines.stage import Artefact, Run
 from pipelines.tasks import fitted_length, read_models
@@ -51,6 +51,7 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
             parity=config.measure.parity,
             max_length=config.data.max_length,
             targets=asked_targets(config.export, ordered.folder / MODEL, dynamic=config.dynamic),
+            reduced=is_reduced(config.processor, ordered.folder / MODEL, dynamic=config.dynamic),
         )
         candidates.append(Candidate(name, "given", export))
     done = evaluate_stage(run, candidates, splits, data, config.measure, config.data.max_length, task)

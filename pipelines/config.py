@@ -20,6 +20,7 @@ from distill.student.spec import StudentConfig, is_relative
 from distill.teacher.config import TeacherConfig
 from distill.training import TrainConfig
 from pipelines.cache_config import KeepConfig
+from pipelines.schemes import check_processor
 
 TaskName = Literal[
     "auto", "text-classification", "multi-label", "regression", "token-classification", "question-answering",
@@ -275,6 +276,7 @@ class DistillConfig:
         else:
             check_float(formats, "a student without --quantize")
         check_installed(formats)
+        check_processor(self)
         if self.quantize.scheme and self.budget.min_score and not self.budget.asked:
             object.__setattr__(self, "quantize", replace(self.quantize, min_score=self.budget.min_score))
         if self.sparsity.asked and self.train.patience:

@@ -192,6 +192,7 @@ def export_and_evaluate(
     from pipelines.data import read_data, read_task
     from pipelines.evaluate import Candidate, evaluate_stage
     from pipelines.export import export_stage, spoken
+    from pipelines.schemes import is_dynamic_reduced
     from pipelines.teacher import MODEL
 
     waiting = next((each.made for each in students if each.made.digest is None), None)
@@ -216,6 +217,7 @@ def export_and_evaluate(
             parity=min(config.measure.parity, BLOCKS) if isinstance(task, Language) else config.measure.parity,
             max_length=config.data.max_length,
             targets=targets,
+            reduced=is_dynamic_reduced(config),
         )
         candidates.append(Candidate(name, model.name, exports[stage], judged))
     done = evaluate_stage(run, candidates, splits, made["data"], config.measure, config.data.max_length, task)
@@ -240,14 +242,13 @@ def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
     from compress.quantize.schemes import scheme_of
     from distill.tasks.names import WRITING
     from pipelines.export import HUGGINGFACE, rounded_targets
-    from pipelines.students import schemes_of
+    from pipelines.schemes import is_dynamic, schemes_of
 
     floats, schemes = forms_of_teacher(config), schemes_of(config)
     if config.task in WRITING and "onnx" in formats_of(config.export):
         floats.append(Target("onnx-decoder"))
     if not scheme:
-        dynamic = config.budget.asked and (config.budget.runtime, config.budget.precision) == ("onnxruntime", "int8")
-        return [*floats, *([Target("onnxruntime", "int8")] if dynamic else [])]
+        return [*floats, *([Target("onnxruntime", "int8")] if is_dynamic(config) else [])]
     taken = rounded_targets(schemes[scheme], scheme_of(scheme).precision)
     if scheme != next(iter(schemes)):  # beside the main one
         floats = [HUGGINGFACE, *(Target(each.format) for each in taken if each.kind.floats)]
@@ -320,7 +321,10 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
 
 def settings_of(config: DistillConfig) -> dict[str, Any]:
     """The configuration as the report shows it."""
-    return {name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run")}
+    from pipelines.schemes import resolved_reduced
+
+    settings = {name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run")}
+    return settings | {"quantize": settings["quantize"] | {"reduced": resolved_reduced(config)}}
 
 
 def show_plan(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:

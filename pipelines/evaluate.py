@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.export.runtimes import open_export
 from compress.export.targets import Target, check_installed, formats_of, target_of
+from compress.quantize.config import Processor
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines import cli
@@ -45,6 +46,7 @@ class EvaluateConfig:
         export: Formats that it is scored and timed in beside PyTorch; of a quantized one with the integers it was
             trained with.
         dynamic: Also ONNX Runtime's own dynamic int8, of a model in float.
+        processor: Where that will run, see `ExportConfig`.
     """
 
     model: str = ""
@@ -56,6 +58,7 @@ class EvaluateConfig:
     task: TaskName = "auto"
     export: str = "onnx,onnxruntime"
     dynamic: bool = False
+    processor: Processor = "here"
 
     def __post_init__(self) -> None:
         for name, value in (("model", self.model), ("output", self.output), ("data", self.data.path)):

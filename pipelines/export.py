@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.errors import ArtefactError
 from compress.export.targets import Target, check_float, check_installed, formats_of, with_sources
+from compress.quantize.config import Processor
 from distill.errors import InputError
 from pipelines import cli
 from pipelines.console import Console
@@ -39,6 +40,8 @@ class ExportConfig:
             (operators joined for its CPU kernels), openvino, executorch, litert, torchao or compressed-tensors
             (quantized checkpoints).
         dynamic: Also ONNX Runtime's own dynamic int8, of a model in float.
+        processor: Where that will run: weights have 7 bits for avx2 and avx512, x86 without VNNI, and for here where
+            this machine is one.
     """
 
     model: str = ""
@@ -49,6 +52,7 @@ class ExportConfig:
     max_length: int = 0
     export: str = "onnx,onnxruntime"
     dynamic: bool = False
+    processor: Processor = "here"
 
     def __post_init__(self) -> None:
         for name in ("model", "data", "output"):
@@ -67,6 +71,7 @@ def export_stage(
     parity: int,
     max_length: int,
     targets: Sequence[Target] = ALWAYS,
+    reduced: bool = False,
 ) -> Artefact:
     """Writes a folder a target from the checkpoint and proves each; one that misses is put aside, with the reason.
 
@@ -78,19 +83,21 @@ def export_stage(
         examples: Real texts; an artefact in float is compared on `parity` of them, one in few bits on all.
         parity, max_length: See `ExportConfig`.
         targets: What to write.
+        reduced: ONNX Runtime's own int8 has weights of 7 bits.
 
     Raises:
         ArtefactError: None of them is the model.
         VerificationError: A process that compares was killed; nothing is recorded, and the next run makes the stage.
     """
-    settings = {"targets": [str(target) for target in targets], "parity": parity, "max_length": max_length}
+    settings: dict[str, Any] = {"targets": [str(t) for t in targets], "parity": parity, "max_length": max_length}
+    settings |= {"reduced": True} if reduced else {}
 
     def work(folder: Path) -> dict[str, Any]:
         from pipelines.proof import Proof, proof_text, source_of
 
         remove_results(folder)
         drawn = sample(examples, parity, run.seed)
-        proof = Proof(source_of(checkpoint), folder, examples, drawn, max_length)
+        proof = Proof(source_of(checkpoint, reduced=reduced), folder, examples, drawn, max_length)
         wanted = with_sources(targets)
         with run.console.track(f"{name}: writing and reloading", len(wanted), "files") as advance:
             for target in wanted:
@@ -179,6 +186,7 @@ def main(argv: Sequence[str]) -> None:
         parity=config.parity,
         max_length=length,
         targets=asked_targets(config.export, folder, dynamic=config.dynamic),
+        reduced=is_reduced(config.processor, folder, dynamic=config.dynamic),
     )
     rows = [
         (p["target"], difference_text(p), f"{p['bytes'] / 1e6:.1f}", str(done.folder / p["target"]))
@@ -243,6 +251,7 @@ def evaluated(config: ExportConfig, console: Console) -> None:
         measure=MeasureConfig(parity=config.parity),
         export=config.export,
         dynamic=config.dynamic,
+        processor=config.processor,
     )
     _, candidates, _, done = standalone(settings, console)
     entries = json.loads((done.folder / "evaluation.json").read_text())
@@ -317,6 +326,19 @@ def asked_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[T
         return [HUGGINGFACE, *rounded_targets(formats, precision_of(load_rounding(folder)))]
     check_float(formats, str(folder))
     return [HUGGINGFACE, *(Target(name) for name in formats), *([Target("onnxruntime", "int8")] if dynamic else [])]
+
+
+def is_reduced(processor: Processor, folder: Path, *, dynamic: bool) -> bool:
+    """Whether ONNX Runtime's own int8 of the checkpoint has weights of 7 bits.
+
+    Raises:
+        CompressError: Weights of 8 bits that this processor can't score.
+    """
+    from compress.export.processors import resolve_reduced
+    from compress.quantize.store import is_rounded
+
+    wanted = dynamic and not is_rounded(folder)
+    return wanted and resolve_reduced("auto", processor, ["onnxruntime"], group="")
 
 
 def rounded_targets(formats: Iterable[str], precision: str) -> list[Target]:

@@ -34,10 +34,10 @@ BEGUN, WRITTEN = 8, 100  # tokens of a prompt, and of what follows it, by which 
 Texts = tuple[list[Any], list[str] | None]  # a text is a string, or its words
 
 
-def source_of(checkpoint: Path) -> Source:
-    """The checkpoint, and the numbers that it is deployed with where it has any."""
+def source_of(checkpoint: Path, *, reduced: bool = False) -> Source:
+    """The checkpoint, and the numbers that it is deployed with where it has any; for `reduced` see `Source`."""
     rounding = load_rounding(checkpoint) if is_rounded(checkpoint) else None
-    return Source(load_pruned(checkpoint).float(), tokenizer_of(checkpoint, "model"), rounding)
+    return Source(load_pruned(checkpoint).float(), tokenizer_of(checkpoint, "model"), rounding, reduced)
 
 
 class Proof:
@@ -70,7 +70,8 @@ class Proof:
         except ArtefactError as error:
             self.put_aside(target, str(error))
         else:
-            self.proven.append(proof | {"bytes": artefact_bytes(self.folder / str(target))})
+            bits = {"weight_bits": 7} if target.rounded and self.source.in_7_bits else {}
+            self.proven.append(proof | bits | {"bytes": artefact_bytes(self.folder / str(target))})
 
     def rounds(self, target: Target) -> bool:
         """Whether the target has the numbers that the model was trained with."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from distill.teacher.load import checkpoint_folder
 from pipelines.config import DistillConfig
 from pipelines.data import read_data, read_task
 from pipelines.machine import describe
+from pipelines.schemes import is_dynamic_reduced, quantization_by
 from pipelines.stage import SCRATCH, Artefact, Run, content_hash, write_json
 from pipelines.student import make_student
 from pipelines.teacher import MODEL
@@ -136,7 +137,9 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
             for number, outline in enumerate(outlines):
                 small = prune(model, axes, first_units(axes, outline))
                 place = scratch / str(number)
-                built[str(number)] = build(small, tokenizer, target_for(config.budget), place, texts, how)
+                built[str(number)] = build(
+                    small, tokenizer, target_for(config.budget), place, texts, how, reduced=is_dynamic_reduced(config)
+                )
                 advance(1)
         found = time_together(built, config.budget)
         costs = fit_costs(outlines, [found[str(i)].best_ms for i in range(len(outlines))])
@@ -156,13 +159,15 @@ def rounded_as(config: DistillConfig) -> QuantizeConfig | None:
     """How students are rounded when they are measured: as they will be quantized, where the budget is about int8."""
     if not config.quantize.scheme or config.budget.precision != "int8":
         return None
-    return replace(config.quantize, scheme=next(iter(by_scheme([config.budget.runtime], config.quantize.scheme))))
+    return quantization_by(config, next(iter(by_scheme([config.budget.runtime], config.quantize.scheme))))
 
 
 def rounding_key(config: DistillConfig) -> Any:
     """What of it a measurement depends on."""
     how = rounded_as(config)
-    return [how.scheme, how.keep, how.reduced] if how is not None else ""
+    if how is None:
+        return "reduced" if is_dynamic_reduced(config) else ""
+    return [how.scheme, how.keep, how.reduced]
 
 
 GOALS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a budget, not how it is measured

@@ -52,10 +52,11 @@ class Validation:
     def divergence(self) -> float:
         return self.judge.divergence(self.model)
 
-    def ease(self, run: Run, share: float, batch: Mapping[str, torch.Tensor]) -> None:
+    def ease(self, run: Run, how: QuantizeConfig, batch: Mapping[str, torch.Tensor]) -> None:
         """Gives the layers that need it more bits."""
-        ranked = sensitivities(self.model, self.divergence, batch)
-        names, _ = ease_most_sensitive(self.model, ranked, self.score, share * self.in_float)
+        in_7_bits, least = how.reduced is True, how.min_score * self.in_float
+        ranked = sensitivities(self.model, self.divergence, batch, in_7_bits=in_7_bits)
+        names, _ = ease_most_sensitive(self.model, ranked, self.score, least, in_7_bits=in_7_bits)
         run.console.say(f"  quantize: {len(names)} layers have more bits: {', '.join(names) or 'none'}")
 
 
@@ -74,7 +75,9 @@ def quantize_stage(
     """
     config = replace(config, train=replace(config.train, epochs=how.epochs, learning_rate=how.learning_rate))
     settings = {
-        "quantize": asdict(how),
+        "quantize": {
+            name: value for name, value in asdict(how).items() if name != "processor"
+        },  # how.reduced is for it
         "loss": vars(config.loss.of_outputs),
         "train": training_settings(config, "train"),
         "precision": precision,
@@ -92,9 +95,10 @@ def quantize_stage(
         validation = Validation(model, texts, task)
         layers = round_model(model, how, drawn, seed=run.seed)
         seen = sum(len(batch["input_ids"]) for batch in drawn)
-        run.console.say(f"  quantize: {len(layers)} layers round as {how.scheme}, ranges from {seen} texts")
+        bits = ", with weights of 7 bits: products of larger ones saturate where they will run" if how.reduced else ""
+        run.console.say(f"  quantize: {len(layers)} layers round as {how.scheme}, ranges from {seen} texts{bits}")
         if how.min_score:
-            validation.ease(run, how.min_score, drawn[0])
+            validation.ease(run, how, drawn[0])
         if how.weights == "gptq":
             gptq_model(model, drawn)
         before = validation.score()

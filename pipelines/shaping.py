@@ -29,6 +29,7 @@ from pipelines.data import read_data, read_task
 from pipelines.judge import Judge, Said, said_of
 from pipelines.pruning import axes_of, read_costs, read_sizes, rounded_as, rounding_key
 from pipelines.recovery import RULE
+from pipelines.schemes import is_dynamic_reduced
 from pipelines.scoring import SCORES
 from pipelines.stage import SCRATCH, Artefact, Run, write_json
 from pipelines.student import SHAPE, Pruned, cached_signals, texts_module
@@ -195,7 +196,8 @@ class Search:
         place = self.scratch / "candidate"
         shutil.rmtree(place, ignore_errors=True)
         model = prune(self.model, self.axes, chosen.shape, uniform=self.budget.uniform)
-        return build(model, self.tokenizer, target_for(self.budget), place, self.texts, rounded_as(self.config))
+        how, reduced = rounded_as(self.config), is_dynamic_reduced(self.config)
+        return build(model, self.tokenizer, target_for(self.budget), place, self.texts, how, reduced=reduced)
 
     def within(self, chosen: Candidate) -> tuple[Candidate, Built]:
         """The candidate, or one with fewer units where the solver expected less bytes than there are; and its files."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from transformers import AutoConfig
 
-from compress.export.targets import by_scheme, formats_of
 from distill.answers import Answers
 from distill.errors import InputError
 from distill.tasks.choose import TASKS
@@ -14,10 +13,11 @@ from pipelines.config import DistillConfig
 from pipelines.given import by_label_stage
 from pipelines.gradual import close_stage
 from pipelines.layouts import Layouts
-from pipelines.pruning import costs_stage, rounded_as, start_stage
+from pipelines.pruning import costs_stage, start_stage
 from pipelines.quantizing import quantize_stage
 from pipelines.road import name_of
 from pipelines.rounds import round_name, round_stage
+from pipelines.schemes import quantization_by, schemes_of
 from pipelines.scoring import scores_stage
 from pipelines.settings.together import check_together
 from pipelines.shaping import Inputs, Target, shape_stage, targets_of
@@ -114,20 +114,12 @@ def in_few_bits(
         for scheme in schemes:
             other = f"-{scheme}" if scheme != schemes[0] else ""
             name, suffix = f"{each.name}{other}", f"{each.suffix}{other}"
-            how = replace(config.quantize, scheme=scheme)
+            how = quantization_by(config, scheme)
             start = Pruned(suffix, each.made, None, stages.get("start"))
             done = quantize_stage(run, config, made["data"], made["teacher"], made["cache"], start, precision, how)
             stages = stages | {f"quantize{suffix}": done}
             found.append(replace(each, name=name, suffix=suffix, made=done, scheme=scheme))
     return found, stages
-
-
-def schemes_of(config: DistillConfig) -> dict[str, list[str]]:
-    """Each scheme that students are quantized by -> the formats that take it; the first is the main one's."""
-    if not config.quantize.scheme:
-        return {}
-    measured = [config.budget.runtime] if rounded_as(config) is not None else []
-    return by_scheme(dict.fromkeys((*formats_of(config.export), *measured)), config.quantize.scheme)
 
 
 def oneshot(road: Road, target: Target) -> Stages:

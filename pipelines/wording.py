@@ -122,18 +122,27 @@ def parity_text(entry: Row, things: str, decision: str | None) -> str:
             f"The {entry['name']} on {runtime_text(entry)} has the numbers that it was trained with: each product "
             f"differs from its layer's, on the same input, by at most {parity['layers']:.1e} of its largest value; "
             f"loaded in a fresh process ({ms_text(parity['load_ms'])} ms, {parity['peak_bytes'] / 1e6:.0f} MB at most) "
-            f"it {did}{scores_text(parity)}."
+            f"it {did}{scores_text(parity)}.{bits_text(parity)}"
         )
     if entry["precision"] == "int8":
         return (
             f"The {entry['name']} on {runtime_text(entry)}, loaded in a fresh process, gave the logits that it gave "
             f"where it was written, on {seen} to within {parity['max_difference']:.1e}; what "
-            "rounding to int8 takes is in its score."
+            f"rounding to int8 takes is in its score.{bits_text(parity)}"
         )
     return (
         f"The {entry['name']} on {runtime_text(entry)}, loaded in a fresh process, was compared with the trained model "
         f"on {seen}: the logits differ by {parity['max_difference']:.1e} at most"
         + (f", {percent_text(parity['same_class'])} get the same {decision}." if decision else ".")
+    )
+
+
+def bits_text(parity: Row) -> str:
+    if "weight_bits" not in parity:
+        return ""
+    return (
+        f" Its weights use {parity['weight_bits']} bits of 8: products of larger ones would saturate on x86 processors "
+        "without VNNI."
     )
 
 

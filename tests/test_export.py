@@ -28,7 +28,7 @@ from compress.export import fuse as fusing
 from compress.export import openvino
 from compress.export.fuse import fuse
 from compress.export.huggingface import WEIGHTS, export_huggingface, input_names
-from compress.export.int8 import quantize_int8
+from compress.export.int8 import products_saturate, quantize_int8
 from compress.export.onnx import FILE, OPSET, OnnxModel, export_onnx
 from compress.export.openvino import export_openvino
 from compress.export.verify import BATCH, Parity, compare, refuse, verify
@@ -69,7 +69,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported
         export_huggingface(model, tokenizer, folder / "huggingface")
         export_onnx(model, tokenizer, folder / "onnx", input_names(model.config))
         rewrite(fuse, made, "onnx", "onnxruntime")
-        rewrite(quantize_int8, made, "onnxruntime", "onnxruntime-int8")
+        rewrite(functools.partial(quantize_int8, reduced=products_saturate()), made, "onnxruntime", "onnxruntime-int8")
         rewrite(export_openvino, made, "onnx", "openvino")
         return made
 

@@ -119,7 +119,7 @@ def test_errors_of_floats_are_not_made_up_for():
 def test_training_in_few_bits_ends_on_other_numbers(token_batch):
     model = build_model("bert")
     prepare(model, scheme_of("fp8-dynamic"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005)  # at 0.1 the loss jumps about
     losses = []
     for _ in range(4):
         loss = F.cross_entropy(model(**token_batch).logits, torch.arange(len(token_batch["input_ids"])) % 2)
@@ -127,7 +127,7 @@ def test_training_in_few_bits_ends_on_other_numbers(token_batch):
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert losses[-1] < losses[0]
+    assert losses[-1] < 0.7 * losses[0]
     with torch.no_grad():
         trained = model.bert.encoder.layer[0].output.dense.rounded_weight()
     rounding = convert(model)

@@ -25,6 +25,7 @@ from distill.packed import check_packing, packed_inputs
 from distill.sizes import sizes_of
 from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
+from tolerances import assert_as_exact
 
 WORDS, MASK = 60, 4
 COMMON = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -83,6 +84,15 @@ def losses(model: PreTrainedModel, inputs: dict, labels: Tensor) -> Tensor:
     """Of every labelled token, in the order of the batch."""
     told = labels != IGNORED
     return torch.nn.functional.cross_entropy(model(**inputs).logits[told], labels[told], reduction="none")
+
+
+def losses_alone(model: PreTrainedModel, data: LanguageBlocks | MaskedBlocks, rows: PackedRows) -> Tensor:
+    """Of each document in a batch of its own, in the order of the rows."""
+    found = []
+    for document in np.concatenate(rows.rows):
+        one = data.collate([document], 0)
+        found.append(losses(model, {"input_ids": one["input_ids"]}, one["labels"]))
+    return torch.cat(found)
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
@@ -210,16 +220,15 @@ def test_a_document_is_learned_otherwise_in_a_row_than_alone(family, attention):
     assert (batch["attention_mask"] == 0).any(), "padding is part of the test"
     packed = losses(model, packed_inputs(model, batch), batch["labels"])
     got = gradients(model, packed)
-    alone = []
-    for document in np.concatenate(rows.rows):
-        one = data.collate([document], 0)
-        alone.append(losses(model, {"input_ids": one["input_ids"]}, one["labels"]))
-    single = torch.cat(alone)
+    single = losses_alone(model, data, rows)
     wanted = gradients(model, single)
-    assert torch.allclose(packed, single, atol=2e-5), (packed - single).abs().max()
+    reference = build(family, attention).double()
+    exact = losses_alone(reference, data, rows)
+    assert_as_exact(packed, single, exact, name="losses")
+    slopes = gradients(reference, exact)
+    scale = max(float(slope.abs().max()) for slope in slopes.values())  # a key's bias moves nothing: its terms cancel
     for name, value in wanted.items():
-        scale = max(float(value.abs().max()), 1e-3)
-        assert (got[name] - value).abs().max() < 2e-4 * scale, name
+        assert_as_exact(got[name], value, slopes[name], scale=scale, name=name)
     # Without boundaries all of it differs: the tolerance is one that a mistake exceeds.
     joined = {name: batch[name] for name in ("input_ids", "attention_mask")}
     other = losses(model, joined, batch["labels"])

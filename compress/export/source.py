@@ -19,11 +19,13 @@ class Source:
         model: In float32 and eval mode; with a rounding its weights are on their grids.
         tokenizer: Its tokenizer.
         rounding: The numbers that it is deployed with; None of a model that isn't quantized.
+        reduced: ONNX Runtime's own int8 of a model that isn't quantized has weights of 7 bits.
     """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     rounding: Rounding | None = None
+    reduced: bool = False
 
     @property
     def inputs(self) -> list[str]:
@@ -37,6 +39,12 @@ class Source:
         most = int(getattr(config, "max_position_embeddings", 512))
         first = (config.pad_token_id or 0) + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
         return min(most - first, self.tokenizer.model_max_length)
+
+    @property
+    def in_7_bits(self) -> bool:
+        """Whether weights have 7 bits for processors whose products saturate."""
+        schemes = [each.scheme for each in (self.rounding or {}).values() if each.scheme is not None]
+        return self.reduced or any(scheme.bits == 7 for scheme in schemes)
 
     @cached_property
     def layers(self) -> dict[str, Layer]:

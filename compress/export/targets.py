@@ -26,6 +26,7 @@ class Format:
         runtime: What runs it.
         floats, rounded: Whether it holds models that aren't quantized, and those that are.
         tolerance: Largest difference of logits of a float model that is rounding: another order of sums, nothing else.
+        saturates: Its runtime cuts off products of bytes on x86 processors without VNNI.
         refuses: Scheme -> why it can't be held.
     """
 
@@ -34,6 +35,7 @@ class Format:
     floats: bool = True
     rounded: bool = True
     tolerance: float = 1e-3
+    saturates: bool = False
     refuses: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -47,12 +49,13 @@ FORMATS: Mapping[str, Format] = {
     each.name: each
     for each in (
         Format("huggingface", "pytorch", rounded=False, tolerance=1e-4),
-        Format("onnx", "onnxruntime", refuses=NO_FLOATS),
-        Format("onnxruntime", "onnxruntime", refuses=NO_FLOATS),
+        Format("onnx", "onnxruntime", saturates=True, refuses=NO_FLOATS),
+        Format("onnxruntime", "onnxruntime", saturates=True, refuses=NO_FLOATS),
         Format("onnx-decoder", "onnxruntime", rounded=False),  # it keeps keys and values, to write with
         Format(
             "openvino",
             "openvino",
+            saturates=True,
             refuses=dict.fromkeys(
                 ("int8-dynamic", "int4-dynamic"),
                 "OpenVINO unfolds products of bytes whose scales come with each call into float32, as large and as "

@@ -6,7 +6,7 @@ from pathlib import Path
 from compress.errors import ArtefactError, CompressError
 from compress.export.fuse import fuse
 from compress.export.huggingface import export_huggingface
-from compress.export.int8 import quantize_int8
+from compress.export.int8 import products_saturate, quantize_int8
 from compress.export.onnx import FILE, export_onnx
 from compress.export.parity import worst_layer
 from compress.export.probe import PROBES, Inputs
@@ -62,9 +62,16 @@ def check_layers(source: Source, target: Target, folder: Path, inputs: Inputs) -
     """
     name, difference = worst_layer(PROBES[target.format](source, target, folder, inputs), source.reference)
     if not difference <= LAYER:  # also catches NaN
+        saturated = target.kind.saturates and not source.in_7_bits and products_saturate()
         raise ArtefactError(
             f"{target}: {name} gives other products than it was trained with: they differ by {difference:.1e} of the "
             f"largest, expected at most {LAYER:.0e}"
+            + (
+                "; this processor has no VNNI, and its products of weights of 8 bits saturate: quantize the float "
+                "model with --quantize.reduced true, or export this one where VNNI is"
+                if saturated
+                else ""
+            )
         )
     return difference
 
@@ -94,7 +101,7 @@ def write_onnxruntime(source: Source, target: Target, folder: Path) -> None:
     if not target.rounded:
         fuse(folder / "onnx" / FILE, place)
     elif source.rounding is None:
-        quantize_int8(folder / "onnxruntime" / FILE, place)
+        quantize_int8(folder / "onnxruntime" / FILE, place, reduced=source.reduced)
     elif all(layer.inputs in ("tensor", "table") for layer in source.layers.values()):
         round_joined(folder / "onnxruntime" / FILE, place, source.layers)
     else:  # no joined operator takes scales that come with each call

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from compress.errors import CompressError
-from compress.quantize.schemes import SCHEMES, reduced, schemes_named
+from compress.quantize.schemes import SCHEMES, multiplies_bytes, schemes_named
 
+Reduced = bool | Literal["auto"]
+Processor = Literal["here", "avx2", "avx512", "vnni", "arm"]
 AUTO = 0.99  # share of the score that --quantize auto keeps
 
 
@@ -26,7 +28,10 @@ class QuantizeConfig:
         min_score: Share of the float model's validation score that calibration has to keep: layers that bear rounding
             least get 8 bits instead of 4, or stay in float, until it does.
         learned: Also train the scales, those of weights and of activations (LSQ).
-        reduced: 7 bits for weights whose inputs have 8: for x86 processors without VNNI, whose products saturate.
+        reduced: 7 bits for weights whose inputs have 8: x86 processors without VNNI saturate larger products on ONNX
+            Runtime and OpenVINO. auto takes them where one of these files is exported and `processor` needs it.
+        processor: Where the files will run, which reduced auto is about: here is this machine; avx2 and avx512 are x86
+            without VNNI, vnni is x86 with it, arm is any ARM.
         samples: Training texts that ranges are told from.
         epochs: Of qat.
         learning_rate: Of qat; its schedule and the rest are those of the student's training.
@@ -40,7 +45,8 @@ class QuantizeConfig:
     smooth: float = 0.0
     min_score: float = 0.0
     learned: bool = False
-    reduced: bool = False
+    reduced: Reduced = "auto"
+    processor: Processor = "here"
     samples: int = 256
     epochs: int = 2
     learning_rate: float = 1e-4
@@ -52,6 +58,11 @@ class QuantizeConfig:
             object.__setattr__(self, "scheme", "int8")
         if self.scheme:
             self.check_scheme()
+        if self.processor != "here" and self.reduced != "auto":
+            raise CompressError(
+                f"quantize.processor {self.processor}: expected quantize.reduced auto, found "
+                f"{str(self.reduced).lower()}: it would have no effect; leave one of the two out"
+            )
         for name in ("samples", "epochs"):
             if getattr(self, name) < 1:
                 raise CompressError(f"quantize.{name}: expected at least 1, found {getattr(self, name)}")
@@ -72,11 +83,13 @@ class QuantizeConfig:
                 f"quantize.ranges {self.ranges}: expected int8-static, found {self.scheme}: no range is kept of its "
                 "inputs; leave quantize.ranges out"
             )
-        if self.reduced and all(each == reduced(each) for each in schemes):
-            raise CompressError(
-                f"quantize.reduced: expected a scheme with products of bytes, found {self.scheme}: it has none that "
-                "saturate; leave it out"
-            )
+        if not any(multiplies_bytes(each) for each in schemes):
+            for name, requested in (("reduced", self.reduced is True), ("processor", self.processor != "here")):
+                if requested:
+                    raise CompressError(
+                        f"quantize.{name}: expected a scheme with products of bytes, found {self.scheme}: it has none "
+                        "that saturate; leave it out"
+                    )
         if self.learned and self.method == "ptq":
             raise CompressError("quantize.learned: expected method qat, found ptq: nothing is trained")
 

@@ -46,13 +46,17 @@ def precision_of(rounding: Rounding) -> str:
     return min(found, key=("int4", "fp8", "int8").index, default="int8")
 
 
-def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tuple[str, ...] = ()) -> list[str]:
+def prepare(
+    model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tuple[str, ...] = (), in_7_bits: bool = False
+) -> list[str]:
     """Puts layers that round in the place of every linear layer and word table; parameters stay the same objects.
 
     Args:
         model: Changed in place.
         scheme: For every linear layer; or by name, those that aren't named stay in float.
         keep: Patterns of names that stay in float, as `*.classifier`.
+        in_7_bits: No product of bytes has weights of 8 bits: of a head that is the word table too the inputs stay in
+            float. The scheme is `reduced` already.
 
     Returns:
         Names of the layers that round.
@@ -67,7 +71,7 @@ def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tu
         chosen = scheme if isinstance(scheme, Scheme) else scheme.get(name)
         if isinstance(layer, nn.Linear) and chosen is not None:
             if id(layer.weight) in tables:  # a decoder's head: one tensor can't be on two grids
-                chosen = as_table(chosen)
+                chosen = as_table(chosen, in_7_bits)
             check_finite(name, layer.weight)
             grouped(layer.weight, chosen.group)
             replace(model, name, QuantizedLinear.of(layer, chosen))
@@ -82,9 +86,9 @@ def prepare(model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tu
     return found
 
 
-def as_table(scheme: Scheme) -> Scheme:
-    """The scheme for a layer whose weight is on the grid of a word table."""
-    if scheme.floats:  # there are no products of integers with 8-bit floats
+def as_table(scheme: Scheme, in_7_bits: bool) -> Scheme:
+    """The scheme for a layer whose weight is on the grid of a word table, which has 8 bits."""
+    if scheme.floats or in_7_bits:  # there are no products of integers with 8-bit floats
         return Scheme("int8-weights")
     return dataclasses.replace(scheme, bits=8, group=0)
 

@@ -43,7 +43,7 @@ def round_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batc
 
     Args:
         model: In float32 and eval mode; changed in place.
-        config: How.
+        config: How; `reduced` auto, which is about files, is 8 bits here: `resolve_reduced` settles it before.
         batches: Calibration inputs with `attention_mask`.
         seed: Of the values that ranges are told from.
 
@@ -60,7 +60,8 @@ def round_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batc
         )
     check_plain(model)
     scheme = scheme_of(config.scheme)
-    scheme = reduced(scheme) if config.reduced else scheme
+    in_7_bits = config.reduced is True
+    scheme = reduced(scheme) if in_7_bits else scheme
     keep = (*config.kept, *unread(model, batches))
     if config.smooth or config.weights == "awq":
         folds = find_folds(model, batches[0])
@@ -69,6 +70,6 @@ def round_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batc
         if config.weights == "awq":
             linears = [n for n, m in rounded_layers(model, keep).items() if isinstance(m, nn.Linear)]
             awq(model, folds, batches, dict.fromkeys(linears, scheme))
-    names = prepare(model, scheme, keep=keep)
+    names = prepare(model, scheme, keep=keep, in_7_bits=in_7_bits)
     calibrate(model, batches, config.ranges, learned=config.learned, seed=seed)
     return names

@@ -88,13 +88,21 @@ def reduced(scheme: Scheme) -> Scheme:
     x86 processors without VNNI add pairs of products of bytes in 16 bits. 255 x 127 twice doesn't fit there and is cut
     off; 255 x 63 twice does.
     """
-    bytes_meet = scheme.bits == 8 and scheme.inputs != "float" and not scheme.floats
-    return replace(scheme, bits=7) if bytes_meet else scheme
+    return replace(scheme, bits=7) if scheme.bits == 8 and multiplies_bytes(scheme) else scheme
 
 
-def wider(scheme: Scheme) -> Scheme | None:
-    """The scheme with more bits, for layers that don't bear it; None: they stay in float."""
-    return SCHEMES.get(scheme.name.replace("int4", "int8")) if scheme.bits == 4 else None
+def multiplies_bytes(scheme: Scheme) -> bool:
+    """Whether products of integers may have weights of 8 bits: with 4, those of sensitive layers and tied heads do."""
+    return scheme.inputs != "float" and not scheme.floats
+
+
+def wider(scheme: Scheme, *, in_7_bits: bool = False) -> Scheme | None:
+    """The scheme with more bits, for layers that don't bear it; None: they stay in float.
+
+    With `in_7_bits` it is `reduced`.
+    """
+    found = SCHEMES.get(scheme.name.replace("int4", "int8")) if scheme.bits == 4 else None
+    return reduced(found) if found is not None and in_7_bits else found
 
 
 BITS: Mapping[str, tuple[str, ...]] = {  # asked for by bits alone: each format takes the first that it holds

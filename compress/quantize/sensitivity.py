@@ -30,7 +30,9 @@ class Sensitivity:
 
 
 @torch.no_grad()
-def sensitivities(model: nn.Module, judge: Callable[[], float], batch: Mapping[str, torch.Tensor]) -> list[Sensitivity]:
+def sensitivities(
+    model: nn.Module, judge: Callable[[], float], batch: Mapping[str, torch.Tensor], *, in_7_bits: bool = False
+) -> list[Sensitivity]:
     """Every group of layers of a prepared and calibrated model, the one that bears its scheme least first: what the
     model says when all others have more bits.
 
@@ -38,11 +40,12 @@ def sensitivities(model: nn.Module, judge: Callable[[], float], batch: Mapping[s
         model: In eval mode; afterwards as it was.
         judge: Divergence of the model's answers, as it is when called, from those in float.
         batch: A batch of the model's inputs, which tells what layers read the same tensor.
+        in_7_bits: More bits are at most 7 of a weight whose inputs have 8.
     """
     layers = rounding_layers(model)
     found = []
     for group in grouped_layers(model, layers, batch):
-        with eased(layers, [name for name in layers if name not in group]):
+        with eased(layers, [name for name in layers if name not in group], in_7_bits):
             found.append(Sensitivity(group, judge()))
     return sorted(found, key=lambda each: each.divergence, reverse=True)
 
@@ -62,11 +65,11 @@ def grouped_layers(model: nn.Module, layers: Layers, batch: Mapping[str, torch.T
 
 
 @contextmanager
-def eased(layers: Layers, names: Collection[str]) -> Iterator[None]:
+def eased(layers: Layers, names: Collection[str], in_7_bits: bool = False) -> Iterator[None]:
     """Inside the block these layers have more bits, or none of the scheme's."""
     before = {name: (layer.rounds, getattr(layer, "scheme", None)) for name, layer in layers.items()}
     for name in names:
-        ease(layers[name])
+        ease(layers[name], in_7_bits)
     try:
         yield
     finally:
@@ -77,8 +80,8 @@ def eased(layers: Layers, names: Collection[str]) -> Iterator[None]:
                 layer.scheme = scheme
 
 
-def ease(layer: QuantizedLinear | QuantizedEmbedding) -> None:
-    more = wider(layer.scheme) if isinstance(layer, QuantizedLinear) else None
+def ease(layer: QuantizedLinear | QuantizedEmbedding, in_7_bits: bool) -> None:
+    more = wider(layer.scheme, in_7_bits=in_7_bits) if isinstance(layer, QuantizedLinear) else None
     if isinstance(layer, QuantizedLinear) and more is not None:
         layer.scheme = more
     else:
@@ -87,7 +90,12 @@ def ease(layer: QuantizedLinear | QuantizedEmbedding) -> None:
 
 @torch.no_grad()
 def ease_most_sensitive(
-    model: nn.Module, ranked: Sequence[Sensitivity], score: Callable[[], float], least: float
+    model: nn.Module,
+    ranked: Sequence[Sensitivity],
+    score: Callable[[], float],
+    least: float,
+    *,
+    in_7_bits: bool = False,
 ) -> tuple[list[str], float]:
     """Gives the fewest of the most sensitive groups more bits that leave a score of `least`, in place: 8 instead of 4,
     or float.
@@ -97,6 +105,7 @@ def ease_most_sensitive(
         ranked: As `sensitivities` gave them.
         score: Of the model as it is when called, higher is better.
         least: To reach.
+        in_7_bits: More bits are at most 7 of a weight whose inputs have 8.
 
     Returns:
         Names of the layers that have more bits, and the score.
@@ -108,7 +117,7 @@ def ease_most_sensitive(
     low, high, found = 0, len(ranked), dict[int, float]()
     while low < high:
         middle = (low + high) // 2
-        with eased(layers, [name for group in ranked[:middle] for name in group.layers]):
+        with eased(layers, [name for group in ranked[:middle] for name in group.layers], in_7_bits):
             found[middle] = score()
         low, high = (low, middle) if found[middle] >= least else (middle + 1, high)
     if low == len(ranked):
@@ -119,6 +128,6 @@ def ease_most_sensitive(
         )
     names = [name for group in ranked[:low] for name in group.layers]
     for name in names:
-        ease(layers[name])
+        ease(layers[name], in_7_bits)
     as_plain(model, [name for name in names if not layers[name].rounds])
     return names, found[low]

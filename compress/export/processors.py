@@ -1,0 +1,50 @@
+"""Processors whose products of bytes saturate, and whether an export takes weights of 7 bits for them.
+
+ONNX Runtime and OpenVINO multiply unsigned bytes by signed ones. x86 processors without VNNI add pairs of such products
+in 16 bits (VPMADDUBSW): 255 x 127 twice doesn't fit there and is cut off, 255 x 63 twice does. ARM adds in 32 bits.
+"""
+
+from collections.abc import Iterable
+
+from compress.errors import CompressError
+from compress.export.int8 import products_saturate
+from compress.export.targets import FORMATS
+from compress.quantize.config import Processor, Reduced
+
+WITHOUT_VNNI = ("avx2", "avx512")
+
+
+def resolve_reduced(
+    reduced: Reduced, processor: Processor, formats: Iterable[str], *, group: str = "quantize."
+) -> bool:
+    """Whether weights whose inputs have 8 bits get 7, in files of these formats.
+
+    Args:
+        reduced: As requested; auto takes 7 bits where the processor needs them.
+        processor: Where the files will run.
+        formats: Of the files.
+        group: Of the settings, for the message.
+
+    Raises:
+        CompressError: Files with weights of 8 bits, which can't be proven here, where products saturate.
+    """
+    saturating = [name for name in formats if FORMATS[name].saturates]
+    if reduced is True or not saturating:
+        return reduced is True
+    if reduced == "auto" and processor in WITHOUT_VNNI:
+        return True
+    if not products_saturate():
+        return False
+    if reduced == "auto" and processor == "here":
+        return True
+    setting, instead = (
+        (f"{group}processor {processor}", f"--{group}processor avx2")
+        if reduced == "auto"
+        else (f"{group}reduced false", f"--{group}reduced true")
+    )
+    raise CompressError(
+        f"{setting}: expected a processor here, where {', '.join(saturating)} is compared and scored, with VNNI or of "
+        "ARM, found one whose products of bytes saturate in 16 bits: a file with weights of 8 bits would answer "
+        f"otherwise than the model and be refused after the training; {instead} gives weights 7 bits, which are right "
+        "on every processor"
+    )
