@@ -17,7 +17,6 @@ from distill.data.chat_config import ChatConfig
 from distill.data.config import DataConfig
 from distill.data.encode import encode
 from distill.data.mask_config import MaskConfig
-from distill.data.masking import check_words
 from distill.data.packing import padding_id
 from distill.errors import InputError
 from distill.layout import Layout
@@ -124,8 +123,6 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     check_cut(names, layout)
     if "generated" in names:
         check_room(own, tokenizer, config)
-    if task == MaskedLM.name:
-        check_words(own.vocab_size, tokenizer, config.masking, "teacher")
     samples = limited(samples_for(task, config, tokenizer, names), config.limit)
     signals = tuple(make_signal(name, task, config.keep, own, config.seed) for name in names)
     auto_class = TASKS[task](()).auto

@@ -242,17 +242,14 @@ def check_tokenizers(
 def check_lengths(config: DistillConfig, source: Path) -> None:
     """
     Raises:
-        InputError: Rows that are longer than the teacher, in `source`, or the student, or words that it has no row for.
+        InputError: Rows that are longer than the teacher, in `source`, or the student.
     """
-    from distill.data.masking import check_words
     from distill.tasks.choose import TASKS
     from distill.tasks.positions import positions_of, too_long
 
     models, general = models_of(config, source), config.general
     fitted_length(config.data.max_length, TASKS[config.task](()), models)
-    for name, (own, tokenizer) in models.items():
-        if config.task == "masked-lm":
-            check_words(own.vocab_size, tokenizer, config.masking, name)
+    for name, (own, _) in models.items():
         most = positions_of(own)
         asked = {"general.length": general.length} if general.data else {}
         asked |= {"budget.length": config.budget.length} if config.budget.asked else {}

@@ -291,13 +291,16 @@ def test_a_language_run_that_cannot_be_begins(words, message, masked_teacher, bo
     assert not (output / "teacher").exists()
 
 
-def test_a_random_token_is_one_that_the_model_has_no_row_for(tokenizer, books, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("random", ["0.1", "0"])
+def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
+    random, tokenizer, books, tmp_path, monkeypatch, capsys
+):
     longer = deepcopy(tokenizer)
     longer.add_tokens([f"added{i}" for i in range(20)])
     teacher = saved(build_model("bert", "ForMaskedLM"), longer, tmp_path / "masked")
-    words = small_run(teacher, books, tmp_path / "run", "--dry-run")
-    assert "masking.random: expected a tokenizer of at most" in refused(distill, words, monkeypatch, capsys)
-    distill.main([*words, "--masking.random", "0"])
+    words = small_run(teacher, books, tmp_path / "run", "--dry-run", "--masking.random", random)
+    told = refused(distill, words, monkeypatch, capsys)
+    assert f"found 20 beyond ('added0' is {len(tokenizer)})" in told
 
 
 def test_room_for_what_a_student_writes_is_missed_after_its_teacher_was_trained(

@@ -85,6 +85,6 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfi
         first = min(beyond)
         raise InputError(
             f"{role} {str(folder)!r}: expected a tokenizer with ids below {rows}, the rows of the model's embeddings, "
-            f"found {len(beyond)} beyond ({beyond[first]!r} is {first}): texts with them can't be read; the tokenizer "
-            "belongs to another model"
+            f"found {len(beyond)} beyond ({beyond[first]!r} is {first}): texts with them, or masks, can't be read; "
+            "give the model rows for all (resize_token_embeddings), or it the tokenizer it was trained with"
         )

@@ -73,19 +73,6 @@ def check_draw(epoch: int, config: MaskConfig, mask_id: int, vocabulary: int, sp
         )
 
 
-def check_words(rows: int, tokenizer: PreTrainedTokenizerBase, config: MaskConfig, model: str) -> None:
-    """
-    Raises:
-        InputError: The tokenizer has words that a model of so many has no row for, and random ones are drawn.
-    """
-    if config.random > 0 and len(tokenizer) > rows:
-        raise InputError(
-            f"masking.random: expected a tokenizer of at most {rows} words, the rows of the {model}'s embedding, found "
-            f"{len(tokenizer)}: a random token may be one that the model doesn't know; give it rows for all "
-            "(resize_token_embeddings), or draw none (--masking.random 0)"
-        )
-
-
 def draws(ids: np.ndarray, number: int, seed: int) -> np.ndarray:
     """Random words for mask `number` of a sample: uint64 [3, length].
 
