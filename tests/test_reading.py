@@ -3,11 +3,13 @@
 import gzip
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -159,6 +161,16 @@ def test_a_cell_of_three_megabytes_is_read_whole(ending, body, tmp_path, monkeyp
     assert everything(found) == sorted(rows)
 
 
+def test_class_names_in_a_parquet_file_are_used_under_a_name_with_blanks(body, tmp_path, monkeypatch, capsys):
+    names = sorted({label for _, label in ROWS})
+    features = {"text ": {"dtype": "string", "_type": "Value"}, " label": {"names": names, "_type": "ClassLabel"}}
+    columns = {"text ": [text for text, _ in ROWS], " label": [names.index(label) for _, label in ROWS]}
+    described = {"huggingface": json.dumps({"info": {"features": features}})}
+    data = write_files(tmp_path / "data", {"train.parquet": pa.table(columns).replace_schema_metadata(described)})
+    _, rows = read(body, data, tmp_path / "run", monkeypatch, capsys)
+    assert everything(rows) == sorted(ROWS)
+
+
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
 def test_a_column_named_score_makes_a_regression(ending, body, tmp_path, monkeypatch, capsys):
     rows = [(text, str(i)) for i, (text, _) in enumerate(make_rows(30, 1))]
@@ -186,6 +198,13 @@ def test_documents_in_compressed_text_files_are_read(tokenizer, tmp_path, monkey
     ]
     assert sorted(found) == sorted(texts)
     assert "data: not read: config.json, notes.md, for they aren't txt files" in capsys.readouterr().out
+
+
+def test_two_text_files_of_one_split_are_refused(tokenizer, tmp_path, monkeypatch, capsys):
+    speaker = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "speaker")
+    files: Files = {"train.txt": "a\nb\n", "dev.txt": "c\n", "val.txt": "d\n"}
+    message = refusal(speaker, files, tmp_path, monkeypatch, capsys)
+    assert "expected one validation file, found dev.txt and val.txt" in message
 
 
 def test_files_of_the_folder_that_are_not_read_are_named(body, tmp_path, monkeypatch, capsys):
@@ -310,6 +329,16 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
         ("--task", "token-classification"),
         ("train: column 'tokens': expected text, found list<", "bytes that need not be text"),
     ),
+    "objects for tags": (
+        {"train.jsonl": "\n".join(json.dumps({"tokens": [t], "tags": [{"name": v}]}) for t, v in ROWS)},
+        ("--task", "token-classification"),
+        ("train: row 1, column 'tags': expected a list of words or tags, found \"{'name':",),
+    ),
+    "lists for questions": (
+        {"train.jsonl": "\n".join(json.dumps({"question": [t], "context": t, "answers": t[:3]}) for t, _ in ROWS)},
+        ("--task", "question-answering"),
+        ("train: column 'question': expected text, found JSON lists or objects",),
+    ),
     "csv and parquet": (
         {"train.csv": TABLE, "train.parquet": PARQUET},
         (),
@@ -410,3 +439,49 @@ def test_a_file_without_permission_is_named(body, tmp_path, monkeypatch, capsys)
     (data / "train.csv").chmod(0)
     message = refused(distill, small_run(body, data, tmp_path / "run"), monkeypatch, capsys)
     assert "train.csv': can't be read: Permission denied" in message
+
+
+# --- the hub
+
+
+def cached_data_set(folder: Path, splits: dict[str, dict[str, list[Any]]], names: list[str]) -> Path:
+    """A cache as `datasets` leaves one of the hub's `somebody/texts`, with the splits and the names of the classes."""
+    kinds = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+    for split, columns in splits.items():
+        datasets.Dataset.from_dict(columns, kinds).to_parquet(folder / "source" / f"{split}.parquet")
+    files = {split: str(folder / "source" / f"{split}.parquet") for split in splits}
+    datasets.load_dataset("parquet", data_files=files, cache_dir=str(folder / "made"))
+    made = next(folder.glob("made/parquet/*/*/*/dataset_info.json")).parent
+    place = folder / "cache" / "somebody___texts" / "default" / "0.0.0" / made.name
+    shutil.copytree(made, place)
+    for file in place.glob("parquet-*.arrow"):
+        file.rename(place / file.name.replace("parquet-", "texts-", 1))
+    info = json.loads((place / "dataset_info.json").read_text())
+    (place / "dataset_info.json").write_text(json.dumps(info | {"dataset_name": "texts", "config_name": "default"}))
+    return folder / "cache"
+
+
+def hub_columns(rows: list[tuple[str, str]], names: list[str]) -> dict[str, list[Any]]:
+    return {"text": [text for text, _ in rows], "label": [names.index(label) for _, label in rows]}
+
+
+def test_splits_of_a_hub_data_set_that_are_not_read_are_named(body, tmp_path, monkeypatch, capsys):
+    names = sorted({label for _, label in ROWS})
+    splits = {"train": hub_columns(ROWS, names), "validation_matched": hub_columns(ROWS[:5], names)}
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cached_data_set(tmp_path, splits, names)))
+    said, rows = read(body, Path("somebody/texts"), tmp_path / "run", monkeypatch, capsys)
+    assert everything(rows) == sorted(ROWS)
+    assert "data: not read: validation_matched, for their names are no splits'" in said
+
+
+def test_two_splits_of_one_kind_in_a_hub_data_set_are_refused(body, tmp_path, monkeypatch, capsys):
+    names = sorted({label for _, label in ROWS})
+    splits = {split: hub_columns(ROWS[:9], names) for split in ("train", "dev", "validation")}
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cached_data_set(tmp_path, splits, names)))
+    words = small_run(body, Path("somebody/texts"), tmp_path / "run", "--until", "general")
+    monkeypatch.setattr(sys, "argv", ["distill", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.run(distill.main)
+    message = capsys.readouterr().err.splitlines()[-1]  # after the library's warnings that it reads its cache
+    assert ended.value.code == 2
+    assert message.startswith("error: data 'somebody/texts': expected one validation split, found dev and validation")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.chat_config import ChatConfig
-from distill.data.columns import check_text, first_of
+from distill.data.columns import check_readable, check_text, first_of
 from distill.data.encode import IGNORED, Batch, TokenRows, padded
 from distill.data.language import TEXTS_AT_ONCE
 from distill.data.packing import end_id, first_ids
@@ -46,6 +46,7 @@ def chats_of(table: pa.Table, where: str) -> list[Chat]:
     """
     messages = first_of(table, MESSAGES)
     if messages is not None:
+        check_readable(table, messages, where)
         return [turns_of(cell, f"{where}: row {row}") for row, cell in enumerate(table[messages].to_pylist(), 1)]
     prompt, completion = first_of(table, PROMPT), first_of(table, COMPLETION)
     if prompt is not None:

@@ -16,7 +16,7 @@ class DataConfig:
             Face hub.
         text: Column with the text; found by name when left out.
         text_pair: Column with the second text of a pair; found by name when left out.
-        label: Column with the label; found by name when left out.
+        label: Column with the label; found by name when left out, for numbers also as `score`.
         unlabelled: File with more text of the same kind, without labels, to distil on.
         subset: Name of the hub data set's configuration.
         validation_fraction: Share of train held out, stratified by label, when there is no validation split.

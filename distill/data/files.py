@@ -41,7 +41,8 @@ def open_bytes(file: Path) -> Iterator[BinaryIO]:
     """
     where = f"data {str(file)!r}"
     if not file.is_file():
-        raise InputError(f"{where}: {'expected a file, found a folder' if file.is_dir() else 'no such file'}")
+        found = "a folder" if file.is_dir() else "something else"
+        raise InputError(f"{where}: {f'expected a file, found {found}' if file.exists() else 'no such file'}")
     try:
         with file.open("rb") as stream:
             check_head(stream.read(len(POINTER)), file)

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from distill.data.answers import Answer, answers_of, is_lost, placed_in
-from distill.data.columns import check_distinct, check_readable, first_of, missing, named
+from distill.data.columns import check_distinct, check_readable, check_text, first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows
 from distill.data.findings import Findings
@@ -137,7 +137,7 @@ def columns_of(table: pa.Table, config: DataConfig, where: str, *, labelled: boo
         column = named(table, name, flag, where) or first_of(table, known)
         if column is None:
             raise missing(flag, known, table, where)
-        check_readable(table, column, where)
+        (check_readable if flag == "label" else check_text)(table, column, where)
         found.append(column)
     check_distinct(where, **dict(zip((flag for flag, *_ in wanted), found, strict=True)))
     return found

@@ -82,18 +82,18 @@ def read_table(file: Path) -> pa.Table:
         raise InputError(f"data {str(file)!r}: expected an ending among {endings()}, found {found!r}")
     if file.is_file() and file.stat().st_size == 0:
         raise InputError(f"data {str(file)!r}: the file is empty")
-    where = f"data {str(file)!r}"
-    table = named_classes_of_file(named_once(reader(file), where), where)
+    table, where = reader(file), f"data {str(file)!r}"
+    check_names(table, where)
+    table = stripped(named_classes_of_file(table, where))
     if table.num_rows == 0:
         raise InputError(f"data {str(file)!r}: expected rows, found none below the header")
     return table
 
 
-def named_once(table: pa.Table, where: str) -> pa.Table:
-    """The table with the names of its columns without blanks around them.
-
+def check_names(table: pa.Table, where: str) -> None:
+    """
     Raises:
-        InputError: Two columns of one name.
+        InputError: Two columns of one name, whatever blanks are around it.
     """
     names = [name.strip() for name in table.column_names]
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -103,6 +103,11 @@ def named_once(table: pa.Table, where: str) -> pa.Table:
             f"{where}: expected columns of different names, found {twice[0]!r} as the name of columns "
             f"{' and '.join(places)}: it can't be told which one is meant; rename one of them"
         )
+
+
+def stripped(table: pa.Table) -> pa.Table:
+    """The table with the names of its columns without blanks around them."""
+    names = [name.strip() for name in table.column_names]
     return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
@@ -143,7 +148,7 @@ def named_classes_of_file(table: pa.Table, where: str) -> pa.Table:
             f"{where}: expected the names of classes in the file's own description, found one that can't be read "
             f"({error}): the numbers of classes would be taken for their names"
         ) from error
-    return named_classes(table, {name.strip(): feature for name, feature in features.items()}, where)
+    return named_classes(table, features, where)
 
 
 def read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
@@ -165,7 +170,9 @@ def read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
     splits = {}
     for split in known:
         where, rows = f"data {name!r}, {split}", loaded[split]
-        splits[SPLITS[split]] = named_once(named_classes(rows.with_format("arrow")[:], rows.features, where), where)
+        table = rows.with_format("arrow")[:]
+        check_names(table, where)
+        splits[SPLITS[split]] = stripped(named_classes(table, rows.features, where))
     return splits
 
 

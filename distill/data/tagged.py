@@ -168,6 +168,12 @@ def listed(cell: Any, where: str) -> list[str]:
         return [] if cell is None else str(cell).split()
     if None in found:
         raise InputError(f"{where}: expected words or tags, found none at place {found.index(None) + 1}")
+    nested = next((each for each in found if isinstance(each, (list, dict))), None)
+    if nested is not None:
+        raise InputError(
+            f"{where}: expected a list of words or tags, found {str(nested)[:60]!r} in it: how it is written down "
+            "would be one"
+        )
     return [str(each) for each in found]
 
 
