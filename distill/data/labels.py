@@ -104,8 +104,8 @@ def check_ids(seen: Counter[str], findings: Findings) -> None:
         )
 
 
-def check_marks(labels: Sequence[str], numbers: Sequence[int], where: str, findings: Findings) -> None:
-    """Looks for -1 among other labels: a class where all are signed numbers, else the mark of a row without a label.
+def check_marks(labels: Sequence[str], numbers: Sequence[int], findings: Findings) -> None:
+    """Looks for -1 among train's labels: a class where all are signed numbers, else the mark of a row without a label.
 
     Raises:
         InputError: It is that mark; the rows are named by their `numbers`.
@@ -119,14 +119,14 @@ def check_marks(labels: Sequence[str], numbers: Sequence[int], where: str, findi
         return
     if values <= {0, 1}:
         findings.remarks.append(
-            f"{where}: -1 is taken for a class beside {' and '.join(in_order(others))} ({len(rows):,} rows, "
+            f"train: -1 is taken for a class beside {' and '.join(in_order(others))} ({len(rows):,} rows, "
             f"{first_numbers(rows)}); if it marks rows without a label, leave them out"
         )
         return
     raise InputError(
-        f"{where}: {len(rows):,} rows have the label -1, {first_numbers(rows)}, beside "
+        f"data, train: {len(rows):,} rows have the label -1, {first_numbers(rows)}, beside "
         f"{', '.join(in_order(others)[:5])}: it marks rows without a label, and would be learnt as a class; put them "
-        "in a file of their own and pass it with --data.unlabelled"
+        "in a file of their own and pass it with --data.unlabelled, or name another column with --data.label"
     )
 
 

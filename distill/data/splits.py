@@ -108,7 +108,7 @@ def load_splits(config: DataConfig, seed: int = 0) -> Splits:
             pair column in some splits only.
     """
     named, findings = read_named(config)
-    check_marks(named["train"].labels, named["train"].numbers, f"data {config.path!r}, train", findings)
+    check_marks(named["train"].labels, named["train"].numbers, findings)
     labels = label_names(named["train"].labels, findings)
     check_sizes(named["train"].labels, absent(named))
     hold(named, findings, config, by_strata(seed, lambda part: part.labels))
@@ -258,7 +258,7 @@ def clean(
     check_missing([i + 1 for i in without], where, columns.label, [cells[i] for i in without])
     if not kept:
         raise InputError(f"{where}: column {columns.text!r} holds no text in any of {len(texts)} rows")
-    check_texts([texts[i] for i in kept], [pairs[i] for i in kept] if pairs else [], where, columns.text, findings)
+    check_texts([texts[i] for i in kept], [pairs[i] for i in kept] if pairs else [], split, columns.text, findings)
     read: list[Any] = strings(table, columns.label)
     if parse is not None:
         read = [None] * len(cells)
@@ -272,19 +272,19 @@ def is_empty(cell: Any) -> bool:
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
-def check_texts(texts: Sequence[str], pairs: Sequence[str], where: str, column: str, findings: Findings) -> None:
+def check_texts(texts: Sequence[str], pairs: Sequence[str], split: str, column: str, findings: Findings) -> None:
     """
     Raises:
         InputError: Several rows, and one text in all of them.
     """
     if len(texts) > 2 and len(set(texts)) == 1 and len(set(pairs)) <= 1:
         raise InputError(
-            f"{where}: column {column!r}: expected different texts, found {texts[0][:60]!r} in each of {len(texts):,} "
-            "rows: no model could tell them apart; name the column with --data.text"
+            f"data, {split}: column {column!r}: expected different texts, found {texts[0][:60]!r} in each of "
+            f"{len(texts):,} rows: no model could tell them apart; name the column with --data.text"
         )
     if len(texts) > 2 and all(map(is_number, texts)):
         findings.remarks.append(
-            f"{where}: every text in column {column!r} is a number, such as {texts[0][:60]!r}; if that isn't the text, "
+            f"{split}: every text in column {column!r} is a number, such as {texts[0][:60]!r}; if that isn't the text, "
             "name the column with --data.text"
         )
 
