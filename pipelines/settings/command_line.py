@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from distill.errors import InputError
 from pipelines.settings.values import check_written
@@ -25,9 +25,14 @@ def full_flag(word: str, short: Mapping[str, str]) -> str:
 def switched(words: Sequence[str], fields: Mapping[str, Any]) -> list[str]:
     """What is yes or no needs no value: `--dry_run --output x` -> `--dry_run=true --output x`."""
     return [
-        f"{word}=true" if fields.get(word.removeprefix("--")) is bool and after.startswith("--") else word
+        f"{word}=true" if is_switch(fields.get(word.removeprefix("--"))) and after.startswith("--") else word
         for word, after in zip_longest(words, words[1:], fillvalue="--")
     ]
+
+
+def is_switch(kind: Any) -> bool:
+    """Whether a setting's type is yes or no, or one of these and something else."""
+    return kind is bool or bool in get_args(kind)
 
 
 def split_words(
