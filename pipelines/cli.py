@@ -156,10 +156,13 @@ def explain(error: BaseException) -> str | None:
     while seen is not None:
         if isinstance(seen, InputError | ArtefactError | CompressError | VerificationError):
             return str(seen)
-        where = getattr(seen, "filename", None) or "output"
+        named = getattr(seen, "filename", None)
+        where = named or "output"
         if number(seen) in (errno.ENOSPC, errno.EDQUOT):
             return f"{where}: the disk is full; what was complete is kept: make room and run the same command again"
         if number(seen) in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if named is None and number(seen) != errno.EROFS:  # safetensors' and arrow's say in words what failed
+                return f"no permission: {str(seen).splitlines()[0]}; nothing was changed"
             if number(seen) != errno.EROFS and is_unreadable(Path(str(where))):
                 return f"{where}: no permission to read it; nothing was changed"
             return f"{where}: no permission to write there; nothing was changed"
@@ -174,7 +177,8 @@ def is_unreadable(place: Path) -> bool:
             each.lstat()
         except OSError:
             continue  # what is above it says whether it may be looked at
-        return not os.access(each, os.R_OK | os.X_OK if each.is_dir() else os.R_OK)
+        effective = os.access in os.supports_effective_ids
+        return not os.access(each, os.R_OK | os.X_OK if each.is_dir() else os.R_OK, effective_ids=effective)
     return False
 
 

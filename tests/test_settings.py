@@ -4,14 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from commands import ROOT, refused_as_written
 from conftest import build_model, saved
-from pipelines import cli, distill, quantize
+from pipelines import cli, distill, quantize, report
 from pipelines.config import SHORT, DistillConfig
 from pipelines.settings.command_line import replace_words
 
@@ -386,6 +387,35 @@ def test_a_refusal_imports_no_torch(inputs: Path):
         assert "Traceback" not in each
     assert heavy == []
     assert not (inputs / "run").exists()
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder, in which the test is no superuser, who may read everything."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(user)
+
+
+def test_an_input_that_may_not_be_read_is_not_told_as_one_that_may_not_be_written(unprivileged, monkeypatch, capsys):
+    place = unprivileged / "report" / "0123456789ab"
+    place.mkdir(parents=True)
+    file = place / "report.json"
+    file.write_text("{}")
+    file.chmod(0)
+    told = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
+    assert f"{file}: no permission to read it; nothing was changed" in told
+    file.chmod(0o600)
+    place.chmod(0)
+    told = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
+    assert "write" not in told
+    place.chmod(0o700)
 
 
 def has_gpu() -> bool:

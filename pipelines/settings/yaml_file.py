@@ -252,7 +252,8 @@ def takes_text(kind: Any) -> bool:
         return all(each is Ellipsis or takes_text(each) for each in get_args(kind))
     if get_origin(kind) is Literal:
         return all(isinstance(each, str) for each in get_args(kind))
-    return kind is str or any(takes_text(each) for each in union_of(kind))
+    kinds = union_of(kind)
+    return kind is str or (any(takes_text(each) for each in kinds) and bool not in kinds)
 
 
 def union_of(kind: Any) -> Sequence[Any]:
