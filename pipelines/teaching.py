@@ -21,6 +21,7 @@ from distill.teacher.load import checkpoint_folder
 from distill.teacher.online import OnlineTeacher
 from distill.teacher.remote import RemoteTeacher, serve
 from distill.teacher.shard import Ask, SharedTeacher
+from pipelines import stops
 from pipelines.caching import load_teacher
 from pipelines.config import DistillConfig
 from pipelines.placing import device_type, laid_out
@@ -81,7 +82,10 @@ def teach(world: World, config: DistillConfig, layout: Layout) -> None:
                 found[name] = {layer: found[name][layer] for layer in layers}
         return found
 
+    stops.hold(world.everyone.ask_to_stop)  # the students are answered until they have their checkpoint
     serve(world.bridge, answer)
+    stops.release()
+    stops.check()
     if isinstance(teacher, SharedTeacher):
         teacher.finish()
 

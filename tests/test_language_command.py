@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from copy import deepcopy
 from pathlib import Path
 
@@ -152,6 +153,20 @@ def test_a_students_answers_are_not_its_teachers_or_questions_are_lost(tokenizer
     assert "30 of 60 are the teacher's, 0 weren't taken" in said
     cache = json.loads(next((output / "cache").glob("*/cache/cache.json")).read_text())
     assert "/answers/" in cache["made_from"]["data"]["path"]
+    assert_made_again_after_a_kill_within_an_answer(
+        told, small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never", "--until", "cache")
+    )
+
+
+def assert_made_again_after_a_kill_within_an_answer(file: Path, words: list[str]) -> None:
+    """A kill while `say "]…` was written, right after its `"]`."""
+    before, stage = file.read_bytes(), file.parent
+    scratch = stage.with_name(f"{stage.name}.partial") / "scratch"
+    scratch.mkdir(parents=True)
+    (scratch / "answers.jsonl").write_text('[0, "say \\"]')
+    shutil.rmtree(stage)
+    finish("distill", words)
+    assert file.read_bytes() == before
 
 
 def test_a_completion_is_glued_to_its_prompt():
@@ -189,9 +204,10 @@ def test_a_dry_run_of_conversations_fails(tokenizer, chats, tmp_path, monkeypatc
 
 def test_an_answer_cut_short_by_a_kill_is_taken_for_whole(tmp_path):
     kept = tmp_path / "answers.jsonl"
-    kept.write_text('[3, "whole"]\n[4, ""]\n[5, "cut sh')
-    assert list(read_lines(kept)) == [(3, "whole"), (4, "")]
-    assert kept.read_text() == '[3, "whole"]\n[4, ""]\n', "the next line would be written behind it"
+    for cut in ('[5, "cut sh', '[5, "say \\"]', '[5, "no end of its line"]'):
+        kept.write_text('[3, "whole"]\n[4, ""]\n' + cut)
+        assert list(read_lines(kept)) == [(3, "whole"), (4, "")]
+        assert kept.read_text() == '[3, "whole"]\n[4, ""]\n', "the next line would be written behind it"
 
 
 def other_words(tmp_path) -> tuple[Path, Path, Path]:

@@ -5,19 +5,14 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch.distributed.launcher.api as elastic
 from safetensors.torch import load_file
-from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from commands import finish, refused, small_run, start
-from pipelines import cli, distill
-from pipelines.launch import launch
-from pipelines.world import LAUNCHED
+from pipelines import distill
 from test_distill_command import make_inputs
 
 TWO = (
@@ -101,20 +96,6 @@ def test_killed_processes_end_with_other_bits(kills, inputs, undisturbed, tmp_pa
         if done == kills:
             return
     pytest.fail(f"{done} of {kills} kills hit a process")
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stop_by_hand_ends_like_a_crash(number, code, monkeypatch, capsys):
-    def stopped(self, *argv):
-        raise SignalException("stopped", signal.Signals(number))
-
-    monkeypatch.setattr(elastic.elastic_launch, "__call__", stopped)
-    monkeypatch.setattr(sys, "argv", ["x"])
-    for name in (LAUNCHED, "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, "1")  # set back after the test
-    with pytest.raises(SystemExit) as ended:
-        cli.run(lambda argv: launch("pipelines.distill", argv, 2))
-    assert ended.value.code == code
 
 
 def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) -> int:
