@@ -13,7 +13,7 @@ from transformers import BertTokenizerFast
 from commands import ROOT, refused, small_run
 from conftest import VOCABULARY, build_model, make_rows, saved
 from pipelines import data, distill
-from pipelines.manifest import digest_of
+from pipelines.stage import digest_of
 from test_distill_command import stage_folder, write_csv
 
 
