@@ -47,6 +47,7 @@ from benchmarks.pruning_table import show
 from benchmarks.pruning_textbrewer import brewed_sizes, brewed_student
 from compress.export.huggingface import TorchModel
 from compress.export.onnx import OnnxModel
+from compress.export.processors import resolve_reduced
 from compress.export.source import Source
 from compress.export.targets import with_sources
 from compress.export.write import write_targets
@@ -233,7 +234,8 @@ class Bench:
         """Writes the files and scores what was written."""
         model, tokenizer = TorchModel.of(trained.model), trained.tokenizer
         chain = with_sources([self.target])
-        write_targets(Source(trained.model, tokenizer), chain, folder)
+        reduced = resolve_reduced("auto", "here", [self.target.format]) if self.target.rounded else False
+        write_targets(Source(trained.model, tokenizer, reduced=reduced), chain, folder)
         runner = OnnxModel(folder / str(self.target), self.given.threads)
         if self.budget.precision == "fp32":
             check_same(runner, model, self.inputs(lesson.splits.validation, tokenizer)[:50], str(folder))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.export.int8 import quantize_int8
+from compress.export.int8 import products_saturate, quantize_int8
 from compress.export.onnx import FILE, OnnxModel, export_onnx
 from compress.latency import Inputs, Runner
 from compress.sparsity.layers import sparse_layers
@@ -108,7 +108,7 @@ def onnx_float(students: Students, way: str) -> Runner:
 def onnx_int8(students: Students, way: str) -> Runner:
     """ONNX Runtime, dynamic int8, a scale an output."""
     folder = students.folder(way, "onnx-int8")
-    quantize_int8(exported(students, way) / FILE, folder / FILE)
+    quantize_int8(exported(students, way) / FILE, folder / FILE, reduced=products_saturate())
     return OnnxModel(folder, students.threads)
 
 

@@ -11,8 +11,9 @@ from distill.teacher.load import checkpoint_folder
 from pipelines.console import Console
 from pipelines.data import data_stage, read_data, read_task
 from pipelines.evaluate import Candidate, EvaluateConfig, evaluate_stage
-from pipelines.export import asked_targets, export_stage, is_reduced, spoken
+from pipelines.export import asked_targets, export_stage, spoken
 from pipelines.given import by_label_stage
+from pipelines.schemes import is_reduced
 from pipelines.stage import Artefact, Run
 from pipelines.tasks import fitted_length, read_models
 from pipelines.teacher import MODEL

@@ -168,6 +168,7 @@ def main(argv: Sequence[str]) -> None:
     from distill.data.config import DataConfig
     from distill.teacher.load import checkpoint_folder
     from pipelines.data import say_reading
+    from pipelines.schemes import is_reduced
 
     console = Console()
     folder = checkpoint_folder(config.model, "model")
@@ -326,19 +327,6 @@ def asked_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[T
         return [HUGGINGFACE, *rounded_targets(formats, precision_of(load_rounding(folder)))]
     check_float(formats, str(folder))
     return [HUGGINGFACE, *(Target(name) for name in formats), *([Target("onnxruntime", "int8")] if dynamic else [])]
-
-
-def is_reduced(processor: Processor, folder: Path, *, dynamic: bool) -> bool:
-    """Whether ONNX Runtime's own int8 of the checkpoint has weights of 7 bits.
-
-    Raises:
-        CompressError: Weights of 8 bits that this processor can't score.
-    """
-    from compress.export.processors import resolve_reduced
-    from compress.quantize.store import is_rounded
-
-    wanted = dynamic and not is_rounded(folder)
-    return wanted and resolve_reduced("auto", processor, ["onnxruntime"], group="")
 
 
 def rounded_targets(formats: Iterable[str], precision: str) -> list[Target]:

@@ -1,11 +1,12 @@
 """The schemes that a run's students are quantized by, and how many bits their weights have on its processor."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compress.export.processors import resolve_reduced
 from compress.export.targets import by_scheme, formats_of
-from compress.quantize.config import QuantizeConfig
+from compress.quantize.config import Processor, QuantizeConfig
 from compress.quantize.schemes import SCHEMES, multiplies_bytes
 
 if TYPE_CHECKING:
@@ -64,3 +65,15 @@ def resolved_reduced(config: "DistillConfig") -> bool | dict[str, bool]:
         return is_dynamic_reduced(config)
     found = {scheme: quantization_by(config, scheme).reduced is True for scheme in schemes_of(config)}
     return next(iter(found.values())) if len(set(found.values())) == 1 else found
+
+
+def is_reduced(processor: Processor, folder: Path, *, dynamic: bool) -> bool:
+    """Whether ONNX Runtime's own int8 of the checkpoint has weights of 7 bits.
+
+    Raises:
+        CompressError: Weights of 8 bits that this processor can't score.
+    """
+    from compress.quantize.store import is_rounded
+
+    wanted = dynamic and not is_rounded(folder)
+    return wanted and resolve_reduced("auto", processor, ["onnxruntime"], group="")
