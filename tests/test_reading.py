@@ -1,6 +1,7 @@
 """What the commands read of files in many forms: the same rows, or one message that names what is wrong."""
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -235,6 +236,12 @@ def bytes_table(column: str, kind: pa.DataType) -> pa.Table:
     return pa.table(columns | {column: cells})
 
 
+def parquet_bytes(table: pa.Table) -> bytes:
+    content = io.BytesIO()
+    pq.write_table(table, content, compression="none", use_dictionary=False, store_schema=False)
+    return content.getvalue()
+
+
 TABLE = separated(ROWS)
 PARQUET = pa.Table.from_pylist(objects(ROWS))
 TWICE = pa.Table.from_arrays([pa.array(["a", "b"])] * 3, ["text", "label", "text"])
@@ -380,6 +387,11 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
         ("train.parquet': found a Git LFS pointer, not the data",),
     ),
     "utf-16": ({"train.csv": TABLE.encode("utf-16")}, (), ("train.csv': expected text in UTF-8, found UTF-16",)),
+    "a damaged name in parquet": (
+        {"train.parquet": parquet_bytes(PARQUET).replace(b"text", b"te\xf8t")},
+        (),
+        ("train.parquet': not a parquet file, or its footer is damaged: 'utf-8' codec can't decode",),
+    ),
     "a folder for a file": ({"train.csv/part.csv": TABLE}, (), ("train.csv': expected a file, found a folder",)),
     "a broken row between semicolons": (
         {"train.csv": separated(ROWS, ";") + "one;two;three\n"},

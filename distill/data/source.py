@@ -116,7 +116,7 @@ def read_parquet(file: Path) -> pa.Table:
         source = io.BytesIO(stream.read()) if is_compressed(file) else file
     try:
         opened = pa.parquet.ParquetFile(source, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"data {str(file)!r}: not a parquet file, or its footer is damaged: {error}") from error
     groups, first = [], 0
     for index in range(opened.num_row_groups):
