@@ -25,6 +25,7 @@ from pipelines.cache_config import KeepConfig
 from pipelines.cache_stage import kept_of
 from pipelines.config import DistillConfig
 from pipelines.stage import sha256
+from pipelines.tasks import check_keep
 
 
 @pytest.fixture(scope="module")
