@@ -78,7 +78,8 @@ class Watch:
             waits = first and self.held
             self.ending = not waits
         if waits and self.notify is not None:
-            self.notify(number)
+            with suppress(RuntimeError):  # the store goes with the process that keeps it
+                self.notify(number)
         if not waits:
             end_at_once(number, self)
 
@@ -95,7 +96,7 @@ class Watch:
 
     def close(self) -> None:
         for number, handler in zip(SIGNALS, self.before, strict=True):
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         signal.set_wakeup_fd(-1)
         os.close(self.writing)
 
