@@ -15,10 +15,12 @@ from compress.errors import CompressError
 from compress.precision import MODES, as_stock, candidates, ceiling, check_mode, made_for, optimizer_for, why_not
 from compress.quantize.prepare import prepare
 from compress.quantize.schemes import scheme_of
-from conftest import build_model
+from conftest import build_model, saved
 from pipelines import distill, precision
 from pipelines.manifest import seal
+from task_data import WORD_PAIRS, books_data, numbers, pair_data, question_data, several_labels, tagged_data
 from test_distill_command import make_inputs
+from test_language_command import decoder
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
@@ -60,7 +62,7 @@ def test_a_mode_does_not_learn(name: str, token_batch):
     assert set(model.state_dict()) == set(build_model("bert", num_hidden_layers=1, **SIZES).state_dict())
 
 
-AUTO = ("--precision", "auto", "--until", "teacher")
+AUTO = ("--precision", "auto", "--until", "general")
 
 
 def measured(output: Path) -> dict:
@@ -87,6 +89,44 @@ def test_auto_measures_the_student_on_batches_of_the_data_with_the_threads_of_th
     assert 7 <= min(lengths) <= max(lengths) <= 14, "five to twelve words and two marks"
     assert set(found["seconds_a_step"]) == set(candidates(CPU))
     assert all(0 < share <= 1 for share in found["share_of_ceiling"].values())
+
+
+def chats(folder: Path) -> Path:
+    folder.mkdir()
+    turns = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in WORD_PAIRS.items()]
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("\n".join(json.dumps({"messages": each}) for each in turns[:30]))
+    return folder
+
+
+PLAIN = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+PLAIN += "{% if add_generation_prompt %}assistant {% endif %}"
+TASKS = {
+    "token-classification": ("Model", tagged_data),
+    "multi-label": ("Model", several_labels),
+    "regression": ("Model", numbers),
+    "question-answering": ("Model", question_data),
+    "sentence-embedding": ("Model", pair_data),
+    "masked-lm": ("ForMaskedLM", books_data),
+    "causal-lm": ("decoder", books_data),
+    "chat": ("decoder", chats),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_auto_measures_batches_of_every_task(task, tokenizer, tmp_path, capsys):
+    head, make_data = TASKS[task]
+    model = decoder() if head == "decoder" else build_model("bert", head)
+    teacher = saved(model, tokenizer, tmp_path / "teacher")
+    more = ["--task", task]
+    if task == "chat":
+        (tmp_path / "plain.jinja").write_text(PLAIN)
+        more += ["--chat.template", str(tmp_path / "plain.jinja")]
+    distill.main([*small_run(teacher, make_data(tmp_path / "data"), tmp_path / "run", *AUTO), *more])
+    found = measured(tmp_path / "run")
+    assert "of the student on " in capsys.readouterr().out
+    assert 1 <= len(found["measured"]["batches"]) <= 3
+    assert all(1 <= rows <= 8 and 2 <= length <= 32 for rows, length in found["measured"]["batches"])
 
 
 def test_auto_is_decided_once_for_an_output_folder_whatever_changes(headed_folder, data_folder, tmp_path, capsys):
