@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.precision import MODES, candidates, ceiling, check_mode, fastest, measure_precisions, why_not
 from distill.answers import logits_of
@@ -30,7 +30,6 @@ from pipelines.machine import describe
 from pipelines.stage import Artefact, Run
 from pipelines.student import make_student
 from pipelines.tasks import is_across, rows_across
-from pipelines.teacher import load_source
 from pipelines.words import tokenizer_of
 
 VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
@@ -111,7 +110,9 @@ def student_and_batches(
     other = is_across(config, taught, own)
     if not other:  # as the student stage does
         own.model_max_length = taught.model_max_length
-    student = make_student(config.student.spec, load_source(source, type(task)), taught, task, run.seed, other=other)
+    head = task.head_rows(AutoConfig.from_pretrained(source))
+    teacher = task.load(str(source), run.seed) if head is None else task.load_headed(str(source), head)
+    student = make_student(config.student.spec, teacher, taught, task, run.seed, other=other)
     rows = drawn_rows(config, read_data(data).train, task, own, taught if other else None, run.seed)
     size, ranks = config.train.batch_size, layout.data_parallel
     batches = TrainBatches(rows, size, padding_id(own), seed=run.seed, ranks=ranks)

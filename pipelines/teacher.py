@@ -170,8 +170,3 @@ def finetune(
         world=run.world,
         wandb_folder=run.output / "wandb",
     )
-
-
-def load_source(source: Path, task: type[Task]) -> PreTrainedModel:
-    """The checkpoint as it came, with any head of the task's, to be timed."""
-    return task(()).whole(source, new_head=True)

@@ -16,7 +16,6 @@ from distill.tasks.text_classification import Several, TextClassification
 from distill.teacher.head import collect, probe_head
 from distill.teacher.load import load_tokenizer
 from pipelines.cache_task import load_model
-from pipelines.teacher import load_source
 from test_language import decoder_tokenizer
 from tiny_families import build
 
@@ -56,7 +55,7 @@ def test_a_decoder_reads_a_text_beside_a_longer_one_as_another(build_one, paddin
     loaded = [
         task.load_headed(str(folder), task.head_rows(own)),
         load_model(folder, task.name, "it"),
-        load_source(folder, TextClassification),
+        TextClassification(()).whole(folder),
     ]
     ids = batch["input_ids"]
     for model in loaded:
