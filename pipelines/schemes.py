@@ -28,8 +28,8 @@ def quantization_by(config: "DistillConfig", scheme: str) -> QuantizeConfig:
         CompressError: Weights of 8 bits that this processor can't prove.
     """
     how, formats = config.quantize, schemes_of(config)[scheme]
-    requested = how.reduced if multiplies_bytes(SCHEMES[scheme]) else how.reduced is True
-    reduced = resolve_reduced(requested, how.processor, formats)
+    saturable = multiplies_bytes(SCHEMES[scheme])
+    reduced = saturable and resolve_reduced(how.reduced, how.processor, formats)
     return replace(how, scheme=scheme, reduced=reduced, processor="here")
 
 
