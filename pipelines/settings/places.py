@@ -1,21 +1,24 @@
-"""Checkpoints and data that are named by a path are there; a hub id is left to whoever asks the hub."""
+"""Checkpoints and data on this machine are there and can be read; a hub id is left to whoever asks the hub."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from distill.checkpoint.folder import PACKAGE as PACKAGE
+from distill.checkpoint.folder import checkpoint_folder
 from distill.errors import InputError
-
-PACKAGE = "package:"
 
 
 def check_models(models: Iterable[tuple[str, str]]) -> None:
-    """Checks (role, name) of checkpoints.
+    """Checks (role, name) of checkpoints: those on this machine describe a model and have its files.
 
     Raises:
-        InputError: A path where nothing is.
+        InputError: A path where nothing is, or no checkpoint.
     """
     for role, name in models:
-        if is_path(name) and not is_there(name, role):
+        there = is_there(name, role)
+        if there or name.startswith(PACKAGE):
+            checkpoint_folder(name, role)
+        elif is_path(name):
             raise InputError(
                 f"{role} {name!r}: no such folder here; expected one with config.json, safetensors and a tokenizer, or "
                 "a hub id"
