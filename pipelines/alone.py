@@ -8,10 +8,11 @@ from compress.prune.checkpoint import admit
 from distill.checkpoint.config import load_config
 from distill.tasks.choose import TASKS, choose
 from distill.teacher.load import checkpoint_folder
+from pipelines.compared_texts import spoken
 from pipelines.console import Console
 from pipelines.data import data_stage, read_data, read_task
 from pipelines.evaluate import Candidate, EvaluateConfig, evaluate_stage
-from pipelines.export import asked_targets, export_stage, spoken
+from pipelines.export import asked_targets, export_stage
 from pipelines.given import by_label_stage
 from pipelines.schemes import is_reduced
 from pipelines.stage import Artefact, Run

@@ -78,6 +78,8 @@ class Checkpoints(Callback):
         return str(found[-1]) if found else None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
         # Within an accumulation the step stays where it was; a checkpoint there would lose the gradients so far.
         self.saved = self.step = trainer.global_step
         stops.hold(self.world.everyone.ask_to_stop)
@@ -119,8 +121,8 @@ class Checkpoints(Callback):
 
     def _save(self, trainer: Any) -> None:
         self._wait()
-        if trainer.is_global_zero and not self.folder.parent.is_dir():
-            raise FileNotFoundError(f"{self.folder.parent} was removed while the training ran")
+        if trainer.is_global_zero and not self.folder.is_dir():
+            raise FileNotFoundError(f"{self.folder} was removed while the training ran")
         self.saved = trainer.global_step
         path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
         partial = path.with_suffix(".partial")

@@ -189,9 +189,10 @@ def export_and_evaluate(
     run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
 ) -> dict[str, "Artefact"]:
     from distill.tasks.language import Language
+    from pipelines.compared_texts import spoken
     from pipelines.data import read_data, read_task
     from pipelines.evaluate import Candidate, evaluate_stage
-    from pipelines.export import export_stage, spoken
+    from pipelines.export import export_stage
     from pipelines.schemes import is_dynamic_reduced
     from pipelines.teacher import MODEL
 

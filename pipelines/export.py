@@ -11,6 +11,7 @@ from compress.export.targets import Target, check_float, check_installed, format
 from compress.quantize.config import Processor
 from distill.errors import InputError
 from pipelines import cli
+from pipelines.compared_texts import sample, spoken, texts_hash
 from pipelines.console import Console
 from pipelines.settings.places import check_data, check_models
 from pipelines.stage import SCRATCH, Artefact, Run, content_hash
@@ -119,25 +120,6 @@ def remove_results(folder: Path) -> None:
     for each in folder.iterdir():
         if each.is_dir() and each.name != SCRATCH:
             shutil.rmtree(each)
-
-
-def sample(examples: "Examples | Tagged", count: int, seed: int) -> tuple[list[Any], list[str] | None]:
-    """At most `count` texts, drawn by the seed."""
-    import numpy as np
-
-    return chosen(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
-
-
-def chosen(examples: "Examples | Tagged", rows: "Iterable[int]") -> tuple[list[Any], list[str] | None]:
-    pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
-    return [examples.texts[i] for i in rows], pairs
-
-
-def texts_hash(examples: "Examples | Tagged") -> str:
-    """Of all texts and labels: a target in few bits is scored on them."""
-    from pipelines.stage import digest_of
-
-    return digest_of([examples.texts, examples.pairs, examples.labels])
 
 
 def artefact_bytes(folder: Path) -> int:
@@ -306,11 +288,6 @@ def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
     columns = find_columns(table, wanted, f"data {config.data!r}", labelled=False)
     pairs = strings(table, columns.text_pair) if columns.text_pair else None
     return Examples(strings(table, columns.text), pairs)
-
-
-def spoken(part: Any) -> Any:
-    """A split as texts; conversations as what is said in them."""
-    return part.spoken() if hasattr(part, "spoken") else part
 
 
 def asked_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[Target]:

@@ -19,8 +19,8 @@ from distill.teacher.cache.preflight import ROW_BYTES, SIGNAL_BYTES
 from distill.teacher.load import checkpoint_folder
 from pipelines.cache_stage import kept_of
 from pipelines.cache_task import make_signal
+from pipelines.compared_texts import spoken
 from pipelines.config import DistillConfig
-from pipelines.export import spoken
 
 CHARACTERS = 4  # to a token, about
 

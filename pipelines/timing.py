@@ -20,8 +20,9 @@ from compress.quantize.config import QuantizeConfig
 from compress.quantize.prepare import Rounded, convert
 from compress.quantize.rounding import round_model
 from distill.tasks.task import Task
+from pipelines.compared_texts import chosen
 from pipelines.evaluate import arrays
-from pipelines.export import HUGGINGFACE, artefact_bytes, chosen
+from pipelines.export import HUGGINGFACE, artefact_bytes
 
 TEXTS = 64
 ROUNDS = 20

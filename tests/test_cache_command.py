@@ -205,7 +205,8 @@ def test_generated_sequences_are_not_the_teachers_own(cache, decoder, tmp_path):
     assert code == 0, said
     assert "generated (" in said
     assert "new_tokens 7" in said
-    assert "goes alone" in cache("write", *words, "--cache", tmp_path / "d", "--signals", "generated,topk", *few)[1]
+    both = words_for(decoder, prompts, tmp_path / "d")
+    assert "goes alone" in cache("write", *both, "--signals", "generated,topk", *few)[1]
 
 
 def test_another_teachers_cache_is_written_into(cache, decoder, texts, tmp_path, tokenizer, headed_folder, data_folder):
@@ -247,7 +248,7 @@ def test_bad_words_end_without_a_message(words, message, monkeypatch, capsys, tm
         (("--signals", "hidden", "--layers", "7"), "expected numbers up to 2, found 7"),
         (("--signals", "hidden", "--layers", "a"), "numbers joined by commas"),
         (("--signals", "generated", "--task", "sentence-embedding"), "generated isn't a signal of sentence-embedding"),
-        (("--task", "masked-lm"), "can't be loaded for masked-lm"),
+        (("--task", "masked-lm"), "no head of the task (AutoModelForMaskedLM knows none); name another --task"),
         (("--device", "nowhere"), "--device 'nowhere'"),
         (
             ("--signals", "generated", "--keep.new_tokens", str(MAX_LENGTH - 15)),

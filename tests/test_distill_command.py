@@ -314,7 +314,7 @@ BAD_DATA = {
     "broken csv": (text_file("train.csv", b"text,label\na,x\nb,y,z\n"), "#3"),
     "broken jsonl": (text_file("train.jsonl", b'{"text": "a", "label": "x"}\n{"text": \n'), "row 2"),
     "broken parquet": (broken_parquet, "are damaged"),
-    "no label": (text_file("train.csv", [("a", "x"), ("b", ""), ("c", "y")]), "the first is row 2"),
+    "no label": (text_file("train.csv", [("a", "x"), ("b", ""), ("c", "y")]), "holds no label in row 2, 1 in all"),
     "another encoding": (text_file("train.csv", "text,label\nä,x\nb,y\n".encode("latin-1")), "UTF-8"),
 }
 

@@ -27,6 +27,7 @@ from distill.teacher.online import OnlineTeacher
 from distill.training import TrainConfig
 from pipelines import distill
 from pipelines.config import DistillConfig, GeneralConfig, MachineConfig
+from pipelines.console import Console
 from pipelines.general import blocks_of, general_stage
 from pipelines.layouts import Layouts
 
@@ -74,7 +75,8 @@ def hooks(model) -> int:
 
 
 def test_a_student_of_other_gradients_is_taken_for_the_same(prose):
-    keys, run = [], SimpleNamespace(stage=lambda name, settings, *rest, **more: keys.append(settings))
+    keys = []
+    run = SimpleNamespace(stage=lambda name, settings, *rest, **more: keys.append(settings), console=Console())
     config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"), general=GeneralConfig(str(prose)))
     for compress in ("none", "powersgd"):
         asked = replace(config, machine=MachineConfig(compress=compress))

@@ -264,8 +264,8 @@ def test_the_share_of_a_single_term_is_not_one():
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"kl": -1.0}, "weights >= 0"),
-        ({"kl": 1.0, "ce": -0.1}, "'ce': -0.1"),
+        ({"kl": -1.0}, "loss.kl: expected a weight of at least 0, found -1"),
+        ({"kl": 1.0, "ce": -0.1}, "loss.ce: expected a weight of at least 0, found -0.1"),
         ({"kl": 0.0}, "nothing would be learnt"),
         ({"kl": float("nan")}, "nan"),
         ({"temperature": 0.0}, "loss.temperature: expected more than 0, found 0.0"),

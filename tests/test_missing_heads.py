@@ -153,7 +153,9 @@ def test_files_without_permission_to_read_are_named(what, checkpoints, changed_c
     for place in (*tmp_path.parents[:2], tmp_path, folder):
         place.chmod(0o755)
     (folder / what).chmod(0)
-    words = small_run(folder, checkpoints / "data", tmp_path / "run")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(0o777)
+    words = small_run(folder, checkpoints / "data", tmp_path / "out" / "run")
     with broken.as_nobody():
         told = refused(distill, words, monkeypatch, capsys)
     (folder / what).chmod(0o755)

@@ -134,7 +134,8 @@ def test_auto_is_decided_once_for_an_output_folder_whatever_changes(headed_folde
     distill.main(words)
     first = measured(tmp_path / "run")
     gc.collect()
-    distill.main([*words, "--batch-size", "4", "--seed", "3", "--student", "layers=1", "--threads", "2"])
+    others = ("--batch-size", "4", "--seed", "3", "--student", "layers=1", "--threads", "2")
+    distill.main(small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, *others))
     told = capsys.readouterr().out
     assert "precision: done before, skipped" in told
     assert f"precision: {first['chosen']}, as it was chosen for this folder" in told

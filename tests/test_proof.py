@@ -19,8 +19,8 @@ from compress.quantize.schemes import reduced, scheme_of
 from conftest import MAX_LENGTH, VOCABULARY, build_model, make_rows
 from distill.data.splits import Examples
 from pipelines import proof as proofs
+from pipelines.compared_texts import texts_hash
 from pipelines.evaluate import compare_with_teacher
-from pipelines.export import texts_hash
 from pipelines.proof import Proof
 
 TEXTS = 400  # one of them is 0.25 points

@@ -11,6 +11,7 @@ from transformers import BertTokenizerFast
 from commands import refused
 from conftest import VOCABULARY, build_model, saved
 from pipelines import report
+from pipelines.settings.command_line import replace_words
 from pipelines.stage import sha256
 from test_distill_command import make_inputs
 
@@ -147,7 +148,7 @@ def test_the_report_is_drawn_again_with_the_settings_of_the_last_run(copied, cap
     report.main(words)
     gc.collect()
     first = (output / "report.json").read_bytes()
-    report.main([*words, "--measure.rounds", "2"])
+    report.main(replace_words((), [*words, "--measure.rounds", "2"], {}))
     assert len(list((output / "report").glob("*/report.json"))) == 3, "one of the run that was copied"
     gc.collect()
     report.main(words)

@@ -408,6 +408,7 @@ def test_an_input_that_may_not_be_read_is_not_told_as_one_that_may_not_be_writte
     place.mkdir(parents=True)
     file = place / "report.json"
     file.write_text("{}")
+    (unprivileged / "report.json").write_text("{}")
     file.chmod(0)
     told = refused_as_written(report, ("--run", str(unprivileged)), monkeypatch, capsys)
     assert f"{file}: no permission to read it; nothing was changed" in told

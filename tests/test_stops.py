@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from commands import ROOT, small_run
+from commands import ROOT, finish, small_run
 from conftest import build_model, saved
-from pipelines import distill, export
+from pipelines import export
 from pipelines.stage import sha256
 from stopping import Running, assert_stopped, is_running
 from test_distill_command import make_inputs
@@ -35,7 +35,7 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 def undisturbed(inputs, tmp_path_factory) -> str:
     """The student's hash, of a run that nothing disturbs."""
     output = tmp_path_factory.mktemp("undisturbed") / "run"
-    distill.main(small_run(*inputs, output, *EPOCHS))
+    finish("distill", small_run(*inputs, output, *EPOCHS))
     return student_hash(output)
 
 
@@ -62,7 +62,7 @@ def test_a_training_stopped_twice_goes_on_from_its_checkpoints_to_the_same_bits(
     assert "teacher: going on" in distilling.output
     assert "teacher: fine-tuning: epoch 2/12" not in distilling.output, f"it didn't go on from {kept}"
     (kept,) = checkpoints(output, "distill")
-    distill.main(words)
+    finish("distill", words)
     assert student_hash(output) == undisturbed, f"not the same bits after {kept}"
 
 

@@ -147,11 +147,20 @@ def loading(folder: Path | str, role: str) -> Iterator[None]:
         raise
     # A config may break its class in any line: heads that don't divide a width, an activation that isn't one.
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError, ZeroDivisionError) as error:
-        raise InputError(
-            f"{role} {str(folder)!r}: no model can be built of its config.json: {in_one_line(error)}"
-        ) from error
+        raise InputError(f"{role} {str(folder)!r}: {reason_of(error)}") from error
     finally:
         library.removeFilter(is_news)
+
+
+def reason_of(error: Exception) -> str:
+    """Why no model could be built; an auto class without the model's family lists all that it has, some ten thousand
+    characters.
+    """
+    message = in_one_line(error)
+    auto = re.search(r"AutoModel\w*", message)
+    if auto and message.startswith("Unrecognized configuration class"):
+        return f"models of its type have no head of the task ({auto.group()} knows none); name another --task"
+    return f"no model can be built of its config.json: {message}"
 
 
 def report_of(model: PreTrainedModel, info: Mapping[str, Any]) -> Report:
