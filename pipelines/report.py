@@ -234,7 +234,8 @@ def reported_last(output: Path) -> Path:
             f"run {str(output)!r}: no finished report there; run pipelines.distill with this --output first"
         )
     wanted = sha256(place)
-    found = [file.parent for file in sorted((output / "report").glob(f"*/{REPORT}")) if sha256(file) == wanted]
+    stages = sorted((output / "report").iterdir()) if (output / "report").is_dir() else []
+    found = [folder for folder in stages if (folder / REPORT).is_file() and sha256(folder / REPORT) == wanted]
     if not found:
         raise InputError(
             f"run {str(output)!r}: its {REPORT} isn't what a run wrote there: it was changed, or its stage is gone: "

@@ -150,7 +150,7 @@ def test_evaluate_refuses_a_length_beyond_the_positions(checkpoints, changed_cop
 @pytest.mark.parametrize("what", ["config.json", "model.safetensors", "."])
 def test_files_without_permission_to_read_are_named(what, checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", lambda folder: None)
-    for place in (*tmp_path.parents[:2], tmp_path, folder):
+    for place in (*tmp_path.parents[:-2], tmp_path, folder):
         place.chmod(0o755)
     (folder / what).chmod(0)
     (tmp_path / "out").mkdir()

@@ -157,7 +157,7 @@ def reason_of(error: Exception) -> str:
     characters.
     """
     message = in_one_line(error)
-    auto = re.search(r"AutoModel\w*", message)
+    auto = re.search(r"AutoModelFor\w+", message)
     if auto and message.startswith("Unrecognized configuration class"):
         return f"models of its type have no head of the task ({auto.group()} knows none); name another --task"
     return f"no model can be built of its config.json: {message}"
