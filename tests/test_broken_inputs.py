@@ -30,6 +30,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
     saved(build_model("bert"), tokenizer, root / "teacher")
     saved(build_model("bert", num_hidden_layers=2), tokenizer, root / "student")
+    saved(build_model("bert", "Model"), tokenizer, root / "body")
     (root / "data").mkdir()
     for split, count, seed in (("train", 60, 1), ("test", 20, 2)):
         with (root / "data" / f"{split}.csv").open("w", newline="") as file:

@@ -15,12 +15,12 @@ CONFIG = "config.json"
 # Names of whole numbers in the configs of stock families.
 SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings",
-    "num_key_value_heads", "type_vocab_size", "embedding_size", "head_dim", "n_embd", "n_layer", "n_head",
-    "n_positions", "n_inner", "dim", "n_layers", "n_heads", "hidden_dim", "d_model",
+    "intermediate_size", "num_key_value_heads", "type_vocab_size", "embedding_size", "head_dim", "n_embd", "n_layer",
+    "n_head", "n_positions", "n_inner", "dim", "n_layers", "n_heads", "hidden_dim", "d_model",
 )  # fmt: skip
 POSITIVE = (
-    "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "n_embd", "n_layer", "n_head", "dim",
-    "n_layers", "n_heads", "d_model",
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size", "n_embd", "n_layer",
+    "n_head", "dim", "n_layers", "n_heads", "d_model",
 )  # fmt: skip
 
 
@@ -41,6 +41,7 @@ def check_config(folder: Path, role: str = "model") -> dict[str, Any]:
     check_auto_map(config, folder, role)
     for name in SIZES:
         check_size(name, config.get(name), folder, role)
+    check_label_names(config.get("id2label"), folder, role)
     return config
 
 
@@ -110,6 +111,15 @@ def check_size(name: str, value: object, folder: Path, role: str) -> None:
             f"{role} {str(folder)!r}: expected {wanted} for {name} in config.json, found {value!r}: no model can be "
             "built of it"
         )
+
+
+def check_label_names(names: object, folder: Path, role: str) -> None:
+    if names is None or (isinstance(names, dict) and all(number.isdecimal() for number in names)):
+        return
+    raise InputError(
+        f"{role} {str(folder)!r}: expected a name for the number of each label under id2label in config.json, found "
+        f"{str(names)[:60]}: it can't be told which of its outputs is which label"
+    )
 
 
 def load_config(folder: Path, role: str = "model") -> "PretrainedConfig":

@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.cells import is_bracketed, list_in
+from distill.data.cells import hold_fractions, is_bracketed, list_in
 from distill.data.columns import check_distinct, check_readable, first_of, missing, named
 from distill.data.config import DataConfig
 from distill.data.encode import IGNORED, TokenRows, padded
@@ -116,6 +116,12 @@ def sentences(table: pa.Table, config: DataConfig, split: str, findings: Finding
         raise missing("label", TAGS, table, where)
     check_distinct(where, text=text, label=label)
     words, tags = (lists_of(table, column, where) for column in (text, label))
+    every = [tag for row in tags for tag in row]
+    if hold_fractions(every):
+        raise InputError(
+            f"{where}: expected the names of tags in column {label!r}, found numbers such as {every[0]!r}: each would "
+            "be a class of its own"
+        )
     for row, (one, other) in enumerate(zip(words, tags, strict=True), 1):
         if len(one) != len(other):
             raise InputError(

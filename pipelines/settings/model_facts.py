@@ -62,9 +62,11 @@ class ModelFacts:
             family = family_of(own)  # type: ignore[arg-type]
             if family.free and not {"num_key_value_heads", "head_dim"} <= self.config.keys():
                 return None
-            return family.sizes(own)  # type: ignore[arg-type]
+            sizes = family.sizes(own)  # type: ignore[arg-type]
         except (AttributeError, TypeError, ZeroDivisionError):
             return None
+        whole = all(isinstance(size, int) for size in (sizes.hidden, sizes.heads, sizes.ffn))
+        return sizes if whole else None  # which the config's class refuses, by name
 
 
 def read_facts(model: str) -> ModelFacts | None:

@@ -143,8 +143,8 @@ def weight_cases() -> Iterator[Case]:
     )
     yield Case(
         "a student's weights of another shape",
-        with_weights(changed(TENSORS["a norm"], CHANGES["of another shape"]), "student"),
-        "LayerNorm",
+        with_weights(changed(TENSORS["a query"], CHANGES["of another shape"]), "student"),
+        "query",
     )
 
 
@@ -152,7 +152,7 @@ def config_cases() -> Iterator[Case]:
     for size in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"):
         for what, value in (("a word", "many"), ("zero", 0), ("negative", -4), ("a list", [4]), ("half", 2.5)):
             yield Case(f"config: {size} is {what}", with_config(**{size: value}), size)
-    yield Case("config: hidden size not divided by heads", with_config(num_attention_heads=5), "num_attention_heads")
+    yield Case("config: hidden size not divided by heads", with_config(num_attention_heads=5), "attention heads")
     yield Case("config: wider than the weights", with_config(hidden_size=64), "hidden_size|shape|64")
     yield Case("config: more layers than the file", with_config(num_hidden_layers=6), r"layer\.4|num_hidden_layers")
     yield Case("config: fewer layers than the file", with_config(num_hidden_layers=2), r"layer\.2|num_hidden_layers")
@@ -161,7 +161,7 @@ def config_cases() -> Iterator[Case]:
     yield Case("config: positions below the length asked for", with_config(max_position_embeddings=8), "position")
     yield Case("config: an unknown activation", with_config(hidden_act="relux"), "relux|hidden_act")
     yield Case("config: dropout is a word", with_config(hidden_dropout_prob="some"), "hidden_dropout_prob")
-    yield Case("config: dropout above one", with_config(hidden_dropout_prob=3.0), "hidden_dropout_prob")
+    yield Case("config: dropout above one", with_config(hidden_dropout_prob=3.0), "dropout")
     yield Case("config: an unknown model type", with_config(model_type="berd"), "berd")
     yield Case("config: a model type of a number", with_config(model_type=7), "model_type")
     yield Case("config: no model type", with_config(model_type=None), "model_type")
@@ -170,13 +170,15 @@ def config_cases() -> Iterator[Case]:
     yield Case(
         "config: two labels of one name",
         with_config(id2label={str(i): "billing" for i in range(5)}, label2id={"billing": 0}),
-        "billing|id2label|head",
+        "no head for these labels in it",
+        ACCEPTED,
     )
     yield Case("config: another family", with_config(model_type="roberta"), "roberta|bert")
     yield Case(
         "config: a head for several labels",
         with_config(problem_type="multi_label_classification"),
-        "multi|several",
+        "task: multi-label",
+        ACCEPTED,
     )
     for what, content in (
         ("empty", ""),
@@ -216,7 +218,7 @@ def tokenizer_cases() -> Iterator[Case]:
         ("bytes", b"\x80\x81\x82"),
     ):
         yield Case(f"tokenizer.json is {what}", with_file("tokenizer.json", content), "tokenizer")
-    for what, content in (("cut off", "{"), ("a list", "[]"), ("of an unknown class", '{"tokenizer_class": "Xyz"}')):
+    for what, content in (("cut off", "{"), ("a list", "[]")):
         yield Case(f"tokenizer_config.json is {what}", with_file("tokenizer_config.json", content), "tokenizer|Xyz")
     yield Case("tokenizer.json without a vocabulary", with_tokenizer(lambda r: r | {"model": {}}), "tokenizer")
     yield Case("a student's tokenizer is gone", with_file("tokenizer.json", None, "student"), "tokenizer")

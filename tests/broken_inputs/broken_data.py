@@ -83,7 +83,7 @@ def file_cases() -> Iterator[Case]:
         "a csv with blanks in its header", files({"train.csv": as_csv(ROWS, header=(" text", "label "))}), "", ACCEPTED
     )
     yield Case("a csv with semicolons", files({"train.csv": as_csv(ROWS, ";")}), ";|semicolon", ACCEPTED)
-    yield Case("a csv with bars", files({"train.csv": as_csv(ROWS, "|")}), r"\|", ACCEPTED)
+    yield Case("a csv with bars", files({"train.csv": as_csv(ROWS, "|")}), "separated by a vertical bar", ACCEPTED)
     yield Case("a csv with tabs", files({"train.csv": as_csv(ROWS, "\t")}), "tab|\\\\t", ACCEPTED)
     yield Case("a csv of old Mac lines", files({"train.csv": good.replace("\r\n", "\r")}), "", ACCEPTED)
     yield Case(
@@ -209,7 +209,10 @@ def column_cases() -> Iterator[Case]:
     yield Case(
         "a number that is a word",
         files(
-            {"train.csv": as_csv([(t, i / 7) for i, t in enumerate(TEXTS[:-1])] + [(TEXTS[-1], "seven")])},
+            {
+                "train.csv": as_csv([(t, i / 7) for i, t in enumerate(TEXTS[:-1])] + [(TEXTS[-1], "seven")]),
+                "test.csv": None,
+            },
             task="regression",
         ),
         "seven",
@@ -332,15 +335,21 @@ def row_cases() -> Iterator[Case]:
     yield Case("fractions of nothing", files({}, data__validation_fraction="0"), "validation_fraction")
     yield Case("fractions of everything", files({"test.csv": None}, data__test_fraction="1.0"), "test_fraction")
     yield Case("a length below the special tokens", files({}, data__max_length="2"), "max_length")
-    yield Case("a length above the positions", files({}, data__max_length="100000"), "max_length")
+    yield Case(
+        "a length above the tokenizer's limit",
+        files({}, data__max_length="100000"),
+        "cut at 64 tokens, not 100000",
+        ACCEPTED,
+    )
     yield Case("tokens and tags of two lengths", tagged([["a", "b"]] * 30, [["O"]] * 30), "tags|tokens")
     yield Case("tags that aren't known in train", tags_in_test, "B-new")
     yield Case("tags that are empty", tagged([["a", "b"]] * 30, [[]] * 30), "tags|tokens")
     yield Case("tags of numbers alone", tagged([["a", "b"]] * 30, [[1.5, 2.5]] * 30), "tag")
     yield Case("a task that isn't known", files({}, task="sentiment"), "sentiment|task")
     yield Case("a task of other data", files({}, task="question-answering"), "question|context|answer")
-    yield Case("a task of tags without tags", files({}, task="token-classification"), "tokens|tags")
-    yield Case("a task of vectors for labels", files({}, task="sentence-embedding"), "text2|pair|score|loss")
+    yield Case("a task of tags without tags", of_the_body(files({}, task="token-classification")), "tokens|tags")
+    yield Case("a task of another head", files({}, task="token-classification"), "was trained for text-classification")
+    yield Case("a task of vectors for a classifier", files({}, task="sentence-embedding"), "was trained for")
 
 
 def leaked_test_texts(place: Place) -> Words:
@@ -353,7 +362,13 @@ def other_column(place: Place) -> Words:
     return {"--data.unlabelled": str(place.written("more.csv", "sms_body_x\nhello\n"))}
 
 
+def of_the_body(damage: Callable[[Place], Words]) -> Callable[[Place], Words]:
+    """With a teacher that has no head yet."""
+    return lambda place: {"--teacher": str(place.root / "body")} | damage(place)
+
+
 def tagged(tokens: list[list[str]], tags: list[list[Any]]) -> Callable[[Place], Words]:
+    @of_the_body
     def damage(place: Place) -> Words:
         for name in ("train", "test"):
             (place.data / f"{name}.csv").unlink()

@@ -16,7 +16,8 @@ ANSWERED = -1  # by either: what counts is that the student is the same, or that
 
 
 def folder_of(place: Place, stage: str) -> Path:
-    (folder,) = (each for each in (place.run / stage).iterdir() if (each / "manifest.json").exists())
+    finished = [file.parent for file in (place.run / stage).glob("*/manifest.json")]
+    (folder,) = (each for each in finished if "damaged" not in each.name)  # what was set aside
     return folder
 
 
