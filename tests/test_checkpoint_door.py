@@ -39,7 +39,13 @@ CONFIGS = {
     "unknown-activation": (config_with(hidden_act="no_such"), "no model can be built of its config.json: .*no_such"),
     "auto-map-is-a-string": (config_with(auto_map="x"), "expected names of classes under auto_map.*found 'x'"),
     "foreign-code": (config_with(auto_map={"AutoModel": "evil.Model"}), "could do anything, and is not run"),
-    "labels-are-a-list": (config_with(id2label=["a", "b"]), "config.json is refused by its class"),
+    "labels-are-a-list": (
+        config_with(id2label=["a", "b"]),
+        "expected a name for the number of each label under id2label",
+    ),
+    "labels-not-numbered": (config_with(id2label={"a": "b"}), "expected a name for the number of each label"),
+    "ffn-below-one": (config_with(intermediate_size=-4), "at least 1 for intermediate_size in config.json, found -4"),
+    "a-list-of-widths": (config_with(hidden_size=[32]), "config.json is refused by its class: .*hidden_size"),
 }
 WEIGHTS = {
     "some-missing": (without(f"{LAYER}output.dense"), r"2 missing \(bert\.encoder\.layer\.1\.output\.dense\.bias, "),
