@@ -34,6 +34,7 @@ from pipelines.manifest import sha256 as sha256
 from pipelines.output import check_output, check_still_there, open_output
 from pipelines.world import World, flat
 
+REMOVAL_SECONDS = 1.0  # for whoever removes the output's files, one by one, to come to its end
 PACKAGES = ("stillroom", "torch", "transformers", "lightning", "datasets", "onnx", "onnxruntime", "numpy")
 
 
@@ -214,6 +215,8 @@ class Run:
         try:
             yield
         except Exception as error:
+            if isinstance(error, FileNotFoundError):
+                time.sleep(REMOVAL_SECONDS)
             check_still_there(self.output)
             gone = [folder for folder in folders if not folder.is_dir()]
             if not gone:

@@ -99,9 +99,9 @@ def fitted_length(length: int, task: "Task", models: "Models", *, room: int = 0)
         if not length and most is not None and SHORTEST <= most - room < task.longest(tokenizer, fitted):
             fitted, note = most - room, f"; texts are cut at {most - room} tokens: the {role} has {most} positions"
         check_length(task, config, tokenizer, fitted, role)
-        if task.longest(tokenizer, fitted) < fitted:
+        if length and task.longest(tokenizer, length) < length:
             limit = tokenizer.model_max_length
-            note = f"; texts are cut at {limit} tokens, not {fitted}: the {role}'s tokenizer has that limit"
+            note = f"; texts are cut at {limit} tokens, not {length}: the {role}'s tokenizer has that limit"
     return fitted, note
 
 

@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,9 @@ def test_a_folder_removed_while_its_stage_runs_ends_the_run_with_one_message(wha
     for line in process.stdout:
         if "teacher: started" in line:
             break
-    gone = output if what == "output" else next((output / "teacher").glob("*.partial"))
+    while not (partial := list((output / "teacher").glob("*.partial"))):  # made right after that line
+        time.sleep(0.01)
+    gone = output if what == "output" else partial[0]
     deleted = subprocess.run(["rm", "-rf", str(gone)], check=False)
     while gone.exists():  # the run may have put a file there meanwhile
         deleted = subprocess.run(["rm", "-rf", str(gone)], check=False)
