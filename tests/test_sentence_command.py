@@ -34,10 +34,7 @@ def encoder(tmp_path, tokenizer):
 def test_a_sentence_encoder_is_not_chosen_taught_exported_or_scored(tokenizer, encoder, pairs, tmp_path):
     output = tmp_path / "run"
     said = finish("distill", small_run(encoder, pairs, output, "--epochs", "40", "--learning-rate", "3e-3"))
-    assert (
-        "task: sentence-embedding (pairs of texts with a number; texts are cut at 6 tokens, not 32: the teacher's tokenizer"
-        in said
-    )
+    assert "task: sentence-embedding (pairs of texts with a number; texts are cut at 6 tokens, not 32: the" in said
     report = json.loads((output / "report.json").read_text())
     found = {(each["name"], each["runtime"]): each["scores"] for each in report["models"]}
     assert found.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
