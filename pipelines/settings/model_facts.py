@@ -4,15 +4,14 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from distill.checkpoint.folder import PACKAGE, in_package
 from distill.student.family import FAMILIES, family_of
 from distill.student.spec import Sizes
 from distill.tasks.names import task_of_head
-from pipelines.settings.places import PACKAGE
 
 
 @dataclass(frozen=True)
@@ -84,10 +83,6 @@ def read_facts(model: str) -> ModelFacts | None:
 
 def local_folder(model: str) -> Path | None:
     """Folder of a checkpoint on this machine, or in an installed package."""
-    if not model.startswith(PACKAGE):
-        folder = Path(model)
-        return folder if folder.is_dir() else None
-    name, _, inside = model.removeprefix(PACKAGE).partition("/")
-    found = find_spec(name) if name.isidentifier() else None
-    places = found.submodule_search_locations if found else None
-    return Path(next(iter(places))) / inside if places else None
+    if model.startswith(PACKAGE):
+        return in_package(model, "model")  # raises a ValueError where there is no such package
+    return Path(model) if Path(model).is_dir() else None
