@@ -14,7 +14,6 @@ from pipelines.world import World
 
 NAMING = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-
 STOP_AFTER = "stop/after"  # key of the store
 
 
@@ -79,7 +78,7 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.is_global_zero:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # without its parents: a stage's folder that was removed stays so
         # Within an accumulation the step stays where it was; a checkpoint there would lose the gradients so far.
         self.saved = self.step = trainer.global_step
         stops.hold(self.world.everyone.ask_to_stop)

@@ -181,6 +181,8 @@ class Run:
             memory = self.world.gather(peak_memory())
             if leads:
                 check_still_there(self.output)
+                if not (partial / SCRATCH).is_dir():
+                    raise FileNotFoundError(f"{partial} was removed while the stage ran")
                 made = self._manifest(partial, wanted, metrics, time.perf_counter() - start, resumed, memory)
                 write_json(partial / MANIFEST, made)
         return self.world.tell(settle(partial, folder) if leads else None)

@@ -96,6 +96,7 @@ def close_once(tokenizer, folder: Path, masks: str, train: TrainConfig = TRAIN) 
     watch = Watch(closing.gates)
     data = TextDataModule(SPLITS, tokenizer, batch_size=8, max_length=32, seed=7)
     about = {"train": train, "machine": MACHINE, "precision": "32", "seed": 7, "console": Console(quiet=True)}
+    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     with closing.gates:
         trainers.fit(module, data, folder, label="test", wandb_folder=folder, callbacks=[closing, watch], **about)
     return module, closing, watch

@@ -30,6 +30,7 @@ from distill.training import TrainConfig
 from pipelines import trainer as trainers
 from pipelines.config import MachineConfig
 from pipelines.console import Console
+from pipelines.stage import SCRATCH
 from test_generation import WORDS, decoder
 
 LOSS = LossConfig(kl=1, temperature=1, divergence="reverse_kl")
@@ -183,6 +184,7 @@ def fitted(folder: Path, config: OnPolicyConfig, train: TrainConfig = TRAIN) -> 
     data = RowsDataModule(BLOCKS, LanguageBlocks(BLOCKS.input_ids[:2]), batch_size=train.batch_size, seed=7)
     machine = MachineConfig(accelerator="cpu", precision="32", threads=1, log_every=1)
     facts = {"label": "test", "console": Console(quiet=True), "wandb_folder": folder, "seed": 7, "precision": "32"}
+    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     trainers.fit(module, data, folder, train=train, machine=machine, **facts)
     return {name: value.clone() for name, value in module.state_dict().items()}
 

@@ -56,6 +56,7 @@ def train_once(
         teacher_sizes=(4, 32),
     )
     data = TextDataModule(SPLITS, tokenizer, batch_size=config.batch_size, max_length=32, seed=7)
+    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     trainers.fit(
         module,
         data,

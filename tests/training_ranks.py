@@ -26,6 +26,7 @@ from pipelines import trainer
 from pipelines.config import DistillConfig, MachineConfig
 from pipelines.console import Console
 from pipelines.placing import laid_out, save_model, stages_of
+from pipelines.stage import SCRATCH
 from pipelines.teaching import asked, call_teacher, teach
 from pipelines.world import World, join_world
 
@@ -131,6 +132,7 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     data = TextDataModule(splits(), tokenizer, batch_size=job.train.batch_size, max_length=32, signals=remote)
     if job.stop is not None:
         trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
+    (job.place / SCRATCH).mkdir(parents=True, exist_ok=True)
     metrics = trainer.fit(
         module, data, job.place, label="student", train=job.train, machine=job.machine, layout=own, mesh=mesh,
         precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.place,

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
-from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
 from distill.teacher.load import checkpoint_folder
 from real.documents import DOCUMENTS, ROOT, commands_of
@@ -62,7 +63,7 @@ SMALLER = {
     "--speedup": PRUNED,
     "--min-score": {"min-score": 0.01},  # of what a teacher has learnt from a slice
     "--on_policy": {"on_policy.new_tokens": 8},
-    "--sequences": {"sequences.new_tokens": 8},
+    "--sequences": {"sequences.new_tokens": 32},
     # Only the training differs from runs that go on to the end: these end when the student is saved.
     **dict.fromkeys(("--devices", "configs/layouts/", "--loss.", "--precision"), {"until": "distill"}),
 }
@@ -130,6 +131,7 @@ class Checkout:
                 shutil.copytree(self.place / "runs" / source / "model", target)
                 settings = target / "tokenizer_config.json"
                 settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": CHAT_TEMPLATE}))
+                train_on_chats(target, self.place / "my_chats" / "train.jsonl")
 
 
 def smaller(line: str) -> str:
@@ -269,6 +271,19 @@ def write_chats(folder: Path) -> None:
         ]
         lines = [json.dumps({"messages": messages}) for messages in turns]
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def train_on_chats(folder: Path, chats: Path, epochs: int = 6) -> None:
+    """So that a decoder of a few steps ends its answers, as a reader's own model does."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).train()
+    rows = [json.loads(line)["messages"] for line in chats.read_text().splitlines()]
+    ids = [torch.tensor([tokenizer.apply_chat_template(row, return_dict=False)]) for row in rows]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for row in ids * epochs:
+        model(input_ids=row, labels=row).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder)
 
 
 def write_harness_data(place: Path) -> None:
