@@ -32,10 +32,11 @@ class Running:
     def output(self) -> str:
         return "".join(self.lines)
 
-    def wait_for(self, condition: Callable[[], object], what: str) -> None:
+    def wait_for(self, condition: Callable[[], object], what: str, *, alive: bool = True) -> None:
+        """Waits until the condition holds, and fails where the command ends before that, unless `alive` is false."""
         end = time.monotonic() + SECONDS
         while not condition():
-            assert self.process.poll() is None, f"it ended before {what}: {self.output}"
+            assert not alive or self.process.poll() is None, f"it ended before {what}: {self.output}"
             assert time.monotonic() < end, f"no {what} within {SECONDS:.0f} s: {self.output}"
             time.sleep(0.02)
 
