@@ -2,10 +2,14 @@
 
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compress.export.quiet import quiet
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 PRODUCTS = ("MatMul", "Gemm", "Attention")
 TABLES = ("Gather",)  # how ONNX looks up embeddings
@@ -49,6 +53,7 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     # tables are looked up, not multiplied: they keep 8 bits
     for operators, bits in ((TABLES, False), (PRODUCTS, True)) if reduced else ((TABLES + PRODUCTS, False),):
+        before = tensor_names(model)
         del model.graph.value_info[:]  # shapes noted before the fusion mislead the quantizer
         with quiet():  # it advises a preprocessing that the export has done
             quantize_dynamic(
@@ -61,3 +66,19 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
             )
         model = onnx.load(str(target))
+        if operators == TABLES:  # the second pass would give a product's input the name of the table's own integers
+            rename(model, {name: f"table/{name}" for name in tensor_names(model) - before})
+
+
+def tensor_names(model: "ModelProto") -> set[str]:
+    graph = model.graph
+    return {name for node in graph.node for name in (*node.input, *node.output)} | {w.name for w in graph.initializer}
+
+
+def rename(model: "ModelProto", names: dict[str, str]) -> None:
+    """Gives tensors other names, wherever they are written or read."""
+    for weight in model.graph.initializer:
+        weight.name = names.get(weight.name, weight.name)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
