@@ -41,7 +41,7 @@ NUMBERS := rounded_export export proof quantize sensitivity float8 grid packing 
 	fused_losses sparse_losses across matching layer_terms padding signals cached_features processors
 
 test-less: .venv/ready-dev
-	$(LESS) $(BIN)/python -m pytest -m '' $(NUMBERS:%=tests/test_%.py)
+	$(LESS) $(BIN)/python -m pytest -m '' $(foreach name,$(NUMBERS),$(wildcard tests/*/*/test_$(name).py tests/*/*/*/test_$(name).py))
 
 check: .venv/ready-dev
 	$(BIN)/ruff check .

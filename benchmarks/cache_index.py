@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from compress.memory import peak_memory
-from distill.teacher.cache import CacheReader, Dense, Identity, Samples, write_cache
-from distill.teacher.cache.signals import Where
-from pipelines.console import Console
+from compress.measure.memory import peak_memory
+from distill.cache import CacheReader, Dense, Identity, Samples, write_cache
+from distill.cache.signals import Where
+from pipelines.runs.console import Console
 
 IDENTITY = Identity("synthetic", "none", (Dense(2, dtype="float16"),))
 OPEN = """
 import sys, time
 from pathlib import Path
-from distill.teacher.cache import CacheReader
+from distill.cache import CacheReader
 start = time.perf_counter()
 reader = CacheReader(Path(sys.argv[1]))
 print(time.perf_counter() - start)

@@ -45,21 +45,21 @@ from benchmarks.pruning_peers import TRAIN, Lesson, Size, Trained, nearest_ratio
 from benchmarks.pruning_settings import config_of, config_of_run, settings_of
 from benchmarks.pruning_table import show
 from benchmarks.pruning_textbrewer import brewed_sizes, brewed_student
-from compress.export.huggingface import TorchModel
-from compress.export.onnx import OnnxModel
+from compress.export.common.huggingface import TorchModel
+from compress.export.common.source import Source
+from compress.export.common.targets import with_sources
+from compress.export.onnx.graph import OnnxModel
 from compress.export.processors import resolve_reduced
-from compress.export.source import Source
-from compress.export.targets import with_sources
 from compress.export.write import write_targets
-from distill.data.encode import encode
-from distill.data.splits import Examples
+from distill.checkpoint.tokenizer import load_tokenizer
+from distill.data.batches.encode import encode
+from distill.data.splits.labelled import Examples
 from distill.student.build import build_student
-from distill.teacher.load import load_tokenizer
-from pipelines.console import Console
-from pipelines.evaluate import arrays
-from pipelines.machine import commit, describe
-from pipelines.stage import digest_of, write_json
-from pipelines.timing import Built, Texts, build, target_for, texts_of, time_together
+from pipelines.runs.console import Console
+from pipelines.runs.stage import digest_of, write_json
+from pipelines.settings.this_machine import commit, describe
+from pipelines.stages.budget_timing import Built, Texts, build, target_for, texts_of, time_together
+from pipelines.stages.evaluate import arrays
 
 WAYS = ("ours", "layers", "textbrewer", "torch-pruning")
 PEERS = {"textbrewer": "textbrewer", "torch-pruning": "torch_pruning"}  # way -> its package

@@ -30,8 +30,8 @@ def main() -> None:
     import transformers
 
     from compress.quantize.schemes import SCHEMES
-    from pipelines.console import Console
-    from pipelines.machine import commit, describe
+    from pipelines.runs.console import Console
+    from pipelines.settings.this_machine import commit, describe
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(given.threads)
@@ -53,8 +53,8 @@ def step(setup: Setup, signals: Any, scheme: str, precision: str) -> Callable[[d
     """A step of the student in a scheme, or in float, on cached signals."""
     from compress.quantize.config import QuantizeConfig
     from compress.quantize.rounding import round_model
-    from distill.inputs import inputs_of
     from distill.losses.config import LossConfig
+    from distill.models.inputs import inputs_of
 
     student = copy.deepcopy(setup.student)
     if scheme:

@@ -19,13 +19,13 @@ from transformers import AutoModelForSequenceClassification
 
 from benchmarks.command import command
 from benchmarks.kept import keep_to, only_checkpoint
+from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.config import DataConfig
-from distill.data.splits import load_splits
+from distill.data.splits.labelled import load_splits
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.ensemble import register
-from distill.teacher.load import load_tokenizer
-from pipelines.console import Console
-from pipelines.judge import said_of
+from pipelines.runs.console import Console
+from pipelines.stages.scoring import said_of
 
 MAX_LENGTH = 128
 WAYS = ("first", "second", "both")

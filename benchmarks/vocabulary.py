@@ -19,14 +19,14 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.prune.tokenizer import same_pieces
-from compress.prune.vocabulary import COVERAGE, UNSEEN, choose_words, count_words, prune_vocabulary
-from distill.data.batches import EvalBatches
+from compress.prune.vocabulary.tokenizer import same_pieces
+from compress.prune.vocabulary.vocabulary import COVERAGE, UNSEEN, choose_words, count_words, prune_vocabulary
+from distill.data.batches.batches import EvalBatches
+from distill.data.batches.encode import encode
 from distill.data.config import DataConfig
-from distill.data.encode import encode
-from distill.data.splits import Examples, Splits, load_splits
-from pipelines.console import Console
-from pipelines.machine import commit, describe
+from distill.data.splits.labelled import Examples, Splits, load_splits
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import commit, describe
 
 BATCH = 64
 HEADER = ("words", "kept", "MB", "saved", "accuracy", "points", "tokens a text", "texts cut anew", "new [UNK]")

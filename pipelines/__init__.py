@@ -2,10 +2,10 @@
 
 import sys
 
-from compress.readers import READERS
-from pipelines import stops
+from distill.checkpoint.readers import READERS
+from pipelines.runs import stops
 
-READERS["modules.json"] = "distill.pooling:PooledModel"
+READERS["modules.json"] = "distill.models.sentence_encoder:PooledModel"
 
 if sys.argv[:1] == ["-m"]:  # by `python -m pipelines.…` this is imported first: a stop may come during other imports
     stops.begin()

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.errors import InputError
-from pipelines import cli
-from pipelines.config import SHORT, DistillConfig
-from pipelines.console import Console
-from pipelines.launch import launch
-from pipelines.world import flat, is_first, join_world, launched, leave_world, processes
+from pipelines.runs import cli
+from pipelines.runs.console import Console
+from pipelines.runs.launch import launch
+from pipelines.runs.processes import flat, is_first, join_world, launched, leave_world, processes
+from pipelines.settings.distill_config import SHORT, DistillConfig
 
 if TYPE_CHECKING:
-    from compress.export.targets import Target
-    from pipelines.layouts import Layouts
-    from pipelines.stage import Artefact, Run
-    from pipelines.students import Trained
+    from compress.export.common.targets import Target
+    from pipelines.runs.stage import Artefact, Run
+    from pipelines.settings.layouts import Layouts
+    from pipelines.stages.students import Trained
 
 PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; what lies there may not
 BLOCKS = 8  # of a language model's, whose logits take tens of megabytes each, on which exports are compared
@@ -48,8 +48,8 @@ def main(argv: Sequence[str]) -> None:
 
 def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
     """The whole run of a command with these words, on as many processes as it asks for."""
-    from pipelines.output import check_output
-    from pipelines.settings.machine import check_accelerator
+    from pipelines.runs.output import check_output
+    from pipelines.settings.machine_facts import check_accelerator
     from pipelines.settings.rules import refuse
 
     if not launched():  # else the first process may be at work there already
@@ -58,11 +58,11 @@ def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
     count = max(processes(), config.machine.devices if starts or config.dry_run else 1)
     refuse(config, count)  # what can be refused without torch, which takes seconds to import
 
-    from pipelines.layouts import layouts_of
-    from pipelines.stage import Run
-    from pipelines.tasks import settled
-    from pipelines.teaching import dismiss_teacher, teach
-    from pipelines.whereabouts import told
+    from pipelines.runs.stage import Run
+    from pipelines.runs.watchdog import told
+    from pipelines.settings.layouts import layouts_of
+    from pipelines.settings.task_settings import settled
+    from pipelines.stages.online_teacher import dismiss_teacher, teach
 
     check_accelerator(config.machine.accelerator)
     config, why = settled(config)
@@ -87,21 +87,21 @@ def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
 
 def check_inputs(config: DistillConfig) -> Path:
     """Folder of the teacher; everything that can be told to be wrong before the first long stage is told here."""
-    from compress.prune.checkpoint import admit
+    from compress.prune.slicing.checkpoint import admit
     from distill.checkpoint.config import load_config
+    from distill.checkpoint.folder import checkpoint_folder
     from distill.checkpoint.tokenizer import check_fast
     from distill.losses.config import check_part, lessons
-    from distill.module import sizes_of
-    from distill.progressive import check_turns
     from distill.student.spec import is_relative
     from distill.tasks.choose import TASKS
     from distill.tasks.names import LANGUAGE
-    from distill.teacher.load import checkpoint_folder
-    from pipelines.ensemble import check_teachers
-    from pipelines.general import check_general
-    from pipelines.given import check_in_float
-    from pipelines.tasks import check_lengths, check_task_fits, check_tokenizer_of, check_tokenizers
-    from pipelines.teaching import config_of_student
+    from distill.train.module import sizes_of
+    from distill.train.steps.progressive import check_turns
+    from pipelines.settings.task_settings import check_lengths, check_task_fits, check_tokenizer_of, check_tokenizers
+    from pipelines.stages.ensemble import check_teachers
+    from pipelines.stages.general import check_general
+    from pipelines.stages.label_order import check_in_float
+    from pipelines.stages.online_teacher import config_of_student
 
     source = checkpoint_folder(config.teacher.model)
     admit(source)
@@ -142,18 +142,18 @@ def road(
     run: "Run", config: DistillConfig, source: Path, layouts: "Layouts"
 ) -> tuple[dict[str, "Artefact"], list["Trained"]]:
     """Every stage up to the evaluation, or to the one that is to be the last, in order; and the students."""
-    from distill.module import sizes_of
-    from pipelines.answering import answers_stage
-    from pipelines.cache_stage import cache_stage
-    from pipelines.data import data_stage
-    from pipelines.ensemble import ensemble_stage
-    from pipelines.general import general_stage
-    from pipelines.precision import chosen_precision
-    from pipelines.stage import content_hash
-    from pipelines.students import check_schedule, train_students
-    from pipelines.tasks import how_of_run
-    from pipelines.teacher import teacher_stage
-    from pipelines.teaching import config_of_student
+    from distill.train.module import sizes_of
+    from pipelines.runs.stage import content_hash
+    from pipelines.settings.task_settings import how_of_run
+    from pipelines.stages.cache import cache_stage
+    from pipelines.stages.data import data_stage
+    from pipelines.stages.ensemble import ensemble_stage
+    from pipelines.stages.general import general_stage
+    from pipelines.stages.online_teacher import config_of_student
+    from pipelines.stages.precision import chosen_precision
+    from pipelines.stages.students import check_schedule, train_students
+    from pipelines.stages.teacher import teacher_stage
+    from pipelines.stages.teacher_answers import answers_stage
 
     made: dict[str, Artefact] = {}
     digest, task = content_hash(source), config.task
@@ -189,12 +189,12 @@ def export_and_evaluate(
     run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
 ) -> dict[str, "Artefact"]:
     from distill.tasks.language import Language
-    from pipelines.compared_texts import spoken
-    from pipelines.data import read_data, read_task
-    from pipelines.evaluate import Candidate, evaluate_stage
-    from pipelines.export import export_stage
-    from pipelines.schemes import is_dynamic_reduced
-    from pipelines.teacher import MODEL
+    from pipelines.settings.schemes import is_dynamic_reduced
+    from pipelines.stages.compared_texts import spoken
+    from pipelines.stages.data import read_data, read_task
+    from pipelines.stages.evaluate import Candidate, evaluate_stage
+    from pipelines.stages.export import export_stage
+    from pipelines.stages.teacher import MODEL
 
     waiting = next((each.made for each in students if each.made.digest is None), None)
     if waiting is not None:
@@ -227,8 +227,8 @@ def export_and_evaluate(
 
 def forms_of_teacher(config: DistillConfig) -> list["Target"]:
     """What the teacher is exported as, for the comparison: all that students are, in float."""
-    from compress.export.targets import Target, formats_of
-    from pipelines.export import ALWAYS
+    from compress.export.common.targets import Target, formats_of
+    from pipelines.stages.export import ALWAYS
 
     asked = config.budget.asked and config.budget.runtime != "pytorch"
     names = [*formats_of(config.export), *([config.budget.runtime] if asked else [])]
@@ -239,11 +239,11 @@ def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
     """What a student is exported as: in float, and where it was quantized by a scheme as the formats that take it, in
     float too, so that the report tells what few bits win on each runtime.
     """
-    from compress.export.targets import Target, formats_of
+    from compress.export.common.targets import Target, formats_of
     from compress.quantize.schemes import scheme_of
     from distill.tasks.names import WRITING
-    from pipelines.export import HUGGINGFACE, rounded_targets
-    from pipelines.schemes import is_dynamic, schemes_of
+    from pipelines.settings.schemes import is_dynamic, schemes_of
+    from pipelines.stages.export import HUGGINGFACE, rounded_targets
 
     floats, schemes = forms_of_teacher(config), schemes_of(config)
     if config.task in WRITING and "onnx" in formats_of(config.export):
@@ -259,11 +259,11 @@ def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
 
 def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
     """Runs the road, then reports and says where everything is."""
-    from pipelines.data import read_task
-    from pipelines.export import check_refused
-    from pipelines.publication import check_publishable
-    from pipelines.report import REPORT, STUDENT, publish, report_stage, show
-    from pipelines.stage import write_json
+    from pipelines.runs.publication import check_publishable
+    from pipelines.runs.stage import write_json
+    from pipelines.stages.data import read_task
+    from pipelines.stages.export import check_refused
+    from pipelines.stages.report import REPORT, STUDENT, publish, report_stage, show
 
     if run.world.leads:
         check_publishable(run.output / STUDENT)
@@ -284,7 +284,7 @@ def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") 
 
 def judged_of(config: DistillConfig, student: "Trained | None" = None) -> "Target | None":
     """The file of a student, or of the teacher, that the budget's least score is asked of."""
-    from pipelines.timing import target_for
+    from pipelines.stages.budget_timing import target_for
 
     if not (config.budget.asked and config.budget.min_score):
         return None
@@ -299,7 +299,7 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
     Raises:
         InputError: There are some.
     """
-    from pipelines.road_text import shares_kept
+    from pipelines.reports.steps_text import shares_kept
 
     least = config.budget.min_score
     if not (config.budget.asked and least):
@@ -322,7 +322,7 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
 
 def settings_of(config: DistillConfig) -> dict[str, Any]:
     """The configuration as the report shows it."""
-    from pipelines.schemes import resolved_reduced
+    from pipelines.settings.schemes import resolved_reduced
 
     settings = {name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run")}
     return settings | {"quantize": settings["quantize"] | {"reduced": resolved_reduced(config)}}
@@ -330,7 +330,7 @@ def settings_of(config: DistillConfig) -> dict[str, Any]:
 
 def show_plan(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
     """Prints the stages, what would be skipped, and the sizes."""
-    from pipelines.plan import planned_sizes
+    from pipelines.stages.dry_run import planned_sizes
 
     road(run, config, source, layouts)
     run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from distill.errors import InputError
-from pipelines import cli
-from pipelines.console import Console
+from pipelines.runs import cli
+from pipelines.runs.console import Console
 from pipelines.settings.places import check_models
 
 RESULT = "harness.json"
@@ -98,11 +98,11 @@ def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from compress.prune.checkpoint import admit, load_pruned
+    from compress.prune.slicing.checkpoint import admit, load_pruned
     from distill.checkpoint.config import load_config
+    from distill.checkpoint.folder import checkpoint_folder
     from distill.tasks.language import CausalLM
-    from distill.teacher.load import checkpoint_folder
-    from pipelines.tasks import check_tokenizer_of
+    from pipelines.settings.task_settings import check_tokenizer_of
 
     folder = checkpoint_folder(model, "model")
     admit(folder)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from distill.errors import InputError
-from pipelines import cli
-from pipelines.config import SHORT, DistillConfig
 from pipelines.distill import follow
+from pipelines.runs import cli
 from pipelines.settings.command_line import full_flag
+from pipelines.settings.distill_config import SHORT, DistillConfig
 
 EXAMPLES = """\
   python -m pipelines.prune --model runs/bert --data examples/data/banking77 --speedup 4 --output runs/quick

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from distill.errors import InputError
-from pipelines import cli
-from pipelines.config import DistillConfig
 from pipelines.distill import follow
 from pipelines.prune import MODEL_SHORT, named, with_teacher
+from pipelines.runs import cli
+from pipelines.settings.distill_config import DistillConfig
 
 EXAMPLES = """\
   python -m pipelines.quantize --model runs/demo/student --data examples/data/banking77 --output runs/int8

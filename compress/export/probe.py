@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.export.onnx import FILE, open_session
-from compress.export.parity import Product
-from compress.export.quiet import quiet
-from compress.export.rounded import PRODUCTS
-from compress.export.source import Source
-from compress.export.targets import Target
-from compress.prune.checkpoint import load_pruned
+from compress.export.common.parity import Product
+from compress.export.common.quiet import quiet
+from compress.export.common.source import Source
+from compress.export.common.targets import Target
+from compress.export.onnx.graph import FILE, open_session
+from compress.export.onnx.rounded import PRODUCTS
+from compress.prune.slicing.checkpoint import load_pruned
 
 Inputs = Mapping[str, np.ndarray]
 Probe = Callable[[Source, Target, Path, Inputs], dict[str, Product]]
@@ -48,8 +48,8 @@ def probe_openvino(source: Source, target: Target, folder: Path, inputs: Inputs)
     """Of the ONNX file that OpenVINO's was made from, converted and run in the same way."""
     import onnx
 
-    from compress.export.openvino import FILE as OWN
-    from compress.export.openvino import OpenVinoModel, export_openvino
+    from compress.export.openvino.ir import FILE as OWN
+    from compress.export.openvino.ir import OpenVinoModel, export_openvino
 
     assert target.made_from is not None
     model, products = opened_up(folder / str(target.made_from) / FILE)
@@ -61,14 +61,14 @@ def probe_openvino(source: Source, target: Target, folder: Path, inputs: Inputs)
 
 
 def probe_executorch(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    from compress.export.executorch import probe
+    from compress.export.executorch.program import probe
 
     return probe(source, inputs)
 
 
 def probe_litert(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    from compress.export.litert import FILE as OWN
-    from compress.export.litert import probe
+    from compress.export.litert.model import FILE as OWN
+    from compress.export.litert.model import probe
 
     return probe(folder / str(target) / OWN, source, inputs)
 

@@ -7,8 +7,8 @@ in 16 bits (VPMADDUBSW): 255 x 127 twice doesn't fit there and is cut off, 255 x
 from collections.abc import Iterable
 
 from compress.errors import CompressError
-from compress.export.int8 import products_saturate
-from compress.export.targets import FORMATS
+from compress.export.common.targets import FORMATS
+from compress.export.onnx.int8 import products_saturate
 from compress.quantize.config import Processor, Reduced
 
 WITHOUT_VNNI = ("avx2", "avx512")

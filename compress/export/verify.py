@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ArtefactError, VerificationError
-from compress.export.decisions import Kind, same
+from compress.export.common.decisions import Kind, same
+from compress.export.common.targets import Target, target_of
 from compress.export.runtimes import open_export
-from compress.export.targets import Target, target_of
-from compress.lifetime import end_with_parent, signal_name
-from compress.memory import peak_memory
-from compress.readers import READERS
+from compress.measure.memory import peak_memory
+from compress.subprocesses import end_with_parent, signal_name
+from distill.checkpoint.readers import READERS
 
 SAME = 0.995  # share of the texts that a model which rounds has to class alike: a flip of a last bit may move one
 BATCH = 16

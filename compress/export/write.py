@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from compress.errors import ArtefactError, CompressError
-from compress.export.fuse import fuse
-from compress.export.huggingface import export_huggingface
-from compress.export.int8 import products_saturate, quantize_int8
-from compress.export.onnx import FILE, export_onnx
-from compress.export.parity import worst_layer
+from compress.export.common.huggingface import export_huggingface
+from compress.export.common.parity import worst_layer
+from compress.export.common.source import Source
+from compress.export.common.targets import Target, by_scheme, with_sources
+from compress.export.onnx.fuse import fuse
+from compress.export.onnx.graph import FILE, export_onnx
+from compress.export.onnx.int8 import products_saturate, quantize_int8
+from compress.export.onnx.rounded import round_graph, round_joined
 from compress.export.probe import PROBES, Inputs
-from compress.export.rounded import round_graph, round_joined
-from compress.export.source import Source
-from compress.export.targets import Target, by_scheme, with_sources
 from compress.quantize.store import save_rounding
 
 LAYER = 1e-5  # a product of a deployed layer differs by at most this share of its largest value
@@ -91,7 +91,7 @@ def write_onnx(source: Source, target: Target, folder: Path) -> None:
 
 
 def write_decoder(source: Source, target: Target, folder: Path) -> None:
-    from compress.export.decoder import export_decoder
+    from compress.export.onnx.decoder import export_decoder
 
     export_decoder(source.model, source.tokenizer, folder / str(target))
 
@@ -109,32 +109,32 @@ def write_onnxruntime(source: Source, target: Target, folder: Path) -> None:
 
 
 def write_openvino(source: Source, target: Target, folder: Path) -> None:
-    from compress.export import openvino
+    from compress.export.openvino import ir
 
     assert target.made_from is not None
-    openvino.export_openvino(folder / str(target.made_from) / FILE, folder / str(target) / openvino.FILE)
+    ir.export_openvino(folder / str(target.made_from) / FILE, folder / str(target) / ir.FILE)
 
 
 def write_executorch(source: Source, target: Target, folder: Path) -> None:
-    from compress.export.executorch import export_executorch
+    from compress.export.executorch.program import export_executorch
 
     export_executorch(source, folder / str(target), rounded=target.rounded)
 
 
 def write_litert(source: Source, target: Target, folder: Path) -> None:
-    from compress.export.litert import export_litert
+    from compress.export.litert.model import export_litert
 
     export_litert(source, folder / str(target), rounded=target.rounded)
 
 
 def write_torchao(source: Source, target: Target, folder: Path) -> None:
-    from compress.export.torchao import export_torchao
+    from compress.export.pytorch.torchao import export_torchao
 
     export_torchao(source, folder / str(target))
 
 
 def write_compressed(source: Source, target: Target, folder: Path) -> None:
-    from compress.export.compressed import export_compressed
+    from compress.export.pytorch.compressed_tensors import export_compressed
 
     export_compressed(source, folder / str(target))
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.blocks import block_of
-from compress.export.huggingface import logits_of
-from compress.prune.sizes import head_width
+from compress.prune.slicing.sizes import head_width
+from distill.checkpoint.outputs import logits_of
 
 SAME = 1e-4  # of the largest output: what scaling may move by another order of sums
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from distill.checkpoint.config import check_config, in_one_line
 from distill.errors import InputError
@@ -88,3 +89,24 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfi
             f"found {len(beyond)} beyond ({beyond[first]!r} is {first}): texts with them, or masks, can't be read; "
             "give the model rows for all (resize_token_embeddings), or it the tokenizer it was trained with"
         )
+
+
+def agree_on_padding(config: PretrainedConfig, folder: Path) -> None:
+    """Has a decoder's config name the padding of the tokenizer in its folder; encoders leave padding out by the mask.
+
+    A decoder's stock classifier reads the last token that isn't the config's padding: it refuses batches where there is
+    none, and reads some padding where rows are filled up with another one.
+
+    Raises:
+        InputError: The tokenizer has neither a padding nor an eos token.
+    """
+    kind = config.model_type
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return
+    tokenizer = load_tokenizer(folder, "model")
+    if tokenizer.pad_token_id is None:
+        raise InputError(
+            f"model {str(folder)!r}: expected a tokenizer with a padding or an eos token, found neither: a "
+            "classifier couldn't tell where a text ends"
+        )
+    config.pad_token_id = tokenizer.pad_token_id

@@ -182,7 +182,7 @@ def divergence(config: LossConfig, labels: Num[Tensor, "rows"]) -> Callable[...,
 def shared(config: LossConfig, terms: Mapping[str, Tensor], shares: Mapping[str, float]) -> dict[str, Tensor]:
     """Terms of one process's rows scaled so that their average over the processes is that of the whole batch.
 
-    `shares` are those of `distill.data.share.share_of`.
+    `shares` are those of `distill.data.batches.share.share_of`.
     """
     over = MEAN_OVER | ({"kl": "labels"} if config.divergence == "decoupled_kl" else {})
     return {name: value * shares[over[name]] for name, value in terms.items()}

@@ -34,7 +34,8 @@ class LossConfig:
         similarity: Weight of the distance between the cosines of every two texts of a batch (of each process's share
             of it) and the teacher's.
         temperature: Softens both distributions of `kl`; the term is scaled by its square. Left out it is 2, and 1 in a
-            run on a language model (`pipelines.tasks.settled`): over words there is little left to learn at 2.
+            run on a language model (`pipelines.settings.task_settings.settled`): over its vocabulary there is little
+            left to learn at 2.
         divergence: What `kl` is: forward_kl, reverse_kl, jensen_shannon, skewed_kl, skewed_reverse_kl,
             total_variation, soft_cross_entropy, decoupled_kl (DKD, needs labels), logit_mse or logit_cosine.
         beta: The teacher's share of jensen_shannon's mixture.

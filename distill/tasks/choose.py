@@ -5,15 +5,15 @@ from pathlib import Path
 import pyarrow as pa
 from transformers import PretrainedConfig
 
-from distill.data.cells import hold_fractions, hold_lists, hold_numbers
-from distill.data.chat import INSTRUCTION, MESSAGES, PROMPT
-from distill.data.columns import LABEL, PAIR, SCORE, first_of
 from distill.data.config import DataConfig
-from distill.data.language import text_files
-from distill.data.questions import ANSWERS, CONTEXT, QUESTION
-from distill.data.sentences import LINES, NUMBER
-from distill.data.source import read_splits
-from distill.data.tagged import TAGS, WORDS
+from distill.data.rows.chat import INSTRUCTION, MESSAGES, PROMPT
+from distill.data.rows.questions import ANSWERS, CONTEXT, QUESTION
+from distill.data.rows.sentences import LINES, NUMBER
+from distill.data.rows.tagged import TAGS, WORDS
+from distill.data.sources.cells import hold_fractions, hold_lists, hold_numbers
+from distill.data.sources.columns import LABEL, PAIR, SCORE, first_of
+from distill.data.sources.tables import read_splits
+from distill.data.sources.text_files import text_files
 from distill.errors import InputError
 from distill.tasks.language import CausalLM, Chatting, Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering

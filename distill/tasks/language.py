@@ -11,18 +11,18 @@ from torch import Tensor
 from torchmetrics import Metric
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.data.chat import AskedBlocks, encode_chats
-from distill.data.chat_config import ChatConfig
+from distill.data.batches.encode import IGNORED
+from distill.data.batches.packing import PackedRows, text_documents
+from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig
-from distill.data.conversations import Conversations, load_bare_conversations, load_conversations
-from distill.data.documents import load_bare_documents, load_documents
-from distill.data.encode import IGNORED
-from distill.data.language import LanguageBlocks, token_blocks
-from distill.data.mask_config import MaskConfig
-from distill.data.masking import MaskedBlocks
-from distill.data.packing import PackedRows, text_documents
-from distill.data.splits import Examples, Splits
-from distill.data.template import read_file
+from distill.data.masking.config import MaskConfig
+from distill.data.masking.masks import MaskedBlocks
+from distill.data.rows.chat import AskedBlocks, encode_chats
+from distill.data.rows.chat_config import ChatConfig
+from distill.data.rows.chat_template import read_file
+from distill.data.rows.conversations import Conversations, load_bare_conversations, load_conversations
+from distill.data.rows.documents import load_bare_documents, load_documents
+from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.row_accuracy import RowAccuracy
 from distill.tasks.task import Scorer, Task

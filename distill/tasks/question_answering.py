@@ -9,12 +9,12 @@ from torchmetrics import Metric
 from torchmetrics.functional.text import squad
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.answers import Answers, SpanAnswers
 from distill.checkpoint.tokenizer import check_fast
 from distill.data.config import DataConfig
-from distill.data.questions import Questions, Windows, encode_questions, load_bare_questions, load_questions
-from distill.data.splits import Splits
+from distill.data.rows.questions import Questions, Windows, encode_questions, load_bare_questions, load_questions
+from distill.data.splits.labelled import Splits
 from distill.tasks.baseline import Baseline, no_answers
+from distill.tasks.logit_rows import Answers, SpanAnswers
 from distill.tasks.row_accuracy import RowAccuracy
 from distill.tasks.task import Scorer, Task
 

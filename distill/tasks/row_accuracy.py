@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from distill.data.encode import IGNORED
+from distill.data.batches.encode import IGNORED
 
 
 class RowAccuracy(Metric):

@@ -13,15 +13,15 @@ from torchmetrics import Metric
 from torchmetrics.functional import spearman_corrcoef
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.answers import Answers, Batch
 from distill.checkpoint.config import load_config
+from distill.checkpoint.sentence_folder import read_form
 from distill.checkpoint.weights import load_model
+from distill.data.batches.encode import IGNORED, Encoded
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED, Encoded
-from distill.data.sentences import encode_sentences, load_bare_sentences, load_sentences
-from distill.data.splits import Examples, Splits
-from distill.pooling import PooledModel, check_projections, pooled_class
-from distill.sentence_folder import read_form
+from distill.data.rows.sentences import encode_sentences, load_bare_sentences, load_sentences
+from distill.data.splits.labelled import Examples, Splits
+from distill.models.sentence_encoder import PooledModel, check_projections, pooled_class
+from distill.tasks.logit_rows import Answers, Batch
 from distill.tasks.task import Scorer, Task
 
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.answers import Answers
 from distill.checkpoint.config import load_config
 from distill.checkpoint.weights import check_weights, describe_missing_head, load_model, read_report
 from distill.data.config import DataConfig
-from distill.data.splits import Examples, Splits
+from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.baseline import Baseline
+from distill.tasks.logit_rows import Answers
 
 # Pre-trained bodies come with one of these; any other head was trained for another task.
 BODIES = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")

@@ -12,13 +12,13 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.regression import SpearmanCorrCoef
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.answers import Answers, LabelAnswers
+from distill.checkpoint.tokenizer import agree_on_padding
+from distill.data.batches.encode import IGNORED, Encoded, encode
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED, Encoded, encode
-from distill.data.splits import Examples, Splits, load_bare, load_labelled, load_numbers, load_splits
+from distill.data.splits.labelled import Examples, Splits, load_bare, load_labelled, load_numbers, load_splits
 from distill.tasks.baseline import Baseline, same_for_rows
+from distill.tasks.logit_rows import Answers, LabelAnswers
 from distill.tasks.task import Scorer, Task, check_head, output_layer, plain
-from distill.teacher.load import agree_on_padding
 
 __all__ = ["HEAD", "Numbers", "Several", "TextClassification", "check_task", "output_layer", "plain"]
 HEAD = "ForSequenceClassification"

@@ -11,10 +11,10 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from transformers import PreTrainedTokenizerBase
 
 from distill.checkpoint.tokenizer import check_fast
+from distill.data.batches.encode import IGNORED
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED
-from distill.data.splits import Splits
-from distill.data.tagged import OUTSIDE, Tagged, TaggedRows, encode_tagged, load_bare_words, load_tagged
+from distill.data.rows.tagged import OUTSIDE, Tagged, TaggedRows, encode_tagged, load_bare_words, load_tagged
+from distill.data.splits.labelled import Splits
 from distill.tasks.baseline import Baseline, same_for_tokens
 from distill.tasks.task import Scorer, Task
 

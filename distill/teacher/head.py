@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from distill.answers import Answers, rows_of
-from distill.inputs import INPUTS
 from distill.losses.logits import label_loss
+from distill.models.inputs import INPUTS
+from distill.tasks.logit_rows import Answers, rows_of
 
 STEPS, RATE = 200, 3e-2
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.answers import logits_of
-from distill.attention import Vectors, attention_maps, watching
+from distill.checkpoint.outputs import find_logits
 from distill.errors import InputError
-from distill.generation import generate
-from distill.inputs import INPUTS, model_inputs
-from distill.pooling import PooledModel
-from distill.teacher.load import frozen
-from distill.words import asked_words
+from distill.models.attention import Vectors, attention_maps, watching
+from distill.models.generation import generate
+from distill.models.inputs import INPUTS, model_inputs
+from distill.models.output_head import asked_words
+from distill.models.sentence_encoder import PooledModel
+from distill.teacher.fingerprint import frozen
 
 ASKED = (*INPUTS, "positions", "position_ids", "documents")  # of a batch, all that decides an answer
 ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
@@ -84,7 +84,7 @@ class OnlineTeacher:
         words = asked_words(self.model, batch) if "positions" in batch else nullcontext()
         with watched as caught, words:
             found = self.model(**model_inputs(self.model, batch), output_hidden_states=deep)
-        said = logits_of(found)
+        said = find_logits(found)
         out: dict[str, Any] = {"logits": said} if said is not None else {}
         if "hidden" in self.answers:
             out["hidden"] = found.hidden_states

@@ -51,7 +51,7 @@ def check_data(path: str, subset: str | None = None) -> None:
     place = Path(path)
     if is_there(path, "data"):
         return
-    from distill.data.source import READERS, read_splits
+    from distill.data.sources.tables import READERS, read_splits
 
     if place.is_absolute() or path.startswith(".") or place.suffix in READERS:
         read_splits(path, subset)

@@ -9,18 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distill.errors import InputError
-from distill.layout import Layout, fitting
 from distill.losses.config import LayerSizes, check_part, lessons
+from distill.parallel.layout import Layout, fitting
 from distill.student.family import ENCODERS
 from distill.student.spec import BLOCKS, Sizes, check_spec, is_relative, read, resolve
 from distill.tasks.names import LANGUAGE, PROBLEMS, WORDS, kept_of_task
-from pipelines.config import DistillConfig
-from pipelines.layouts import Layouts, check_layouts, texts_of
-from pipelines.settings.machine import check_machine
+from pipelines.settings.combinations import check_together
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.layouts import Layouts, check_layouts, texts_of
+from pipelines.settings.machine_facts import check_machine
 from pipelines.settings.model_facts import ModelFacts, read_facts
 from pipelines.settings.places import check_data, check_models, is_there
-from pipelines.settings.together import check_together
-from pipelines.tasks import check_task_fits, with_task
+from pipelines.settings.schemes import check_processor
+from pipelines.settings.task_settings import check_task_fits, with_task
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ def refuse(config: DistillConfig, processes: int) -> None:
     known = Known(with_task(config, named) if named else config, processes, teacher, student, named)
     for rule in RULES:
         rule(known)
+
+
+def check_integers(known: Known) -> None:
+    """Files with weights of 8 bits can be proven on this processor."""
+    check_processor(known.config)
 
 
 def check_machine_settings(known: Known) -> None:
@@ -153,6 +159,7 @@ def check_terms(known: Known) -> None:
 
 WIDE = tuple(kind for kind in ENCODERS if kind != "mobilebert")
 RULES: tuple[Callable[[Known], None], ...] = (
+    check_integers,
     check_machine_settings,
     check_places,
     check_layout_settings,

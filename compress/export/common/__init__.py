@@ -1,0 +1,1 @@
+"""What all export targets share: targets by name, the source model, parity of products."""

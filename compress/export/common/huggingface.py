@@ -1,0 +1,49 @@
+"""A stock Hugging Face checkpoint: safetensors, config, tokenizer."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.prune.slicing.checkpoint import load_pruned, save_pruned
+from distill.checkpoint.outputs import logits_of
+
+WEIGHTS = "model.safetensors"
+
+
+def export_huggingface(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes model and tokenizer so that `from_pretrained(folder)` of the stock class loads them; a pruned model that
+    no stock class can express takes its modelling code along.
+    """
+    save_pruned(model, folder)
+    tokenizer.save_pretrained(folder)
+
+
+def input_names(config: PretrainedConfig) -> list[str]:
+    """Inputs of an encoder: token types only where the model has more than one."""
+    typed = getattr(config, "type_vocab_size", 0) > 1
+    return ["input_ids", "attention_mask", *(["token_type_ids"] if typed else [])]
+
+
+class TorchModel:
+    """A checkpoint in PyTorch's eager mode, called like the other runtimes: arrays in, logits out."""
+
+    def __init__(self, folder: Path, auto_class: str = ""):
+        model = load_pruned(folder, auto_class)
+        self.model = model if model.dtype == torch.float32 else model.float()  # a torchao model refuses to be asked
+        self.names = input_names(self.model.config)
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "TorchModel":
+        """A model that is in memory already; it's put in eval mode."""
+        made = cls.__new__(cls)
+        made.model, made.names = model.eval(), input_names(model.config)
+        return made
+
+    @torch.inference_mode()
+    def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
+        """Logits [batch, classes], [batch, length, classes], or of spans [batch, length, 2], of a padded batch of ids,
+        mask and types, each [batch, length] int64.
+        """
+        return logits_of(self.model(**{name: torch.from_numpy(inputs[name]) for name in self.names})).numpy()

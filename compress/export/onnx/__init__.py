@@ -1,0 +1,1 @@
+"""ONNX files for ONNX Runtime: the graph, its fusions, int8, integer products, decoders."""

@@ -1,0 +1,1 @@
+"""OpenVINO's intermediate representation."""

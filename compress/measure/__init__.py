@@ -1,0 +1,1 @@
+"""Latency, memory, and the precision that trains fastest on this machine."""

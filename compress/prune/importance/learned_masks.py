@@ -1,0 +1,225 @@
+"""Masks that a training learns: gates pushed to a size by Lagrangian multipliers, and movement scores."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from compress.errors import CompressError
+from compress.prune.importance.gates import LAYERS
+from compress.prune.tracing.axes import Axis
+from compress.prune.tracing.trace import layer_stack
+
+TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # of the hard-concrete distribution (Louizos et al. 2018, section 4)
+CUT = TEMPERATURE * math.log(-LOW / HIGH)  # a gate is closed (exactly 0) where logit(noise) + log_alpha is below it
+
+Open = Mapping[str, Tensor]  # axis name, or `layers` -> how open each unit is, 0 to 1, [units]
+Cost = Callable[[Open], Tensor]  # what a model costs whose units are that open: a scalar, in the target's unit
+
+
+class LearnedMasks(nn.Module):
+    """Hard-concrete gates, and the penalty that drives their expected cost to a target.
+
+    Train its parameters beside the weights, all with one minimising optimizer (the multipliers' gradients are reversed,
+    so they climb) in groups without weight decay, which would pull gates open or shut; add `penalty(step)` to the loss;
+    give each step's `sample()` to `Gates.set`.
+
+    Args:
+        units: Axis name, or `layers` -> number of units: `Gates.sizes`, or those of them that may close.
+        cost: Expected cost from the probabilities of being open, such as `parameter_share`.
+        target: Cost to reach.
+        warmup: Steps in which the target falls linearly from the cost at the start.
+        start: Probability of being open at the start.
+
+    Raises:
+        CompressError: A target that isn't between the cost at the start and 0.
+
+    Source: gates: Louizos et al. 2018 (arXiv 1712.01312), equations 10 to 12. Penalty: Wang et al. 2020 (arXiv
+        1910.04732), as in Xia et al. 2022 (CoFi, arXiv 2204.00408), who take shares of encoder weights; here any cost.
+    """
+
+    begin: Tensor
+
+    def __init__(self, units: Mapping[str, int], cost: Cost, *, target: float, warmup: int, start: float = 0.95):
+        super().__init__()
+        self.names = {name: name.replace(".", "-") for name in units}  # a parameter's name holds no dots
+        log_alpha = math.log(start / (1 - start)) + CUT
+        filled = {self.names[name]: nn.Parameter(torch.full((size,), log_alpha)) for name, size in units.items()}
+        self.log_alpha = nn.ParameterDict(filled)
+        self.multipliers = nn.Parameter(torch.zeros(2))
+        self.cost, self.target, self.warmup = cost, target, warmup
+        with torch.no_grad():
+            self.register_buffer("begin", cost(self.open_probability()).detach().float().clone())
+        if not 0 < target <= float(self.begin):
+            raise CompressError(
+                f"target {target}: expected more than 0 and at most the cost at the start, {float(self.begin):.4g}: "
+                "masks would be learned for nothing"
+            )
+
+    def sample(self) -> dict[str, Tensor]:
+        """Gates [units] drawn with torch's generator: 0 and 1 with some probability, and all between."""
+        return {name: stretched(logistic_noise(log_alpha) + log_alpha) for name, log_alpha in self.items()}
+
+    def expected(self) -> dict[str, Tensor]:
+        """Mean of `sample()` [units]: gates for a forward without chance."""
+        return {name: mean_gate(log_alpha) for name, log_alpha in self.items()}
+
+    def open_probability(self) -> dict[str, Tensor]:
+        """Probability that a sampled gate isn't 0, [units]."""
+        return {name: torch.sigmoid(log_alpha - CUT) for name, log_alpha in self.items()}
+
+    def penalty(self, step: int) -> Tensor:
+        """l1 (c - t) + l2 (c - t)^2 of the expected cost c and the step's target t; the multipliers l climb."""
+        excess = self.cost(self.open_probability()) - self.target_at(step)
+        climbing = 2 * self.multipliers.detach() - self.multipliers  # the value of the multipliers, minus its gradient
+        return climbing[0] * excess + climbing[1] * excess.square()
+
+    def target_at(self, step: int) -> float:
+        done = min(1.0, step / self.warmup) if self.warmup else 1.0
+        return float(self.begin) + (self.target - float(self.begin)) * done
+
+    def decide(self, least: int = 1) -> dict[str, Tensor]:
+        """The units kept, as `keep_best` takes them by their probability of being open."""
+        with torch.no_grad():
+            return keep_best(self.open_probability(), self.cost, self.target, least)
+
+    def items(self) -> list[tuple[str, Tensor]]:
+        return [(name, self.log_alpha[key]) for name, key in self.names.items()]
+
+
+def logistic_noise(like: Tensor) -> Tensor:
+    """logit(u) of uniform u, as large as `like`."""
+    eps = torch.finfo(like.dtype).eps
+    return torch.rand_like(like).clamp(eps, 1 - eps).logit()
+
+
+def stretched(logits: Tensor) -> Tensor:
+    return (torch.sigmoid(logits / TEMPERATURE) * (HIGH - LOW) + LOW).clamp(0, 1)
+
+
+def mean_gate(log_alpha: Tensor) -> Tensor:
+    """E[gate] = integral of P(gate > t) over t from 0 to 1, by Gauss-Legendre quadrature at 32 points; [units]."""
+    points, weights = (torch.from_numpy(part).to(log_alpha) for part in np.polynomial.legendre.leggauss(32))
+    cuts = TEMPERATURE * (((points + 1) / 2 - LOW) / (HIGH - LOW)).logit()
+    return (torch.sigmoid(log_alpha[:, None] - cuts) * weights / 2).sum(dim=-1)
+
+
+class Movement(nn.Module):
+    """Movement scores of units: how much training pushes each gate up, summed over the steps.
+
+    Give `gates()` to `Gates.set`, and call `accumulate()` after each backward. A closed unit's gate gets a gradient
+    too, so a unit can come back.
+
+    Args:
+        units: Axis name, or `layers` -> number of units.
+
+    Source: Sanh et al. 2020 (arXiv 2005.07683), section 4, on blocks as in Lagunas et al. 2021 (arXiv 2109.04838): the
+        sum of -w dL/dw over a unit's weights is -dL/dgate. Without the factor of the learning rate.
+    """
+
+    def __init__(self, units: Mapping[str, int]):
+        super().__init__()
+        self.names = {name: name.replace(".", "-") for name in units}
+        for name, size in units.items():
+            self.register_buffer(self.names[name], torch.zeros(size))
+        self.leaves: dict[str, Tensor] = {}
+
+    def gates(self, kept: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Gates [units] that gather gradients: 1 for the units in `kept` and of axes it doesn't name, 0 for others."""
+        self.leaves = {}
+        for name, score in self.scores().items():
+            gate = torch.ones_like(score)
+            if kept is not None and name in kept:
+                gate = torch.zeros_like(score).index_fill(0, kept[name].to(score.device), 1.0)
+            self.leaves[name] = gate.requires_grad_()
+        return self.leaves
+
+    def accumulate(self) -> None:
+        """Adds the gradients that the last `gates()` gathered, and clears them."""
+        for name, gate in self.leaves.items():
+            if gate.grad is not None:
+                self.scores()[name].sub_(gate.grad)
+                gate.grad = None
+
+    def scores(self) -> dict[str, Tensor]:
+        """Name -> score of each unit [units]; the lowest go first."""
+        return {name: self.get_buffer(key) for name, key in self.names.items()}
+
+    def decide(self, cost: Cost, target: float, least: int = 1) -> dict[str, Tensor]:
+        """The units kept, as `keep_best` takes them by their scores."""
+        return keep_best(self.scores(), cost, target, least)
+
+
+def keep_best(ranking: Mapping[str, Tensor], cost: Cost, target: float, least: int = 1) -> dict[str, Tensor]:
+    """Closes the lowest-ranked units of all axes together, as few as bring the cost to the target.
+
+    Args:
+        ranking: Axis name, or `layers` -> rank of each unit [units], comparable from axis to axis.
+        cost: Cost of gates 0 and 1; must not rise when a unit closes.
+        target: Cost to reach.
+        least: Units of each axis (and layers) that stay in any case.
+
+    Returns:
+        Name -> numbers of the units kept, rising.
+
+    Raises:
+        CompressError: The target is out of reach.
+    """
+    units = [
+        (float(rank), name, unit)
+        for name, ranks in ranking.items()
+        for unit, rank in sorted(enumerate(ranks.tolist()), key=lambda pair: (pair[1], pair[0]))[: len(ranks) - least]
+    ]
+    units.sort(key=lambda entry: entry[0])
+
+    def gates(closed: int) -> dict[str, Tensor]:
+        left = {name: torch.ones_like(ranks) for name, ranks in ranking.items()}
+        for _, name, unit in units[:closed]:
+            left[name][unit] = 0
+        return left
+
+    enough = target * (1 + 1e-6)  # costs are float32
+    if (lowest := float(cost(gates(len(units))))) > enough:
+        raise CompressError(f"target {target}: with {least} of each axis left the cost is still {lowest:.4g}")
+    low, high = 0, len(units)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if float(cost(gates(middle))) <= enough else (middle + 1, high)
+    return {name: gate.nonzero().flatten() for name, gate in gates(high).items()}
+
+
+def parameter_share(model: PreTrainedModel, axes: Sequence[Axis]) -> Cost:
+    """The cost "share of the weights left", of all weights that an axis runs through or that lie in a layer.
+
+    A weight's expected part is the product of the mean openness of its axes and of its layer: exact if these are drawn
+    apart, but for weights that one axis runs through twice. Names that aren't given are open.
+    """
+    names = dict(model.named_parameters(remove_duplicate=False))
+    on: dict[Tensor, dict[tuple[str, int], None]] = {}  # a tied weight is one, whichever of its names a slot gives
+    for axis in axes:
+        for slot in axis.slots:
+            on.setdefault(names[slot.parameter], {})[axis.name, slot.dim] = None
+    stack = layer_stack(model) + "."
+    counts: dict[tuple[tuple[str, ...], int | None], int] = {}
+    for name, weight in model.named_parameters():
+        layer = int(name.removeprefix(stack).split(".")[0]) if name.startswith(stack) else None
+        if weight in on or layer is not None:
+            key = (tuple(axis_name for axis_name, _ in on.get(weight, ())), layer)
+            counts[key] = counts.get(key, 0) + weight.numel()
+    whole = sum(counts.values())
+
+    def share(open_units: Open) -> Tensor:
+        means = {name: gate.mean() for name, gate in open_units.items()}
+        layers = open_units.get(LAYERS)
+        total = torch.zeros((), device=next(iter(open_units.values())).device)
+        for (crossing, layer), count in counts.items():
+            part = total.new_tensor(count / whole)
+            for name in crossing:
+                part = part * means.get(name, 1.0)
+            total = total + (part if layers is None or layer is None else part * layers[layer])
+        return total
+
+    return share

@@ -1,0 +1,1 @@
+"""Which shape to cut for a budget: costs, allocation, candidates."""

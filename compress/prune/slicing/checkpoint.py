@@ -1,0 +1,114 @@
+"""Writes and reads pruned models; of the code that lies beside their weights, only what this package ships is used."""
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedModel
+
+from compress.errors import CompressError
+from compress.prune.slicing import modeling_pruned
+from compress.prune.slicing.sizes import is_pruned
+from distill.checkpoint.config import read_object
+from distill.checkpoint.readers import reader_of
+from distill.checkpoint.weights import load_model
+
+CODE = Path(modeling_pruned.__file__)
+
+
+def save_pruned(model: PreTrainedModel, folder: Path) -> None:
+    """Writes weights and config, and modeling_pruned.py beside them where the model isn't of a stock class.
+
+    Raises:
+        CompressError: The model's code isn't what this package ships, as after loading it from a folder of another
+            version: it's written, but `load_pruned` would refuse it.
+    """
+    model.save_pretrained(folder)
+    if is_pruned(model):
+        check_code(folder)
+
+
+def auto_class_of(config: dict[str, Any]) -> str:
+    """Name of the auto class that fits the head a checkpoint was saved with, by the config.json's content."""
+    for name in config.get("architectures") or []:
+        found = re.search(r"For[A-Z]\w+$|LMHeadModel$|Model$", name)
+        if found:
+            return {"LMHeadModel": "AutoModelForCausalLM", "Model": "AutoModel"}.get(
+                found.group(), f"AutoModel{found.group()}"
+            )
+    return "AutoModelForSequenceClassification"
+
+
+def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
+    """The model in `folder`, stock or pruned, in eval mode.
+
+    No code is taken from the folder: modeling_pruned.py there must equal the package's own, byte for byte, and it's
+    the package's that runs.
+
+    Args:
+        folder: What `save_pruned` wrote.
+        auto_class: Name of the auto class that fits the model's head; told from the checkpoint when left out, which may
+            have a reader of its own (see `distill.checkpoint.readers`).
+
+    Raises:
+        CompressError: The folder's code is another, or it's for another head.
+        InputError: Weights are missing or of another shape.
+    """
+    reads = None if auto_class else reader_of(folder)
+    if reads is not None:
+        return load_model(reads, folder, new_head=True).eval()  # nothing reads the pooler of a body that it pools
+    config = read_object(folder, "model")
+    auto_class = auto_class or auto_class_of(config)
+    loader = getattr(transformers, auto_class, None)
+    if loader is None:
+        raise CompressError(f"{auto_class}: transformers has no such class to load {folder} with")
+    if "auto_map" in config:
+        check_code(folder)
+        loader = pruned_class(config["auto_map"], auto_class, folder)
+    return load_model(loader, folder, new_head=auto_class == "AutoModel").eval()
+
+
+def admit(folder: Path) -> None:
+    """Lets the auto classes of this process load the pruned model in `folder`, by the package's own code.
+
+    A stock checkpoint needs nothing of this.
+
+    Raises:
+        CompressError: The folder's code is another than what this package ships.
+    """
+    config = read_object(folder, "model")
+    if "auto_map" not in config:
+        return
+    check_code(folder)
+    for auto_class in config["auto_map"].keys() - {"AutoConfig"}:
+        model = pruned_class(config["auto_map"], auto_class, folder)
+        known: Any = model.config_class
+        transformers.AutoConfig.register(known.model_type, known, exist_ok=True)
+        getattr(transformers, auto_class).register(known, model, exist_ok=True)
+
+
+def check_code(folder: Path) -> None:
+    """Refuses modelling code other than the package's own."""
+    path = folder / CODE.name
+    ours = sha256(CODE)
+    theirs = sha256(path) if path.is_file() else "no such file"
+    if ours != theirs:
+        raise CompressError(
+            f"{path}: expected the code that this package ships (SHA-256 {ours[:16]}), found {theirs[:16]}: it could "
+            "do anything, and is not run"
+        )
+
+
+def pruned_class(auto_map: dict[str, str], auto_class: str, folder: Path) -> type[PreTrainedModel]:
+    """The package's own class that `auto_map` names for the auto class."""
+    code, _, name = auto_map.get(auto_class, "").rpartition(".")
+    found = getattr(modeling_pruned, name, None) if code == CODE.stem else None
+    if found is None:
+        raise CompressError(f"{folder}: expected a model for {auto_class}, found {auto_map}")
+    return found
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

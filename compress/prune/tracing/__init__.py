@@ -1,0 +1,1 @@
+"""The prunable axes of a model, found by following dimensions through its graph."""

@@ -1,0 +1,145 @@
+"""A tokenizer with fewer words: its tokenizer.json rewritten, ids in their old order."""
+
+import copy
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from compress.errors import CompressError
+from compress.prune.vocabulary.spelling import (
+    Spec,
+    names_of,
+    parts_of,
+    processor_ids,
+    read_spec,
+    special_words,
+    spelling_words,
+)
+
+Ids = Sequence[int] | np.ndarray
+GONE = -1
+
+
+def prune_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> PreTrainedTokenizerBase:
+    """A copy of a fast tokenizer that knows the words `ids` only; the word `ids[i]` gets the id i.
+
+    WordPiece, BPE and Unigram. A text in which no word went keeps its pieces; other words are spelt in the pieces that
+    stay, never as [UNK] unless they were before. Special tokens, padding, truncation and everything else stay.
+
+    Args:
+        tokenizer: It isn't changed.
+        ids: Rising ids, as `choose_words` gives them.
+
+    Raises:
+        CompressError: A slow tokenizer or one without pieces; ids that don't rise, aren't in the vocabulary, or lack a
+            special token or a word that spelling needs.
+    """
+    spec = read_spec(tokenizer)
+    kept = checked_ids(ids, names_of(spec))
+    check_complete(tokenizer, spec, set(kept.tolist()))
+    remap = remap_ids(max(names_of(spec)) + 1, kept)
+    expected = {word: int(remap[i]) for i, word in names_of(spec).items() if remap[i] != GONE}
+    rewrite(spec, remap)
+    pruned = copy.deepcopy(tokenizer)
+    pruned._tokenizer = Tokenizer.from_str(json.dumps(spec))
+    forget_old_words(pruned, spec["model"])
+    if pruned.get_vocab() != expected:
+        raise CompressError(
+            f"tokenizer {type(tokenizer).__name__}: expected {len(expected)} words with the ids 0 to "
+            f"{len(expected) - 1}, found {len(pruned.get_vocab())} or other ids: they would stand for the wrong rows"
+        )
+    return pruned
+
+
+def checked_ids(ids: Ids, names: dict[int, str]) -> Int64[np.ndarray, "kept"]:
+    kept = np.asarray(ids)
+    if kept.ndim != 1 or not len(kept) or kept.dtype.kind not in "iu" or (np.diff(kept.astype(np.int64)) <= 0).any():
+        raise CompressError(
+            f"ids: expected rising whole numbers, found {kept.dtype} of shape {kept.shape}: rows would be another's"
+        )
+    outside = [i for i in kept.tolist() if i not in names]
+    if outside:
+        raise CompressError(
+            f"ids: expected ids of the tokenizer's {len(names)} words, found {outside[0]}: there is no such word"
+        )
+    return kept.astype(np.int64)
+
+
+def check_complete(tokenizer: PreTrainedTokenizerBase, spec: Spec, kept: set[int]) -> None:
+    """Raises where words are missing that others rest on."""
+    names, parts = names_of(spec), parts_of(spec)
+    checks = (
+        (special_words(tokenizer, spec), "special or added tokens", "texts would be framed or padded by another word"),
+        (spelling_words(tokenizer, spec), "pieces that spelling needs", "texts could become [UNK]"),
+        ({part for word in kept for part in parts(word)}, "parts that merges make", "words they lead to never form"),
+    )
+    for needed, what, consequence in checks:
+        missing = sorted(needed - kept)
+        if missing:
+            raise CompressError(
+                f"ids: expected all {what}, found {len(missing)} missing, such as {names.get(missing[0])!r} "
+                f"(id {missing[0]}): {consequence}"
+            )
+
+
+def rewrite(spec: Spec, remap: Int64[np.ndarray, "words"]) -> None:
+    """Takes out the words that went and renumbers the others, in place."""
+
+    def new(old: int) -> int:
+        return int(remap[old])
+
+    rewrite_model(spec["model"], remap)
+    spec["added_tokens"] = [token | {"id": new(token["id"])} for token in spec["added_tokens"]]
+    for ids, place in processor_ids(spec["post_processor"]):
+        ids[place] = new(ids[place])
+    if spec["padding"]:
+        spec["padding"]["pad_id"] = new(spec["padding"]["pad_id"])
+
+
+def rewrite_model(model: Spec, remap: Int64[np.ndarray, "words"]) -> None:
+    if model["type"] == "Unigram":
+        model["vocab"] = [entry for i, entry in enumerate(model["vocab"]) if remap[i] != GONE]
+        model["unk_id"] = None if model["unk_id"] is None else int(remap[model["unk_id"]])
+        return
+    model["vocab"] = {word: int(remap[i]) for word, i in model["vocab"].items() if remap[i] != GONE}
+    if model["type"] == "BPE":
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        model["merges"] = [p for p in pairs if {p[0], p[1], p[0] + p[1]} <= model["vocab"].keys()]
+
+
+def forget_old_words(tokenizer: Any, model: Spec) -> None:
+    """Replaces what the tokenizer's class keeps beside its backend."""
+    if hasattr(tokenizer, "_vocab"):
+        tokenizer._vocab = model["vocab"] if isinstance(model["vocab"], dict) else [(w, s) for w, s in model["vocab"]]
+    if hasattr(tokenizer, "_merges"):
+        tokenizer._merges = [tuple(pair) for pair in model["merges"]]
+    if hasattr(tokenizer, "vocab_file"):
+        tokenizer.vocab_file = None  # it has the old words, and saving copies it in some formats
+
+
+def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "words"]:
+    """New id of every old one, `GONE` (-1) for words that went.
+
+    Args:
+        size: Ids of the old vocabulary.
+        ids: Rising old ids that stay; `ids[i]` becomes i.
+
+    Raises:
+        CompressError: An id outside 0 to size - 1.
+    """
+    kept = np.asarray(ids, np.int64)
+    if len(kept) and not 0 <= kept.min() <= kept.max() < size:
+        raise CompressError(f"ids: expected 0 to {size - 1}, found {kept.min()} to {kept.max()}: there is no such word")
+    remap = np.full(size, GONE, np.int64)
+    remap[kept] = np.arange(len(kept))
+    return remap
+
+
+def same_pieces(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, text: str) -> bool:
+    """Whether both tokenizers cut the text into the same pieces, whatever their ids."""
+    return first.tokenize(text) == second.tokenize(text)

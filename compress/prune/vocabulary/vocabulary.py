@@ -1,0 +1,274 @@
+"""Pruning the vocabulary: counting and choosing words, and slicing what a model has for each of them."""
+
+import copy
+import math
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.errors import CompressError
+from compress.prune.vocabulary.spelling import can_come_up, names_of, parts_of, read_spec, special_words, spelling_words
+from compress.prune.vocabulary.tokenizer import GONE, Ids, prune_tokenizer, remap_ids
+
+TEXTS = 1000  # tokenized at once
+COVERAGE = 0.9999
+UNSEEN = 0.001
+
+
+def count_words(
+    tokenizer: PreTrainedTokenizerBase, texts: Iterable[str] | Iterable[Sequence[str]]
+) -> Int64[np.ndarray, "words"]:
+    """How often each id is used in the texts, which may be cut into words, special tokens added, nothing cut off.
+
+    Raises:
+        CompressError: No text at all, or one string instead of several.
+    """
+    if isinstance(texts, str):
+        raise CompressError("texts: expected several strings, found one: its letters would be counted as texts")
+    size = max(tokenizer.get_vocab().values()) + 1
+    counts, left = np.zeros(size, np.int64), iter(texts)
+    while batch := list(islice(left, TEXTS)):
+        rows = tokenizer(
+            batch,
+            truncation=False,
+            padding=False,
+            return_attention_mask=False,
+            verbose=False,
+            is_split_into_words=not isinstance(batch[0], str),
+        )
+        counts += np.bincount(np.concatenate([np.asarray(row, np.int64) for row in rows["input_ids"]]), minlength=size)
+    if not counts.any():
+        raise CompressError("texts: expected a corpus, found nothing to count: every word would look unused")
+    return counts
+
+
+def choose_words(
+    tokenizer: PreTrainedTokenizerBase,
+    counts: Int64[np.ndarray, "words"],
+    *,
+    coverage: float = COVERAGE,
+    unseen: float = UNSEEN,
+    at_most: int | None = None,
+) -> Int64[np.ndarray, "kept"]:
+    """Rising ids of the words that stay.
+
+    First special and added tokens and the pieces that spelling needs (see `compress.prune.vocabulary.spelling`); then
+    the most used words, the lower id first among equals, until they make up `coverage` of all uses; then words that the
+    corpus lacks. A word of a BPE brings along what is merged on the way to it.
+
+    Further text uses words that the corpus lacks as often as the corpus has words that it uses once, of all its uses.
+    Of these words the lower ids are kept: BERT's vocabulary is roughly, a BPE's and a Unigram's by construction, in the
+    order of frequency in pre-training. How many it takes is told by the words used once, which lie where unseen ones
+    do. Words of a WordPiece that no text gives, such as BERT's [unused7], are passed over.
+
+    Args:
+        tokenizer: A fast one.
+        counts: Uses of each id, from `count_words`.
+        coverage: Share of the corpus's uses in (0, 1]; 1 keeps every word that was seen.
+        unseen: Share of further text's uses, in [0, 1], that may fall on words that went since the corpus lacks them;
+            0 keeps them all (or what `at_most` leaves room for), 1 none.
+        at_most: Words to keep at most; `coverage` and `unseen` may be missed then.
+
+    Raises:
+        CompressError: A slow tokenizer; a share out of range; counts of another vocabulary or of nothing; an `at_most`
+            below what special tokens and spelling take.
+
+    Source: uses of unseen words by Good 1953, The Population Frequencies of Species and the Estimation of Population
+    Parameters (Biometrika 40), N1 / N; that their ids are spread as those of the words used once is ours.
+    """
+    spec = read_spec(tokenizer)
+    names, parts = names_of(spec), parts_of(spec)
+    check_counts(counts, coverage, unseen, max(names) + 1)
+    needed = special_words(tokenizer, spec) | spelling_words(tokenizer, spec)
+    limit = len(names) if at_most is None else at_most
+    if limit < len(needed):
+        raise CompressError(
+            f"at_most: expected at least the {len(needed)} words of special tokens and spelling, found {limit}: texts "
+            "could become [UNK]"
+        )
+    kept = set(needed)
+    covered, wanted = int(counts[sorted(kept)].sum()), coverage * int(counts.sum())
+    for word in np.argsort(-counts, kind="stable").tolist():
+        if covered >= wanted or not counts[word]:
+            break
+        covered += int(counts[add(kept, {word} | parts(word), limit)].sum())
+    last = last_unseen(counts, needed, unseen)
+    for word in sorted(word for word in names.keys() - kept if word <= last):
+        if len(kept) < limit and can_come_up(tokenizer, spec, names[word]):
+            add(kept, {word} | parts(word), limit)
+    return np.array(sorted(kept), np.int64)
+
+
+def add(kept: set[int], words: set[int], limit: int) -> list[int]:
+    """Adds the words to `kept` if there is room for all; returns those that are new."""
+    new = words - kept
+    if len(kept) + len(new) > limit:
+        return []
+    kept |= new
+    return sorted(new)
+
+
+def last_unseen(counts: Int64[np.ndarray, "words"], needed: set[int], unseen: float) -> int:
+    """The highest id among the unseen words to keep."""
+    if not unseen:
+        return len(counts) - 1
+    once = [i for i in np.flatnonzero(counts == 1).tolist() if i not in needed]
+    share = len(once) / int(counts.sum())
+    return once[math.ceil((1 - unseen / share) * len(once)) - 1] if share > unseen else -1
+
+
+def check_counts(counts: Int64[np.ndarray, "words"], coverage: float, unseen: float, size: int) -> None:
+    if not 0 < coverage <= 1:
+        raise CompressError(f"coverage: expected a share above 0 and up to 1, found {coverage}: nothing can reach it")
+    if not 0 <= unseen <= 1:
+        raise CompressError(f"unseen: expected a share from 0 to 1, found {unseen}: no words can be chosen by it")
+    if counts.shape != (size,):
+        raise CompressError(
+            f"counts: expected one for each of {size} ids, found {list(counts.shape)}: they are of another tokenizer"
+        )
+    if not counts.any():
+        raise CompressError("counts: expected uses of words, found none: every word would look unused")
+
+
+def prune_vocabulary(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Ids
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model of the same class and a tokenizer with the words `ids` only.
+
+    Texts in which no word went get the same answer; words that went are spelt in the pieces that stay. Whatever has a
+    row a word is sliced: input embeddings, the head over words, tied to them or not, its bias. The ids in config and
+    generation_config are renumbered. Rows of the model beyond the tokenizer's words go.
+
+    Args:
+        model: It isn't changed; the new one shares no memory with it.
+        tokenizer: The model's own; it isn't changed.
+        ids: Rising ids, as `choose_words` gives them.
+
+    Raises:
+        CompressError: As `prune_tokenizer`; ids beyond the model's rows; a token id in the config that isn't among
+            `ids`; a padding id that would change where positions are counted from it, as RoBERTa does.
+
+    Source: keeping the words that a corpus uses as in Abdaoui et al. 2020, Load What You Need (arXiv 2010.05609); here
+    the pieces that spelling needs stay whatever their frequency, so that no text becomes [UNK].
+    """
+    pruned = prune_tokenizer(tokenizer, ids)
+    kept = torch.from_numpy(np.asarray(ids, np.int64))
+    rows = len(word_table(model).weight)
+    if kept[-1] >= rows:
+        raise CompressError(
+            f"ids: expected ids below the model's {rows} rows, found {kept[-1]}: the tokenizer is another model's"
+        )
+    remap = remap_ids(rows, kept.numpy())
+    check_positions(model, remap)
+    small = empty_model(model, remap, len(kept))
+    shapes = {name: weight.shape for name, weight in small.state_dict().items()}
+    small.load_state_dict(sliced(model.state_dict(keep_vars=True), shapes, rows, kept), assign=True)
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, parameter in small.named_parameters():
+        parameter.requires_grad_(trained[name])
+    small.to(model.device)  # type: ignore[arg-type]
+    return small.train(model.training), pruned
+
+
+def word_table(model: PreTrainedModel) -> nn.Embedding:
+    table = model.get_input_embeddings()
+    if not isinstance(table, nn.Embedding):
+        raise CompressError(
+            f"{type(model).__name__}: expected an nn.Embedding for its words, found {type(table).__name__}: it can't "
+            "be sliced by word"
+        )
+    return table
+
+
+def check_positions(model: PreTrainedModel, remap: Int64[np.ndarray, "rows"]) -> None:
+    """RoBERTa and its like number positions from the padding id on: it must keep its number."""
+    for name, module in model.named_modules():
+        pad = getattr(module, "padding_idx", None)
+        if "position" in name and pad is not None and remap[pad] != pad:
+            raise CompressError(
+                f"padding id: expected {pad} to keep its number, for {name} counts positions from it; it would become "
+                f"{remap[pad]}: every position would shift; keep all words below it"
+            )
+
+
+def empty_model(model: PreTrainedModel, remap: Int64[np.ndarray, "rows"], words: int) -> PreTrainedModel:
+    """A model of the class and the config of `model` for `words` words, with weights that mean nothing."""
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config()
+    if getattr(text, "vocab_size", None) != len(remap):
+        raise CompressError(
+            f"config.vocab_size: expected the {len(remap)} rows of the embeddings, found "
+            f"{getattr(text, 'vocab_size', None)}: the pruned model couldn't be described"
+        )
+    text.vocab_size = words
+    renumber(config, remap, "config")
+    if text is not config:
+        renumber(text, remap, "text config")
+    with torch.random.fork_rng(devices=[]):
+        small = type(model)(config)
+    pad = word_table(model).padding_idx
+    word_table(small).padding_idx = None if pad is None or remap[pad] == GONE else int(remap[pad])
+    if getattr(model, "generation_config", None) is not None:
+        small.generation_config = copy.deepcopy(model.generation_config)
+        renumber(small.generation_config, remap, "generation_config")
+    return small
+
+
+def renumber(config: PretrainedConfig | Any, remap: Int64[np.ndarray, "rows"], where: str) -> None:
+    """Gives every token id of a config its new number, in place."""
+
+    def new(key: str, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [new(key, i) for i in value]
+        if value is None or value < 0:  # some configs say "none" by -1
+            return value
+        if value >= len(remap) or remap[value] == GONE:
+            raise CompressError(
+                f"{where}.{key}: expected an id that stays, found {value}: the model would wait for a word it lacks; "
+                "add it to ids or set the entry to None"
+            )
+        return int(remap[value])
+
+    def stays(i: int) -> bool:
+        return 0 <= i < len(remap) and remap[i] != GONE
+
+    for key, value in list(vars(config).items()):
+        if not value and value != 0:
+            continue
+        if key.endswith(("_token_id", "_token_ids")):
+            setattr(config, key, new(key, value))
+        elif key in ("suppress_tokens", "begin_suppress_tokens"):
+            setattr(config, key, new(key, [i for i in value if stays(i)]) or None)
+        elif key == "bad_words_ids":  # a phrase with a word that went can't come up
+            setattr(config, key, new(key, [words for words in value if all(map(stays, words))]) or None)
+        elif key in ("sequence_bias", "force_words_ids"):
+            raise CompressError(f"{where}.{key}: expected None, found ids: they would stand for other words")
+
+
+def sliced(
+    weights: dict[str, Tensor], shapes: dict[str, torch.Size], rows: int, kept: Int64[Tensor, "kept"]
+) -> dict[str, Tensor]:
+    """Copies of the weights, of every dimension that the vocabulary decides the kept coordinates; ties stay ties."""
+    copies: dict[int, Tensor] = {}
+    for name, weight in weights.items():
+        if id(weight) in copies:
+            continue
+        if weight.dim() != len(shapes[name]):
+            raise CompressError(f"{name}: expected shape {list(shapes[name])}, found {list(weight.shape)}")
+        small = weight.detach()
+        for dim, (old, new) in enumerate(zip(weight.shape, shapes[name], strict=True)):
+            if old != new:
+                if (old, new) != (rows, len(kept)):
+                    raise CompressError(
+                        f"{name}: expected {rows} words in dimension {dim}, found {old}: it would be sliced wrongly"
+                    )
+                small = small.index_select(dim, kept.to(small.device))
+        small = small.clone()
+        copies[id(weight)] = nn.Parameter(small) if isinstance(weight, nn.Parameter) else small
+    return {name: copies[id(weight)] for name, weight in weights.items()}

@@ -1,0 +1,123 @@
+"""Serves a teacher's signals by sample content."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from distill.cache.format.identity import Identity
+from distill.cache.format.index import key_array
+from distill.cache.format.key import sample_keys
+from distill.cache.format.shard import DamagedError, Shard, shard_path
+from distill.cache.format.store import Store, open_store
+from distill.cache.signals import Sampled, TopK, Where
+from distill.errors import InputError
+
+OPEN_SHARDS = 256  # each holds a file descriptor
+
+
+class CacheReader:
+    """A cache, mapped into memory; every record is checked when it is read. Several threads may share one.
+
+    Args:
+        folder: The cache.
+        expected: What it has to be made from; None takes whatever it is.
+
+    Raises:
+        InputError: Another teacher's cache, or shards that are missing or too short (each is named).
+    """
+
+    def __init__(self, folder: Path, expected: Identity | None = None):
+        self.folder, self.expected = folder, expected
+        self.store: Store = open_store(folder, expected)
+        self.shards: OrderedDict[int, Shard] = OrderedDict()
+        self.lock = threading.Lock()
+        gone = [n for n in range(len(self.store.shard_rows)) if not shard_path(folder, n).is_file()]
+        if gone:
+            raise self.unusable([f"{shard_path(folder, n).name}: missing" for n in gone])
+
+    def __reduce__(self) -> tuple:
+        """In another process the files are mapped anew."""
+        return CacheReader, (self.folder, self.expected)
+
+    def __len__(self) -> int:
+        return len(self.store.index)
+
+    def unusable(self, reasons: Sequence[str]) -> InputError:
+        named = "; ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
+        return InputError(
+            f"cache {str(self.folder)!r}: {named}; `python -m pipelines.cache rebuild --cache {self.folder}` computes "
+            "just these again"
+        )
+
+    def shard(self, number: int) -> Shard:
+        with self.lock:
+            if number in self.shards:
+                self.shards.move_to_end(number)
+                return self.shards[number]
+        shard = Shard(self.folder, number, self.store.shard_rows[number], self.store.identity)
+        with self.lock:
+            self.shards[number] = shard
+            while len(self.shards) > OPEN_SHARDS:
+                self.shards.popitem(last=False)
+        return shard
+
+    def locate(self, keys: Sequence[bytes]) -> list[tuple[Shard, int]]:
+        """Shard and row of each key.
+
+        Raises:
+            InputError: A sample that the cache doesn't hold, or a shard that can't be read.
+        """
+        first, last = self.store.index.candidates(key_array(keys))
+        return [self.one(key, range(a, b)) for key, a, b in zip(keys, first, last, strict=True)]
+
+    def one(self, key: bytes, entries: range) -> tuple[Shard, int]:
+        for entry in entries:
+            place = int(self.store.index.places[entry])
+            number, row = place >> 32, place & 0xFFFFFFFF
+            if number >= len(self.store.shard_rows) or row >= self.store.shard_rows[number]:
+                raise self.unusable([f"the index names row {row} of shard {number}, which isn't there"])
+            try:
+                shard = self.shard(number)
+            except DamagedError as error:
+                raise self.unusable([str(error)]) from error
+            if shard.keys[row].tobytes() == key:
+                return shard, row
+        if len(entries):
+            raise self.unusable([f"sample {key.hex()}: another key stands in its place"])
+        raise InputError(
+            f"cache {str(self.folder)!r}: no signal for sample {key.hex()} among {len(self)}: "
+            "the data or its preprocessing changed since the cache was written"
+        )
+
+    def signals_of(self, keys: Sequence[bytes], where: Where) -> dict[str, Any]:
+        """Tensors of a batch, by name; see each signal's `decode`. Of distributions also the temperature they have, and
+        the `classes` of the teacher: its table of words may be padded to another number of rows than a student's.
+
+        Raises:
+            InputError: A sample that the cache doesn't hold, or a record that is damaged.
+        """
+        found = self.locate(keys)
+        out: dict[str, Any] = {}
+        for signal in self.store.identity.signals:
+            try:
+                records = [shard.record(row, signal.name) for shard, row in found]
+                out |= signal.decode(records, where, self.store.codebooks.get(signal.name, {}))
+                if isinstance(signal, Sampled | TopK):
+                    out |= {"temperature": signal.temperature, "classes": signal.width}
+            except (DamagedError, ValueError) as error:
+                raise self.unusable([str(error)]) from error
+        return out
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Teacher signals of a padded batch, on the CPU."""
+        return self.signals_of(sample_keys(batch), Where.of(batch))
+
+    def holds(self, keys: Sequence[bytes]) -> np.ndarray:
+        """Which of the keys have a place here, bool [keys]; what is at the place isn't read."""
+        first, last = self.store.index.candidates(key_array(keys))
+        return last > first

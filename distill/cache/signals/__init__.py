@@ -1,0 +1,21 @@
+"""The kinds of signals a cache can hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from distill.cache.signals.dense import Dense
+from distill.cache.signals.features import Hidden, Relations
+from distill.cache.signals.generated import Generated
+from distill.cache.signals.sampled import Sampled
+from distill.cache.signals.signal import Answer, Signal, Where
+from distill.cache.signals.topk import TopK
+
+KINDS: dict[str, type[Signal]] = {kind.kind: kind for kind in (Dense, TopK, Sampled, Hidden, Relations, Generated)}
+
+__all__ = ["KINDS", "Answer", "Dense", "Generated", "Hidden", "Relations", "Sampled", "Signal", "TopK", "Where"]
+
+
+def signal_of(settings: Mapping[str, Any]) -> Signal:
+    """The signal that `Signal.settings` described."""
+    fields = dict(settings)
+    return KINDS[fields.pop("kind")](**fields)

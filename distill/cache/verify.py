@@ -1,0 +1,67 @@
+"""Reads every byte of a cache and names the samples of each that changed."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from distill.cache.format.index import prefixes_of
+from distill.cache.format.shard import DamagedError, Shard, shard_path
+from distill.cache.format.store import ABOUT, SPARE, Store, map_index, open_store, read_about, whole
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A byte range that can't be trusted.
+
+    Args:
+        file: Its name in the cache's folder.
+        start, end: The range; 0 and 0 for a file that is missing.
+        samples: Keys in hexadecimal: 32 digits, or the first 16 where the rest is lost. None where the index is.
+        reason: What is wrong.
+    """
+
+    file: str
+    start: int
+    end: int
+    samples: tuple[str, ...]
+    reason: str
+
+
+def verify(folder: Path) -> list[Fault]:
+    """Every fault of a cache; none means that every record, key and table is what was written.
+
+    Raises:
+        InputError: cache.json, the index or the codebook can't be read, so that nothing can be (`rebuild` mends them).
+    """
+    store, faults = open_store(folder), []
+    files = read_about(folder)["files"]
+    for name, sha256 in files.items():
+        for file in (folder / name, folder / SPARE / name):
+            if not whole(file, sha256):
+                faults.append(whole_file(file, folder, (), "differs from its checksum"))
+    spare = folder / SPARE / ABOUT
+    if not spare.is_file() or spare.read_bytes() != (folder / ABOUT).read_bytes():
+        faults.append(whole_file(spare, folder, (), "differs from cache.json"))
+    name = next(name for name in files if name.startswith("index-"))
+    copy = next((file for file in (folder / name, folder / SPARE / name) if whole(file, files[name])), None)
+    if copy is not None:  # what the shards have to hold is known from a whole index alone
+        store = replace(store, index=map_index(copy, len(store.index)))
+        for number in range(len(store.shard_rows)):
+            faults += shard_faults(store, number)
+    return faults
+
+
+def shard_faults(store: Store, number: int) -> list[Fault]:
+    path, prefixes = shard_path(store.folder, number), store.index.shard_prefixes(number)
+    try:
+        shard = Shard(store.folder, number, store.shard_rows[number], store.identity)
+    except DamagedError as error:
+        return [whole_file(path, store.folder, tuple(p.tobytes().hex() for p in prefixes), str(error))]
+    same = prefixes_of(shard.keys) == prefixes
+    names = [(shard.keys if same[row] else prefixes)[row].tobytes().hex() for row in range(shard.rows)]
+    found = shard.damages(prefixes)
+    return [Fault(path.name, d.start, d.end, tuple(names[row] for row in d.rows), d.reason) for d in found]
+
+
+def whole_file(path: Path, folder: Path, samples: tuple[str, ...], reason: str) -> Fault:
+    size = path.stat().st_size if path.is_file() else 0
+    return Fault(str(path.relative_to(folder)), 0, size, samples, reason if size else "missing or empty")

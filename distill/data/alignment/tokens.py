@@ -1,0 +1,161 @@
+"""Two tokenizers on the same text: which of their tokens cover the same characters, and which spell the same."""
+
+from collections.abc import Callable
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.batches.token_blocks import end_token
+from distill.errors import InputError
+
+BLANK = "\u2581"  # of SentencePiece
+
+
+def aligned_spans(offsets_a: np.ndarray, offsets_b: np.ndarray) -> np.ndarray:
+    """The smallest spans of tokens that begin and end at the same characters, in order.
+
+    Two places between tokens are the same where no character that has a token lies between them for either tokenizer:
+    a blank counts for nothing to a tokenizer that has it in no token (WordPiece), and goes with the token after it
+    where the other has (byte-level BPE), alone or in front of a word. Tokens that share a character, as the bytes of a
+    letter do, are not parted. Together the spans cover every token that has characters, unless all of one side are
+    without; a token of none (special ones) is in a span only if it stands inside.
+
+    Args:
+        offsets_a, offsets_b: First and end character of each token in the same text [tokens, 2], as a fast tokenizer
+            gives them, in the order of the text.
+
+    Returns:
+        int64 [spans, 4]: first and end token of `a`, first and end token of `b`.
+    """
+    (tokens_a, *gaps_a), (tokens_b, *gaps_b) = gaps(offsets_a), gaps(offsets_b)
+    if not len(tokens_a) or not len(tokens_b):
+        return np.zeros((0, 4), np.int64)
+    cuts = matched(*gaps_a, *gaps_b)
+    ends = np.concatenate([cuts, [[len(tokens_a), len(tokens_b)]]])
+    starts = np.concatenate([[[0, 0]], cuts])
+    spans = [
+        each
+        for tokens, start, end in zip((tokens_a, tokens_b), starts.T, ends.T, strict=True)
+        for each in (tokens[start], tokens[end - 1] + 1)
+    ]
+    return np.stack(spans, 1)
+
+
+def gaps(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The tokens with characters, and the places where the text can be cut between them.
+
+    Returns:
+        Numbers of the tokens; and of each place how many of them are before it, the end of the last character before
+        it, and the start of the first one after it.
+    """
+    offsets = np.asarray(offsets, np.int64).reshape(-1, 2)
+    tokens = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
+    starts, ends = offsets[tokens].T
+    before = np.maximum.accumulate(ends)[:-1]
+    after = np.minimum.accumulate(starts[::-1])[::-1][1:]
+    clean = np.flatnonzero(before <= after)
+    return tokens, clean + 1, before[clean], after[clean]
+
+
+def matched(
+    counts_a: np.ndarray, before_a: np.ndarray, after_a: np.ndarray,
+    counts_b: np.ndarray, before_b: np.ndarray, after_b: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Pairs of places that are the same, as many as there are: numbers of tokens before each, int64 [pairs, 2]."""
+    a = list(zip(counts_a.tolist(), before_a.tolist(), after_a.tolist(), strict=True))
+    b = list(zip(counts_b.tolist(), before_b.tolist(), after_b.tolist(), strict=True))
+    pairs, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        if a[i][2] < b[j][1]:
+            i += 1
+        elif b[j][2] < a[i][1]:
+            j += 1
+        else:
+            pairs.append((a[i][0], b[j][0]))
+            i, j = i + 1, j + 1
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def check_fast(*tokenizers: PreTrainedTokenizerBase) -> None:
+    """
+    Raises:
+        InputError: A tokenizer that can't tell which characters a token is of.
+    """
+    for each in tokenizers:
+        if not each.is_fast:
+            raise InputError(
+                f"tokenizer {type(each).__name__}: expected a fast one, which knows the characters of each token; "
+                "tokens of two tokenizers couldn't be laid on each other"
+            )
+
+
+def shared_vocabulary(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrainedTokenizerBase) -> np.ndarray:
+    """Pairs of ids that spell the same text, int64 [shared, 2], by the first; no id is in two of them.
+
+    What a token spells are the bytes that it adds to a text, see `spellings`. The tokens that end a text (eos, or sep
+    where there is none) are a pair, other special ones where their names are equal.
+
+    Raises:
+        InputError: A slow tokenizer, whose spelling isn't known.
+    """
+    check_fast(tokenizer_a, tokenizer_b)
+    a, b = spellings(tokenizer_a), spellings(tokenizer_b)
+    return np.array(sorted((a[text], b[text]) for text in a.keys() & b.keys()), np.int64).reshape(-1, 2)
+
+
+def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[tuple[str, bytes], int]:
+    """Each spelling's id.
+
+    Byte-level BPE writes a byte as one letter, `Ġ` for a blank. SentencePiece writes `▁` for a blank, and `<0x0A>` for
+    a byte. WordPiece marks with `##` what goes on with a word, and says of nothing else whether a blank is before it:
+    we take one before a letter or digit, none before punctuation or a Chinese character. So `Ġthe`, `▁the` and
+    WordPiece's `the` are one, `ing` and `##ing` are one. Of several ids with one spelling the plainest, then the
+    lowest has it; the others keep their names.
+    """
+    special, end = set(tokenizer.all_special_ids), end_token(tokenizer)
+    added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+    spell = speller(tokenizer)
+    found: dict[tuple[str, bytes], int] = {}
+    for token, number in sorted(tokenizer.get_vocab().items(), key=lambda each: (each[0][:2] in ("##", "<0"), each[1])):
+        if number == end:
+            key = ("end", b"")
+        elif number in special:
+            key = ("special", token.encode())
+        else:
+            key = ("text", added[number].encode() if number in added else spell(token))
+        found.setdefault(key if key not in found else ("spare", token.encode()), number)
+    return found
+
+
+def speller(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
+    """What a token of this tokenizer adds to a text."""
+    backend = tokenizer.backend_tokenizer
+    mark = getattr(backend.model, "continuing_subword_prefix", None)
+    if type(backend.model).__name__ in ("WordPiece", "WordLevel"):
+        return lambda token: of_words(token, mark)
+    if any("ByteLevel" in repr(part) for part in (backend.pre_tokenizer, backend.decoder)):
+        letters = byte_letters()
+        return lambda token: b"".join(letters.get(letter) or letter.encode() for letter in token)
+    return of_pieces
+
+
+def of_words(token: str, mark: str | None) -> bytes:
+    if mark and token.startswith(mark) and token != mark:
+        return token.removeprefix(mark).encode()
+    chinese = "\u3400" <= token[:1] <= "\u9fff"  # cut into single characters, with or without blanks between
+    return (" " + token if token[:1].isalnum() and not chinese else token).encode()
+
+
+def of_pieces(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes.fromhex(token[3:5])
+    return token.replace(BLANK, " ").encode()
+
+
+def byte_letters() -> dict[str, bytes]:
+    """The letter that stands for each byte: itself where it can be seen, else one from U+0100 on, in order."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): bytes([byte]) for byte in seen} | {
+        chr(256 + number): bytes([byte]) for number, byte in enumerate(hidden)
+    }

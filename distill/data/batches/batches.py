@@ -1,0 +1,115 @@
+"""Batches of texts of like length, in an order that depends on the seed and the epoch alone."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from distill.data.batches.encode import Batch
+from distill.data.batches.read_ahead import Ahead, Waiting
+from distill.data.batches.share import share_of
+
+Signals = Callable[[Batch], Mapping[str, Any]]
+POOL = 50  # batches that are sorted by length together: wide enough to waste little, narrow enough to stay random
+
+
+def epoch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """Shuffles, sorts pools of POOL batches by length, cuts them into batches and shuffles those."""
+    rng = np.random.default_rng([seed, epoch])
+    rows = rng.permutation(len(lengths))
+    batches: list[np.ndarray] = []
+    for start in range(0, len(rows), batch_size * POOL):
+        pool = rows[start : start + batch_size * POOL]
+        pool = pool[np.argsort(lengths[pool], kind="stable")]
+        batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def length_order(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
+    """Every row once, longest last, for evaluation."""
+    rows = np.argsort(lengths, kind="stable")
+    return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+
+
+class Rows(Protocol):
+    """Samples ready to be padded: `Encoded`, `LanguageBlocks`, `MaskedBlocks`."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def collate(self, rows: Any, pad_id: int, epoch: int = 0) -> Batch: ...
+
+
+class TrainBatches:
+    """An endless reader of epochs whose whole state is one number, so that a killed run goes on at the next batch.
+
+    Lightning saves and restores it through `state_dict`. Under data parallelism each process takes its rows of every
+    batch (see `share_of`), so that the number of processes may change between a kill and the next start.
+
+    Args:
+        data: The samples.
+        batch_size: Rows a batch, of all processes together.
+        pad_id: Id of the padding.
+        seed: Seed of the order.
+        rank, ranks: This process's place among those that share the batches out.
+        signals: Adds the teacher's signals of each batch under `signals`, before the step asks for it.
+        threads: Threads that make batches ahead; 0 makes each when it is asked for.
+    """
+
+    def __init__(
+        self,
+        data: Rows,
+        batch_size: int,
+        pad_id: int,
+        *,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+        signals: Signals | None = None,
+        threads: int = 0,
+    ):
+        self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
+        self.seed, self.rank, self.ranks = seed, rank, ranks
+        self.signals, self.threads, self.waiting = signals, threads, Waiting()
+        self.position = 0  # batches given out since the first epoch began
+
+    def __len__(self) -> int:
+        return -(-len(self.data) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, start = divmod(self.position, len(self))
+        order = epoch_order(self.data.lengths, self.batch_size, self.seed, epoch)
+        wanted = ((rows, epoch) for rows in order[start:])
+        for batch in Ahead(self.make, wanted, threads=self.threads, waiting=self.waiting):
+            self.position += 1
+            yield batch
+
+    def make(self, wanted: tuple[np.ndarray, int]) -> Batch:
+        rows, epoch = wanted
+        batch = share_of(self.data.collate(rows, self.pad_id, epoch), self.rank, self.ranks)
+        if self.signals is not None:
+            batch["signals"] = self.signals(batch)
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class EvalBatches:
+    """Every row once, sorted by length; each of `ranks` processes takes its rows of every batch."""
+
+    def __init__(self, data: Rows, batch_size: int, pad_id: int, *, rank: int = 0, ranks: int = 1):
+        self.data, self.pad_id, self.rank, self.ranks = data, pad_id, rank, ranks
+        self.order = length_order(data.lengths, batch_size)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for rows in self.order:
+            yield share_of(self.data.collate(rows, self.pad_id), self.rank, self.ranks)

@@ -1,0 +1,1 @@
+"""Rows of each kind: tagged words, questions, sentences, conversations, documents."""

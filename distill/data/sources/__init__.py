@@ -1,0 +1,1 @@
+"""Tables and texts as files and the hub hold them."""

@@ -1,0 +1,66 @@
+"""Answers to questions, in every form that files have them in."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distill.data.sources.cells import spelt
+from distill.errors import InputError
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One way to answer: its text and the number of its first character in the context, -1 where it isn't in it."""
+
+    text: str
+    start: int
+
+
+def is_lost(answers: Sequence[Answer]) -> bool:
+    """Whether there are answers and none of them is in the context."""
+    return bool(answers) and all(each.start < 0 for each in answers)
+
+
+def answers_of(cell: Any, where: str) -> list[Answer]:
+    """Answers of a cell: SQuAD's lists, one answer as a text, or either as JSON."""
+    if isinstance(cell, str) and cell.lstrip().startswith(("{", "[")):
+        try:
+            cell = spelt(cell)
+        except ValueError:
+            raise InputError(f"{where}: answers are neither JSON nor a text: {cell[:60]!r}") from None
+    if cell is None or cell == "":
+        return []
+    if isinstance(cell, str):
+        return [Answer(cell, -1)]
+    if isinstance(cell, list):
+        return [each for one in cell for each in answers_of(one, where)]
+    if not isinstance(cell, dict) or "text" not in cell:
+        raise InputError(
+            f"{where}: expected answers with text and answer_start, found {str(cell)[:60]!r}: it can't be told where "
+            "they stand"
+        )
+    texts = cell["text"] if isinstance(cell["text"], list) else [cell["text"]]
+    starts = cell.get("answer_start", cell.get("start", [-1] * len(texts)))
+    starts = starts if isinstance(starts, list) else [starts]
+    if len(texts) != len(starts):
+        raise InputError(f"{where}: expected a start for each answer, found {len(texts)} answers, {len(starts)} starts")
+    spoken = [
+        (text, start) for text, start in zip(texts, starts, strict=True) if text is not None and str(text).strip()
+    ]
+    return [Answer(str(text), a_start(start, where)) for text, start in spoken]
+
+
+def a_start(cell: Any, where: str) -> int:
+    """-1 where none is known."""
+    try:
+        return -1 if cell is None else int(cell)
+    except (TypeError, ValueError):
+        raise InputError(f"{where}: expected a number for an answer's start, found {str(cell)[:60]!r}") from None
+
+
+def placed_in(context: str, answer: Answer) -> Answer | None:
+    """The answer where it stands: as said, else where it stands first."""
+    if answer.start >= 0 and context.startswith(answer.text, answer.start):
+        return answer
+    start = context.find(answer.text)
+    return Answer(answer.text, start) if start >= 0 else None

@@ -1,0 +1,1 @@
+"""Train, validation and test: labels, rows held out, overlap, and what reading them found."""

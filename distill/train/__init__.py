@@ -1,0 +1,1 @@
+"""Training a student: the Lightning module, its optimizer, and the terms on layers."""

@@ -1,0 +1,1 @@
+"""The kinds of training step: plain, across tokenizers, fused, on-policy, progressive."""

@@ -1,0 +1,54 @@
+"""What a student with another tokenizer learns from its teacher."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.alignment.encoded import teacher_inputs
+from distill.data.alignment.tokens import shared_vocabulary
+from distill.losses.across import across_loss
+from distill.losses.across_config import AcrossConfig
+from distill.train.steps.signals import check_said
+
+Teacher = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Across:
+    """The distance from a teacher that reads the same text in other tokens.
+
+    Args:
+        teacher: Asked about its own tokens of a batch's texts.
+        config: How the two are compared.
+        shared: Pairs of ids that spell the same, int64 [shared, 2]; of `spans`.
+    """
+
+    teacher: Teacher
+    config: AcrossConfig
+    shared: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        teacher: Teacher,
+        config: AcrossConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        teacher_tokenizer: PreTrainedTokenizerBase,
+    ) -> "Across":
+        pairs = shared_vocabulary(tokenizer, teacher_tokenizer) if config.kind == "spans" else None
+        return cls(teacher, config, None if pairs is None else torch.from_numpy(pairs))
+
+    def __call__(self, student_logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+        """See `across_loss`; logits [batch, length, vocabulary] are the student's, the batch of `TwiceEncoded` or
+        `TwiceMasked`.
+        """
+        asked = teacher_inputs(dict(batch))
+        signals = self.teacher(asked)
+        check_said(signals, asked)
+        given = signals["logits"]
+        shared = None if self.shared is None else self.shared.to(student_logits.device)
+        return across_loss(student_logits, given.to(student_logits.device), batch, self.config, shared)

@@ -1,0 +1,1 @@
+"""Reports: numbers, charts, the page, the model card, the terminal's tables."""

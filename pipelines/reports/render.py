@@ -1,0 +1,345 @@
+"""Turns a finished report into what people read: a page, a model card, a table for the terminal."""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.reports.charts import alone, colours_of, speed_charts, stage_charts
+from pipelines.reports.numbers import (
+    LOWER,
+    Report,
+    Row,
+    begun,
+    count_text,
+    counted,
+    direction_text,
+    listed,
+    metric_text,
+    ms_text,
+    percent_text,
+    runtime_text,
+    score_text,
+    times_text,
+)
+from pipelines.reports.pareto import pareto_charts
+from pipelines.reports.steps_text import judged, road_notes, road_table, shape_text, verdicts, winner
+from pipelines.reports.wording import WORDING, Wording, parity_text, validated_text
+
+NONE = "–"
+Chart = tuple[str, str]  # caption, SVG
+
+
+@dataclass(frozen=True)
+class Charts:
+    """Of the models' speed and size, and of each stage's training."""
+
+    speed: Sequence[Chart]
+    stages: Mapping[str, Sequence[Chart]]
+
+    @classmethod
+    def of(cls, report: Report, curves: Mapping[str, Sequence[Row]]) -> "Charts":
+        metric = validated_text(report)
+        stages = {stage: stage_charts(rows, metric) for stage, rows in curves.items()}
+        return cls(speed_charts(report) + pareto_charts(report), stages)
+
+    def files(self) -> dict[str, str]:
+        """Each as an SVG file of its own, by name."""
+        found = dict(self.speed)
+        for stage, charts in self.stages.items():
+            found |= {f"{stage} {caption}": svg for caption, svg in charts}
+        return {re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg": alone(svg) for name, svg in found.items()}
+
+
+def render_html(report: dict[str, Any], curves: Mapping[str, Sequence[Row]]) -> str:
+    """The report as one page that needs no other file and asks for none.
+
+    Args:
+        report: The finished report.
+        curves: Stage -> the rows of its training log.
+    """
+    return render_page(report, Charts.of(report, curves))
+
+
+def render_page(report: dict[str, Any], charts: Charts) -> str:
+    """The page with charts that are drawn already."""
+    several, words = family(report), WORDING[report["task"]]
+    return template("report.html.jinja").render(
+        report=report,
+        headline=headline(report),
+        best=shown(report),
+        why_best=why_shown(report) if several else None,
+        teacher=teacher_of(report, shown(report)),
+        summary=summary_rows(report),
+        scores=score_rows(report),
+        score_notes=score_notes(report),
+        words=words,
+        data={name: value for name, value in report["data"].items() if shows(name, words)},
+        remarks=report["data"].get("remarks", []),
+        measured=measured(report),
+        charts=charts,
+        config=json.dumps(report["config"], indent=2, default=str, ensure_ascii=False),
+        dots=colours_of(entry["name"] for entry in report["models"]) if several else {},
+        road=road_of_page(report) if report.get("road") else None,
+    )
+
+
+def shows(name: str, words: Wording) -> bool:
+    """Whether an entry of the report's data goes into the table of numbers."""
+    return name != "remarks" and (name != "classes" or bool(words.labels))
+
+
+def road_of_page(report: Report) -> dict[str, Any]:
+    header, stages = road_table(report)
+    trials = [
+        (each["name"], winner(each["trials"]), each["trials"])
+        for each in report["road"]["students"]
+        if winner(each["trials"]) is not None
+    ]
+    return {
+        "header": header,
+        "stages": stages,
+        "verdicts": verdicts(report),
+        "notes": road_notes(report),
+        "trials": trials,
+    }
+
+
+def render_cards(report: dict[str, Any]) -> dict[str, str]:
+    """The Hugging Face model cards, by file name: README.md of the only student, NAME.md of each of a family."""
+    if not family(report):
+        return {"README.md": render_card(report)}
+    return {f"{name}.md": render_card(report, name) for name in family(report)}
+
+
+def render_card(report: dict[str, Any], name: str | None = None) -> str:
+    """The model card of a student (left out, of the only one): a README.md with its front matter."""
+    own = (
+        report if name is None else report | {"models": [e for e in report["models"] if e["name"] in ("teacher", name)]}
+    )
+    mine = students(own)
+    folders = {entry["runtime"]: entry["path"].removesuffix("/model.onnx") for entry in reversed(mine)}
+    return template("card.md.jinja").render(
+        report=report,
+        headline=headline(own),
+        teacher=teacher_of(own, shown(own)),
+        summary=summary_rows(report),
+        scores=score_rows(report),
+        score_notes=score_notes(report),
+        words=WORDING[report["task"]],
+        measured=measured(own),
+        remarks=report["data"].get("remarks", []),
+        max_length=report["config"].get("data", {}).get("max_length"),
+        folders=folders,
+        onnx=[entry for entry in mine if entry["runtime"] == "onnxruntime"],
+        int8=next((e["path"] for e in mine if (e["runtime"], e["precision"]) == ("onnxruntime", "int8")), None),
+        code=next((entry["code"] for entry in mine if entry.get("code")), None),
+        shape=shape_text(report, mine[0]["name"]),
+    )
+
+
+def summary_rows(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table at the end of a run; the speedup is against the teacher on the same runtime."""
+    header = ["model", "runtime", report["metric"], "params", "size in MB", "ms, batch 1", "speedup", "agreement"]
+    rows = [
+        [
+            entry["name"],
+            runtime_text(entry),
+            score_text(entry["score"], report["metric"]),
+            count_text(entry["params"]),
+            f"{entry['bytes'] / 1e6:.1f}",
+            ms_text(entry["latency"]["best_ms"]),
+            times_text((entry["speedup"] or {}).get("vs_teacher_same_runtime")),
+            percent_text(entry["agreement_with_teacher"]),
+        ]
+        for entry in report["models"]
+    ]
+    if baseline := report.get("baseline"):
+        rows.append([baseline["name"], NONE, baseline_text(report, report["metric"]), *[NONE] * (len(header) - 3)])
+    return header, rows
+
+
+def baseline_text(report: Report, name: str) -> str:
+    """One of the scores of answering without a model."""
+    score = report["baseline"]["scores"].get(name)
+    return NONE if score is None else score_text(score, name)
+
+
+def score_rows(report: Report) -> tuple[list[str], list[list[str]]] | None:
+    """Header and rows of every score of the task, the teacher's first; None where it has a single one."""
+    models = sorted(report["models"], key=lambda entry: entry["name"] != "teacher")
+    names = list(dict.fromkeys(name for entry in models for name in entry.get("scores", {})))
+    if len(names) < 2:
+        return None
+    header = ["model", "runtime", *(f"{name} ({direction_text(name)})" if name in LOWER else name for name in names)]
+    rows = [
+        [
+            entry["name"],
+            runtime_text(entry),
+            *(score_text(entry.get("scores", {}).get(name, math.nan), name) for name in names),
+        ]
+        for entry in models
+    ]
+    if baseline := report.get("baseline"):
+        rows.append([baseline["name"], NONE, *(baseline_text(report, name) for name in names)])
+    return header, rows
+
+
+def score_notes(report: Report) -> list[str]:
+    """What each score says, and which way it is better."""
+    said = WORDING[report["task"]].scores
+    names = dict.fromkeys(name for entry in report["models"] for name in entry.get("scores", {}))
+    notes = [f"{begun(name)}: {said[name]}; {direction_text(name)}." for name in names if name in said]
+    compared = {entry["name"]: entry["agreement_with_teacher"] for entry in report["models"] if entry["speedup"]}
+    if apart := [name for name, agreement in compared.items() if agreement is None]:
+        notes.append(f"Scores of {listed(apart)} are of other tokens than the teacher's, cut by another tokenizer.")
+    return notes
+
+
+def students(report: Report) -> Sequence[Row]:
+    return [entry for entry in report["models"] if entry["name"] != "teacher"] or report["models"]
+
+
+def family(report: Report) -> list[str]:
+    """Names of the students where a run has several."""
+    names = list(dict.fromkeys(entry["name"] for entry in report["models"] if entry["name"] != "teacher"))
+    return names if len(names) > 1 else []
+
+
+def deployed(report: Report, entries: Sequence[Row]) -> Row:
+    """The entry that answers one text fastest, of those in the runtime and precision that a budget was about."""
+    wanted = (report.get("road") or {}).get("conditions", {})
+    meant = [each for each in entries if all(each[key] == wanted.get(key) for key in ("runtime", "precision"))]
+    return min(meant or entries, key=lambda entry: entry["latency"]["best_ms"])
+
+
+def shown(report: Report) -> Row:
+    """The entry that stands for the result: the student where it answers one text fastest; of a family the fastest
+    student that keeps the score asked for, or the most accurate where none does.
+    """
+    entries = students(report)
+    if family(report) and (least := least_score(report)):
+        shares = {each["name"]: judged(report, each) for each in report["road"]["students"]}
+        good = [entry for entry in entries if (shares.get(entry["name"]) or 0) >= least]
+        best = max(entries, key=lambda entry: shares.get(entry["name"]) or 0)["name"]
+        entries = good or [entry for entry in entries if entry["name"] == best]
+    return deployed(report, entries)
+
+
+def least_score(report: Report) -> float:
+    """The share of the teacher's score that the run was to keep; 0 where nothing was asked or it can't be told."""
+    known = any(judged(report, each) for each in (report.get("road") or {}).get("students", []))
+    return report["config"].get("budget", {}).get("min_score", 0) if known else 0
+
+
+def why_shown(report: Report) -> str:
+    """Which student of a family the figures at the top are of."""
+    name, least = shown(report)["name"], least_score(report)
+    if not least:
+        return f"The figures below are those of {name}, the fastest."
+    asked = f"at least {percent_text(least)} of the teacher's validation {validated_text(report)}"
+    share = next(judged(report, each) or 0 for each in report["road"]["students"] if each["name"] == name)
+    if share < least:
+        return f"No student keeps {asked}, as was asked; the figures below are those of {name}, which keeps most."
+    return f"The figures below are those of {name}, the fastest that keeps {asked}."
+
+
+def teacher_of(report: Report, entry: Row) -> Row | None:
+    """The teacher's entry to compare with: of the same runtime and precision as far as there is one."""
+    teachers = [other for other in report["models"] if other["name"] == "teacher" and other is not entry]
+    keys = ("runtime", "precision")
+    return min(teachers, key=lambda other: [other[key] != entry[key] for key in keys], default=None)
+
+
+def headline(report: Report) -> str:
+    """The result in one sentence, which names each student of a family."""
+    found = [deployed(report, [e for e in report["models"] if e["name"] == name]) for name in family(report)]
+    if not found:
+        return headline_of_one(report, shown(report))
+    runtimes = list(dict.fromkeys(map(runtime_text, found)))
+    said = listed([family_part(report, entry, first=i == 0) for i, entry in enumerate(found)])
+    return f"{begun(said)}, on {listed(runtimes)}."
+
+
+def family_part(report: Report, entry: Row, *, first: bool) -> str:
+    """One student in the sentence; what the first says in full the others need not."""
+    name, metric, teacher = entry["name"], metric_text(report["metric"]), teacher_of(report, entry)
+    speedup = (entry["speedup"] or {}).get("vs_teacher_same_runtime")
+    share = share_of(entry, teacher)
+    if speedup is None or share is None:
+        took = f"{ms_text(entry['latency']['best_ms'])} ms a text"
+        return f"{name} reaches {score_text(entry['score'], report['metric'])} {metric} in {took}"
+    if first:
+        return f"{name} keeps {percent_text(share)} of the teacher's {metric} at {times_text(speedup)} its speed"
+    return f"{name} {percent_text(share)} at {times_text(speedup)}"
+
+
+def share_of(entry: Row, teacher: Row | None) -> float | None:
+    """Of the teacher's score; None where that tells nothing: hardly trained it can be 0, a correlation below 0, or NaN
+    with a constant.
+    """
+    if teacher is None or not teacher["score"] > 0 or not math.isfinite(entry["score"]):
+        return None
+    return entry["score"] / teacher["score"]
+
+
+def headline_of_one(report: Report, entry: Row) -> str:
+    metric = metric_text(report["metric"])
+    teacher, speedup = teacher_of(report, entry), (entry["speedup"] or {}).get("vs_teacher_same_runtime")
+    took = f"{ms_text(entry['latency']['best_ms'])} ms a text on {runtime_text(entry)}"
+    if (share := share_of(entry, teacher)) is None:
+        return f"The {entry['name']} reaches {score_text(entry['score'], report['metric'])} {metric} in {took}."
+    keeps = f"The {entry['name']} keeps {percent_text(share)} of the teacher's {metric}"
+    if speedup is None:
+        return f"{keeps} and takes {took}."
+    return f"{keeps} at {times_text(speedup)} its speed on {runtime_text(entry)}."
+
+
+def measured(report: Report) -> list[str]:
+    """How the figures were taken."""
+    entry, metric, test = shown(report), report["metric"], report["data"]["test"]
+    took, score, words = entry["latency"], score_text(entry["score"], metric), WORDING[report["task"]]
+    said = [f"{begun(metric_text(metric))} is taken on the {counted(test, words.rows)} of the test split."]
+    if report["task"] == "text-classification" and test:
+        error = math.sqrt(entry["score"] * (1 - entry["score"]) / test)
+        said.append(f"The standard error of an accuracy of {score} on {test:,} texts is {error * 100:.2f} points.")
+    if baseline := report.get("baseline"):
+        rows = counted(test, words.rows)
+        said.append(f"{begun(baseline['name'])}: the score of giving each of the {rows} {baseline['answer']}.")
+    said.append(
+        f"Latency is that of each text's fastest call, the median over the texts, of {took['repeats']:,} calls in this "
+        f"run ({report['machine']['processor']}, threads: {took['threads']}) on texts of about {took['length']} "
+        "tokens; all models take turns, block by block of the same texts. What else the machine does makes calls "
+        "slower: charts go on to the 90 % quantile of all calls. Tokenization is not counted."
+    )
+    if entry["speedup"]:
+        said.append("A speedup is the teacher's latency divided by the model's.")
+    if entry["agreement_with_teacher"] is not None:
+        about, decision = words.decided
+        said.append(
+            f"Agreement is the share of the {about} that get the same {decision} from the model and the teacher."
+        )
+    said += [parity_text(other, *words.compared) for other in report["models"] if other["parity"]]
+    return said + [
+        f"{each['stage']}: {each['target']} was refused and lies aside in {each['where']}: {each['reason']}."
+        for each in report.get("refused", [])
+    ]
+
+
+def template(name: str) -> Any:
+    """A template from beside this file; a page's escapes what is put in."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=lambda name: name is not None and name.endswith(".html.jinja"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    texts = (score_text, metric_text, percent_text, times_text, ms_text, runtime_text, begun, counted)
+    environment.filters |= {text.__name__: text for text in texts} | {"quoted": json.dumps}
+    return environment.get_template(name)

@@ -1,0 +1,190 @@
+"""Command lines from frozen dataclasses: flags, YAML, short names, and errors that a person can act on."""
+
+import dataclasses
+import errno
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
+
+from compress.errors import ArtefactError, CompressError, VerificationError
+from distill.errors import InputError
+from pipelines.runs import stops
+from pipelines.runs.console import fail
+from pipelines.settings.command_line import CONFIG, split_words
+from pipelines.settings.values import home, settle_value
+from pipelines.settings.yaml_file import read_yaml
+
+Config = TypeVar("Config")
+# Logger -> what it says while it is imported, of machines without a GPU and of other libraries; all else is passed on.
+KNOWN_WARNINGS = {
+    "DeepSpeed": "Setting accelerator to CPU",
+    "torchao": "Failed to load",
+    "torchao.kernel.intmm": "Detected no triton",
+    "torch.utils._pytree": "Calling register_constant() on Enum subclasses is deprecated",
+}
+
+
+def parse(
+    config_class: type[Config], argv: Sequence[str], *, prog: str, about: str, examples: str, short: Mapping[str, str]
+) -> Config:
+    """Reads every `--config FILE.yaml` in order, then the flags, into `config_class`; what comes later wins.
+
+    Args:
+        config_class: A frozen dataclass, nested ones become `--group.field`.
+        argv: Words of the command line.
+        prog, about, examples: For `--help`.
+        short: Short name -> full name, such as `teacher` -> `teacher.model`; valid in YAML too.
+
+    Raises:
+        InputError: A config file that is missing or broken; a key or flag that isn't known, is given twice or has no
+            value; a value that no setting of that kind can have.
+        SystemExit: With 2 on a value of another type, with 0 after `--help`.
+    """
+    fields = leaves(config_class)
+    words, files = split_words(argv, fields, short, prog)
+    given: dict[str, Any] = {}
+    for file in files:
+        given |= read_yaml(home(f"--{CONFIG}", file), fields, short)
+    parser = build_parser(config_class, prog=prog, about=about, examples=examples, short=short)
+    if given:
+        checked = parser.parse_object(given)  # a default is taken as it is, whatever its type
+        parser.set_defaults({name: checked[name] for name in given})
+    return made(config_class, parser.parse_args(words))
+
+
+def build_parser(config_class: type, *, prog: str, about: str, examples: str, short: Mapping[str, str]) -> "Parser":
+    """Knows the types of all settings, and writes the help."""
+    listed = ", ".join(f"--{name} for --{full}" for name, full in short.items())
+    parser = Parser(
+        prog=prog,
+        usage=f"python -m {prog} [--{CONFIG} FILE.yaml] [options]",
+        description=about,
+        epilog=f"short names: {listed}\n\nexamples:\n{examples}",
+        formatter_class=PlainHelp,
+    )
+    help_of_config = "YAML file with any of these settings; of several the later ones win, and flags over all"
+    parser.add_argument(f"--{CONFIG}", type=str, default=None, help=help_of_config)
+    parser.add_class_arguments(config_class, as_group=False)
+    return parser
+
+
+def made(config_class: type[Config], values: Any, group: str = "") -> Config:
+    """The settings of a group, and of the groups in it; an error names the group in full, as the command line does."""
+    fields = {
+        field.name: made(field.type, values[field.name], f"{group}{field.name}.")  # type: ignore[arg-type]
+        if dataclasses.is_dataclass(field.type)
+        else settle_value(f"{group}{field.name}", values[field.name])
+        for field in dataclasses.fields(config_class)  # type: ignore[arg-type]
+    }
+    try:
+        return config_class(**fields)
+    except InputError as error:
+        raise InputError(named_in_full(str(error), group)) from None
+
+
+def named_in_full(message: str, group: str) -> str:
+    """`loss.kl: …` of the group `general.loss.` as `general.loss.kl: …`, wherever the message names it."""
+    owner = re.match(r"\w*", message)[0]  # type: ignore[index]  # `train`, of `teacher_train` and `general.train` too
+    if not owner or not group.endswith(f"{owner}."):
+        return message
+    return re.sub(rf"(?<![\w.]){owner}(?=[.:])", group[:-1], message)
+
+
+class PlainHelp(DefaultHelpFormatter):
+    """Keeps the line breaks of the examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(indent + line for line in text.splitlines())
+
+
+class Parser(ArgumentParser):
+    """Answers a value of another type with one message."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        fail(f"{message} (see python -m {self.prog} --help)")
+        sys.exit(2)
+
+
+def leaves(config_class: type, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> type of every field that holds a value."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config_class):
+        if dataclasses.is_dataclass(field.type):
+            found |= leaves(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        else:
+            found[prefix + field.name] = field.type
+    return found
+
+
+def run(main: Callable[[Sequence[str]], None]) -> None:
+    """Runs a command; bad input ends with exit code 2 and one message instead of a traceback."""
+    # stated here and not in the library: a notebook's own settings stay as they are
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # Or a product's last bits depend on where in memory its weights lie, and differ between layouts.
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    for name, text in KNOWN_WARNINGS.items():
+        logging.getLogger(name).addFilter(without(text))
+    try:
+        with stops.watched():
+            main(sys.argv[1:])
+    except KeyboardInterrupt:
+        fail("stopped; the same command goes on from here")
+        sys.exit(130)
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        fail(message)
+        sys.exit(2)
+
+
+def without(text: str) -> Callable[[logging.LogRecord], bool]:
+    """A filter of log records that drops those with this text."""
+    return lambda record: text not in record.getMessage()
+
+
+def explain(error: BaseException) -> str | None:
+    """The message for an error that a person can mend; None for one that is ours."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, InputError | ArtefactError | CompressError | VerificationError):
+            return str(seen)
+        named = getattr(seen, "filename", None)
+        where = named or "output"
+        if number(seen) in (errno.ENOSPC, errno.EDQUOT):
+            return f"{where}: the disk is full; what was complete is kept: make room and run the same command again"
+        if number(seen) in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if named is None and number(seen) != errno.EROFS:  # safetensors' and arrow's say in words what failed
+                return f"no permission: {str(seen).splitlines()[0]}; nothing was changed"
+            if number(seen) != errno.EROFS and is_unreadable(Path(str(where))):
+                return f"{where}: no permission to read it; nothing was changed"
+            return f"{where}: no permission to write there; nothing was changed"
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return None
+
+
+def is_unreadable(place: Path) -> bool:
+    """Whether there is something at a place, or on the way to it, that this user may not read."""
+    for each in (place, *place.parents):
+        try:
+            each.lstat()
+        except OSError:
+            continue  # what is above it says whether it may be looked at
+        effective = os.access in os.supports_effective_ids
+        return not os.access(each, os.R_OK | os.X_OK if each.is_dir() else os.R_OK, effective_ids=effective)
+    return False
+
+
+def number(error: BaseException) -> int | None:
+    """The system's error number; safetensors and arrow tell it in words alone."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    told = re.search(r"(?:os error|errno) (\d+)", str(error))
+    return int(told.group(1)) if told else None

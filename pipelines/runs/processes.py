@@ -1,0 +1,298 @@
+"""The processes of a run: which one this is, how they wait for one another, and what they have to agree on."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from distill.errors import InputError
+from pipelines.runs import stops
+
+POLL_SECONDS = 0.05
+STOP, FAILED = "stop", "failed"  # keys of the store
+
+
+class LostError(RuntimeError):
+    """Another process failed at what all were to do together."""
+
+
+@dataclass
+class World:
+    """One process among `size`. The default is a run of one process, where nothing is ever waited for.
+
+    What the processes tell one another here goes through a key-value store and has no time limit: the first process
+    may train for hours while the others wait. If it dies, the launcher ends the others.
+    """
+
+    rank: int = 0
+    size: int = 1
+    store: Any = None
+    bridge: Any = None  # a `distill.teacher.remote.Bridge`, where a teacher has processes of its own
+    around: "World | None" = None  # with those
+    told: int = field(default=0, init=False)
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def everyone(self) -> "World":
+        """All processes of the run, a teacher's own among them."""
+        return self.around or self
+
+    @property
+    def teaches(self) -> bool:
+        """Whether this is one of the teacher's own processes."""
+        return self.bridge is not None and self.bridge.rank >= self.bridge.students
+
+    def tell(self, value: Any = None) -> Any:
+        """What the first process passes, in JSON's types; every process calls it, in the same order."""
+        if self.size == 1:
+            return value
+        key = self.next_key()
+        if self.leads:
+            self.store.set(key, json.dumps(value))
+        return json.loads(self.get(key))
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every process passes, in JSON's types, by rank."""
+        if self.size == 1:
+            return [json.loads(json.dumps(value))]
+        key = self.next_key()
+        self.store.set(f"{key}/{self.rank}", json.dumps(value))
+        return [json.loads(self.get(f"{key}/{rank}")) for rank in range(self.size)]
+
+    def meet(self) -> None:
+        """Returns when every process has called it."""
+        self.gather(None)
+
+    def next_key(self) -> str:
+        self.told += 1
+        return f"stillroom/{self.told}"
+
+    def get(self, key: str) -> str:
+        while not self.store.check([key]):
+            time.sleep(POLL_SECONDS)
+        return self.store.get(key).decode()
+
+    def note(self, place: str) -> None:
+        """Says where this process is."""
+        if self.size > 1:
+            self.store.set(f"place/{self.rank}", json.dumps([place, time.time()]))
+
+    def places(self) -> list[str]:
+        """Where each process last said it was, and how long ago."""
+        found = []
+        for rank in range(self.size):
+            if self.store.check([f"place/{rank}"]):
+                place, when = json.loads(self.store.get(f"place/{rank}").decode())
+                found.append(f"{place}, {time.time() - when:.0f} s ago")
+            else:
+                found.append("nowhere yet")
+        return found
+
+    def ask_to_stop(self, number: int) -> None:
+        """Tells the others that this process was asked to stop."""
+        if self.size > 1:
+            self.store.set(STOP, str(int(number)))
+
+    def stop_asked(self) -> int | None:
+        """The signal by which this process, or one that says so, was asked to stop."""
+        number = stops.requested()
+        if number is None and self.size > 1 and self.store.check([STOP]):
+            return int(self.store.get(STOP))
+        return number
+
+    def report_failure(self, message: str) -> None:
+        """Says why this process ends, for those that lose it."""
+        self.store.set(FAILED, json.dumps([self.rank, message]))
+
+    def failure(self) -> tuple[int, str] | None:
+        """The process that failed, and why, where one has said so."""
+        if not self.store.check([FAILED]):
+            return None
+        rank, message = json.loads(self.store.get(FAILED))
+        return rank, message
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Raises InputError, naming what differs and on which process, unless all processes pass the same facts."""
+        found = self.gather(facts)
+        for rank, theirs in enumerate(found):
+            for name in {**found[0], **theirs}:
+                ours, other = found[0].get(name), theirs.get(name)
+                if ours != other:
+                    raise InputError(
+                        f"process {rank} of {self.size} disagrees about {name}: {shown(other)}, and process 0 has "
+                        f"{shown(ours)}: they would train different models or wait for each other for ever"
+                    )
+
+    def check_folder(self, folder: Path) -> None:
+        """Raises InputError where a process doesn't see the first one's folder."""
+        if self.size == 1:
+            return
+        token = folder / ".seen"
+        if self.leads:
+            token.touch()
+        self.meet()
+        seen = self.gather(token.exists())
+        if self.leads:
+            token.unlink()
+        blind = [rank for rank, sees in enumerate(seen) if not sees]
+        if blind:
+            raise InputError(
+                f"output {str(folder)!r}: process {blind[0]} doesn't see the folder of process 0: name one on a disk "
+                "that every machine of the run has"
+            )
+
+
+def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, `train.epochs` and the like."""
+    found: dict[str, Any] = {}
+    for name, inner in value.items():
+        found |= flat(inner, f"{prefix}{name}.") if isinstance(inner, Mapping) else {f"{prefix}{name}": inner}
+    return found
+
+
+def shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def launched() -> bool:
+    """Whether this process is one of several, started by torchrun or by one of our commands."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def is_first() -> bool:
+    """Whether this process is the only one, or the first of several; known before they are connected."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def processes() -> int:
+    """How many processes this run was started as."""
+    return int(os.environ["WORLD_SIZE"]) if launched() else 1
+
+
+def join_world(seconds: float, teachers: int = 0) -> World:
+    """Connects this process with the others; a collective that takes longer than `seconds` fails.
+
+    The last `teachers` processes are the teacher's: they and the others are each a world of their own, to Lightning
+    and to `torch.distributed` too, joined by a bridge.
+
+    Raises:
+        InputError: No process is left for the student, or those that are don't fill whole machines.
+    """
+    if not launched():
+        return World()
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    limit = max(seconds, 120)
+    store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=limit))))
+    store = dist.PrefixStore(start_of(store, rank, size, limit), store)
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        backend = "cpu:gloo,cuda:nccl"
+    own = World(rank, size, dist.PrefixStore("stillroom", store))
+    if teachers:
+        own, store = part_of(own, store, teachers)
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("torch", store), rank=own.rank, world_size=own.size,
+            timeout=timedelta(seconds=seconds),
+        )  # fmt: skip
+    return own
+
+
+def start_of(store: Any, rank: int, size: int, seconds: float) -> str:
+    """A name that the processes of this start of the run share, and those of an earlier start have not.
+
+    The launcher keeps its store when it starts the processes again: without a name of their own they would read what
+    the dead ones wrote, and try to connect with them.
+
+    Raises:
+        InputError: Not all of them have come within `seconds`.
+    """
+    own, end = uuid4().hex, time.monotonic() + seconds
+    store.set(f"come/{rank}", own)
+    take_part = calling(store, size) if rank == 0 else following(store, rank, own)
+    for name in take_part:
+        if name:
+            return name
+        if time.monotonic() > end:
+            raise InputError(f"process {rank} of {size} waited {seconds:.0f} s for the others to start")
+        time.sleep(POLL_SECONDS)
+    raise AssertionError
+
+
+def calling(store: Any, size: int) -> Iterator[str]:
+    """The first process's part: it names those who have come until all of these answer to the name."""
+    named: list[str] = []
+    name = ""
+    while True:
+        keys = [f"come/{rank}" for rank in range(size)]
+        come = [store.get(key).decode() for key in keys] if store.check(keys) else []
+        if come != named:
+            named, name = come, uuid4().hex
+            store.set("named", json.dumps([name, named]))
+        if name and store.check([f"{name}/{rank}" for rank in range(1, size)]):
+            store.set(f"{name}/all", "")
+            yield name
+        yield ""
+
+
+def following(store: Any, rank: int, own: str) -> Iterator[str]:
+    """Another process's part: it answers to a name that was given to it, and not to one before it."""
+    answered = ""
+    while True:
+        name, named = json.loads(store.get("named")) if store.check(["named"]) else ("", [])
+        if own in named and name != answered:
+            answered = name
+            store.set(f"{name}/{rank}", "")
+        yield answered if answered and store.check([f"{answered}/all"]) else ""
+
+
+def part_of(everyone: World, store: Any, teachers: int) -> tuple[World, Any]:
+    """The world of the students or of the teachers, whichever this process belongs to, and its store."""
+    import torch.distributed as dist
+
+    from distill.teacher.remote import Bridge
+
+    students = everyone.size - teachers
+    here = students_here(everyone.size, students)
+    # A teacher waits while the students validate; one that dies is seen by its connection.
+    group = dist.ProcessGroupGloo(dist.PrefixStore("bridge", store), everyone.rank, everyone.size, timedelta(weeks=1))
+    bridge = Bridge(group, everyone.rank, students, teachers)
+    teaches = everyone.rank >= students
+    rank, size, name = (everyone.rank - students, teachers, "teachers") if teaches else (everyone.rank, students, "own")
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(teachers if teaches else here))
+    own = dist.PrefixStore(name, store)
+    return World(rank, size, dist.PrefixStore("stillroom", own), bridge, everyone), own
+
+
+def students_here(size: int, students: int) -> int:
+    """How many of a machine's processes are students'."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    if students < 1:
+        raise InputError(f"teacher.ranks: leaves {students} of {size} processes to the student; expected at least 1")
+    if here < size and students % here:
+        raise InputError(
+            f"teacher.ranks: leaves {students} of {size} processes to the student, and a machine has {here}: expected "
+            f"a multiple of {here}, or one machine"
+        )
+    return min(here, students)
+
+
+def leave_world() -> None:
+    """Lets the process group go, so that a process that ends early isn't taken for a failed one."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,175 @@
+"""Which layout teacher and student get, decided and checked before a process loads a weight."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distill.errors import InputError
+from distill.parallel.layout import Layout, fitting_model, parse_layout
+from pipelines.settings.deepspeed_json import check_strategy
+from pipelines.settings.distill_config import DistillConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+SHARE = 0.5  # of a process's memory that weights and what trains them may take: activations need the rest
+TRAINED_BYTES = 16  # a parameter in fp32 with its gradient and AdamW's two moments
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How the two models of a run lie on its processes."""
+
+    teacher: Layout
+    student: Layout
+    tuned: Layout  # the teacher while it is trained: on the student's processes
+
+
+def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
+    """The layouts that the configuration names, `auto` decided by the models' sizes and this machine's memory.
+
+    Raises:
+        InputError: A layout for another number of processes, or one that the models can't take.
+    """
+    from transformers import AutoConfig
+
+    from distill.checkpoint.folder import checkpoint_folder
+    from distill.student.build import student_config
+    from distill.student.spec import is_relative
+
+    teacher = AutoConfig.from_pretrained(source)
+    if is_relative(config.student.spec):
+        student = student_config(teacher, config.student.spec)
+    else:
+        student = AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))
+    models = {"teacher": teacher, "student": student, "tuned": teacher}
+    found = Layouts(**{each.whose: one(each, models[each.whose]) for each in texts_of(config, processes)})
+    check_layouts(config, found.teacher, found.student)
+    return found
+
+
+@dataclass(frozen=True)
+class Text:
+    """A layout as the settings name it.
+
+    Args:
+        whose: Field of `Layouts`.
+        name: Of the setting.
+        text: What it says; `auto` is decided by sizes.
+        processes: That it is for.
+    """
+
+    whose: str
+    name: str
+    text: str
+    processes: int
+
+    def parsed(self) -> Layout | None:
+        """The layout; None where sizes decide it.
+
+        Raises:
+            InputError: A layout for another number of processes, or none at all.
+        """
+        if self.text == "auto":
+            return Layout() if self.processes == 1 else None
+        return parse_layout(self.text, self.processes, self.name)
+
+
+def texts_of(config: DistillConfig, processes: int) -> tuple[Text, Text, Text]:
+    """Layouts of the teacher, of the student and of the teacher while it is trained, as far as settings say it.
+
+    Raises:
+        InputError: No process is left for the student, or a strategy that can't be had.
+    """
+    own, text, others = config.teacher.ranks, config.teacher.layout, config.student.layout
+    if own and own >= processes:
+        raise InputError(
+            f"teacher.ranks {own}: expected fewer than the {processes} processes, for the student needs some; start "
+            "more (--devices, or torchrun)"
+        )
+    tuned = "auto" if own else text
+    if config.machine.strategy:
+        check_deepspeed(config)
+        others = tuned = "replicated"  # as far as this project has a say in it
+    return (
+        Text("teacher", "teacher.layout", text, own or processes),
+        Text("student", "student.layout", others, processes - own),
+        Text("tuned", "teacher.layout", tuned, processes - own),
+    )
+
+
+def check_layouts(config: DistillConfig, teacher: Layout | None, student: Layout | None) -> None:
+    """Checks what goes with layouts; one that isn't known yet (None) is left for later.
+
+    Raises:
+        InputError: Gradients to compress that no copies send, or an offload of weights that aren't cut.
+    """
+    if student is not None:
+        check_compress(config, student)
+    for name, offload, layout in (
+        ("teacher", config.teacher.offload, teacher),
+        ("student", config.student.offload, student),
+    ):
+        if offload and layout is not None and layout.fsdp == 1 and layout.zero != 2:
+            raise InputError(
+                f"{name}.offload: goes with weights that FSDP cuts, and {name}.layout is {layout}; use fsdp=N or zero2"
+            )
+
+
+def check_compress(config: DistillConfig, student: Layout) -> None:
+    """Raises InputError where gradients are to be compressed that no copies of a student send."""
+    if config.machine.compress != "none" and (student.sharded or student.zero == 2 or config.machine.strategy):
+        raise InputError(
+            f"machine.compress {config.machine.compress}: expected a student that every process has a copy of, found "
+            f"{config.machine.strategy or student}, whose gradients are sent in their own way; use replicated or "
+            "zero1, or leave it out"
+        )
+
+
+def check_deepspeed(config: DistillConfig) -> None:
+    """Raises InputError where DeepSpeed can't be had, or the student has a layout as well."""
+    check_strategy(config.machine.strategy)
+    if config.student.layout not in ("auto", "replicated"):
+        raise InputError(
+            f"machine.strategy {config.machine.strategy!r}: DeepSpeed lays the student out, and --student.layout "
+            f"{config.student.layout!r} does it too; leave one of them away"
+        )
+
+
+def one(wanted: Text, model: Any) -> Layout:
+    layout = wanted.parsed()
+    if layout is None:
+        layout = parse_layout(fitting_kind(model, wanted.processes), wanted.processes, wanted.name)
+    fitting_model(layout, model, wanted.name)
+    return layout
+
+
+def fitting_kind(own: Any, processes: int) -> str:
+    if parameters(own) * TRAINED_BYTES <= SHARE * memory_of_process(processes):
+        return "replicated"
+    return f"fsdp={processes}"
+
+
+def memory_of_process(processes: int) -> float:
+    """Bytes: a GPU's, or the process's part of the machine's."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / here
+
+
+def parameters(config: "PretrainedConfig", auto: Any = None) -> int:
+    """Parameters of a model of this config, counted without memory for them; `auto` is the class that builds it, told
+    from the config when left out.
+    """
+    import torch
+    import transformers
+
+    from compress.prune.slicing.checkpoint import auto_class_of
+
+    with torch.device("meta"):
+        built = auto or getattr(transformers, auto_class_of(config.to_dict()))
+        return built.from_config(config).num_parameters()

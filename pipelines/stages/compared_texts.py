@@ -1,0 +1,32 @@
+"""The texts that exported files are compared and timed on."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distill.data.rows.tagged import Tagged
+    from distill.data.splits.labelled import Examples
+
+
+def sample(examples: "Examples | Tagged", count: int, seed: int) -> tuple[list[Any], list[str] | None]:
+    """At most `count` texts, drawn by the seed."""
+    import numpy as np
+
+    return chosen(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
+
+
+def chosen(examples: "Examples | Tagged", rows: "Iterable[int]") -> tuple[list[Any], list[str] | None]:
+    pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
+    return [examples.texts[i] for i in rows], pairs
+
+
+def texts_hash(examples: "Examples | Tagged") -> str:
+    """Of all texts and labels: a target in few bits is scored on them."""
+    from pipelines.runs.stage import digest_of
+
+    return digest_of([examples.texts, examples.pairs, examples.labels])
+
+
+def spoken(part: Any) -> Any:
+    """A split as texts; conversations as what is said in them."""
+    return part.spoken() if hasattr(part, "spoken") else part

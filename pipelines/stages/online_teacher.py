@@ -1,0 +1,103 @@
+"""The teacher that is asked while the student trains: on the student's processes, or on its own."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+
+from compress.prune.slicing.checkpoint import auto_class_of
+from distill.checkpoint.folder import checkpoint_folder
+from distill.losses.config import Lessons, LossConfig, lessons
+from distill.parallel.layout import Layout
+from distill.parallel.mesh import mesh_of
+from distill.parallel.pipeline import PipelineForward
+from distill.student.build import student_config
+from distill.student.spec import is_relative
+from distill.teacher.online import OnlineTeacher
+from distill.teacher.remote import RemoteTeacher, serve
+from distill.teacher.shard import Ask, SharedTeacher
+from distill.train.module import sizes_of
+from pipelines.runs import stops
+from pipelines.runs.placement import device_type, laid_out
+from pipelines.runs.processes import World
+from pipelines.runs.strategies import device_of
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.stages.cache_writing import load_teacher
+
+TEACHER = "teacher"  # the key under which the students say where its weights are
+
+
+def asked(source: Path, loss: LossConfig, layout: Layout, *, offload: bool = False, prefetch: int = 1) -> Ask:
+    """The teacher itself, laid out, to be asked by every process in every step."""
+    device = device_of("auto")
+    if not layout.sharded:
+        model = load_teacher(source)
+        return OnlineTeacher(model.to(device), loss.teacher_answers, device=device)  # type: ignore[arg-type]
+    mesh = mesh_of(layout, device_type())
+    auto = getattr(transformers, auto_class_of(json.loads((source / "config.json").read_text())))
+    model = laid_out(source, auto, layout, mesh, frozen=True, offload=offload, prefetch=prefetch)
+    if layout.pp > 1:
+        layers = range(model.config.num_hidden_layers + 1) if loss.hidden else ()
+        return SharedTeacher(PipelineForward(model, mesh.get_group("pp"), hidden=layers), mesh)
+    return SharedTeacher(OnlineTeacher(model, loss.teacher_answers, device=device), mesh)
+
+
+def asked_as(config: DistillConfig, source: Path, layout: Layout) -> Ask:
+    """`asked` with the settings of a run."""
+    return asked(source, config.loss, layout, offload=config.teacher.offload, prefetch=config.machine.prefetch)
+
+
+def call_teacher(world: World, source: Path) -> RemoteTeacher:
+    """The teacher on its own processes, told where its weights are."""
+    if world.leads:
+        world.everyone.store.set(TEACHER, str(source))
+    return world.bridge.teacher()
+
+
+def dismiss_teacher(world: World) -> None:
+    """Lets the teacher's own processes go, where nothing was left to ask them."""
+    if world.bridge is not None and world.leads and not world.everyone.store.check([TEACHER]):
+        world.everyone.store.set(TEACHER, "")
+
+
+def teach(world: World, config: DistillConfig, layout: Layout) -> None:
+    """What a process of the teacher's own does: it waits to be called, then answers until the students have finished.
+
+    Answers carry what the loss reads of layers, and of no others.
+    """
+    source = world.everyone.get(TEACHER)
+    if not source:
+        return
+    world.everyone.note("answering as the teacher")
+    teacher, wanted = asked_as(config, Path(source), layout), lessons_of(config, Path(source))
+
+    def answer(batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        found = dict(teacher(batch))
+        for name, layers in (("hidden", wanted.hidden_layers), ("relations", wanted.vector_layers)):
+            if layers:
+                found[name] = {layer: found[name][layer] for layer in layers}
+        return found
+
+    stops.hold(world.everyone.ask_to_stop)  # the students are answered until they have their checkpoint
+    serve(world.bridge, answer)
+    stops.release()
+    stops.check()
+    if isinstance(teacher, SharedTeacher):
+        teacher.finish()
+
+
+def lessons_of(config: DistillConfig, source: Path) -> Lessons:
+    """Layers of the teacher that the loss reads."""
+    own = sizes_of(config_of_student(config, source))
+    return lessons(config.loss, own, sizes_of(AutoConfig.from_pretrained(source)))
+
+
+def config_of_student(config: DistillConfig, source: Path) -> PretrainedConfig:
+    """Of the student as it will be."""
+    if is_relative(config.student.spec):
+        return student_config(AutoConfig.from_pretrained(source), config.student.spec)
+    return AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))

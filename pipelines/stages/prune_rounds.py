@@ -1,0 +1,59 @@
+"""The shapes of the rounds before the last of an iterative pruning: part of the way, told from the costs alone."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from compress.prune.schedule import cubic
+from compress.prune.search.candidates import Candidate, Space, candidates, outline_of
+from compress.prune.slicing.checkpoint import load_pruned
+from compress.prune.slicing.slice import Shape
+from pipelines.runs.stage import Artefact, Run, write_json
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.stages.distill import SHAPE
+from pipelines.stages.prune_inputs import axes_of
+from pipelines.stages.shape import Inputs, Search, Target
+from pipelines.stages.teacher import MODEL
+
+VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+
+
+def round_name(target: Target, number: int) -> str:
+    return f"{target.name}-round{number}"
+
+
+def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, number: int) -> Artefact:
+    """Writes `shape.json`: the units that stay after round `number`, where a call may take as many milliseconds as the
+    cubic schedule leaves of the way from the start's predicted cost to the target.
+
+    No candidate is trained or measured: among those that fit, the one of least estimated loss is taken.
+    Where every one of them would leave a layer with one unit of everything, nothing is cut in this round.
+    """
+    rounds = config.prune.rounds
+    settings = {"target": asdict(target), "round": number, "rounds": rounds, "uniform": config.budget.uniform}
+
+    def work(folder: Path) -> dict[str, Any]:
+        search = Search(run, config, given, target, folder)
+        space, whole = search.space, outline_of(axes_of(load_pruned(given.words.folder / MODEL), search.task))
+        begin, end = space.costs.predict(whole), target.milliseconds(search.teacher_ms)
+        milliseconds = cubic(number, 0, rounds, begin, end)
+        chosen = least_lost(space, candidates(space, milliseconds))
+        shape = Shape(tuple(space.layers)) if chosen is None else chosen.shape
+        outline = outline_of(space.axes) if chosen is None else chosen.outline
+        said = {"milliseconds": milliseconds, "predicted_ms": space.costs.predict(outline), "outline": asdict(outline)}
+        write_json(folder / SHAPE, {"shape": shape.to_dict()} | said)
+        run.console.say(
+            f"  shape-{round_name(target, number)}: {milliseconds:.3f} of {begin:.3f} ms left, "
+            f"{'nothing to cut' if chosen is None else chosen.label}"
+        )
+        return said
+
+    return run.stage(f"shape-{round_name(target, number)}", settings, given.named(), work, version=VERSION)
+
+
+def least_lost(space: Space, found: Sequence[Candidate]) -> Candidate | None:
+    """The candidate of least estimated loss."""
+    # A layer with one unit of everything has no axis left, and a later round couldn't tell what it costs.
+    usable = [each for each in found if all(max(pair) > 1 for pair in zip(*each.sizes, strict=True))]
+    return min(usable, key=lambda each: each.loss, default=None)

@@ -1,0 +1,87 @@
+"""Zeros by command: they come by the schedule, stay under a kill and under few bits, and are handed over."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from compress.errors import CompressError
+from compress.sparsity.recipe import SparseConfig
+from distill.losses.config import LossConfig
+from pipelines import distill
+from pipelines.stages.sparsity import Zeros
+from support.commands import finish, refused, small_run
+from support.interrupted_training import BASE, Killed, killed_at, train_once
+from support.run_inputs import make_inputs
+
+WAYS = {
+    "2:4": SparseConfig("2:4"),
+    "movement": SparseConfig("unstructured", 0.7, score="movement"),
+    "rewired": SparseConfig("4x1", 0.5, rewire=0.3),
+}
+
+
+def zeros_of(weights: dict[str, torch.Tensor], prefix: str = "student.") -> dict[str, float]:
+    """Name -> share of zeros of the matrices inside the layers."""
+    return {
+        name: float((value == 0).float().mean())
+        for name, value in weights.items()
+        if name.startswith(prefix) and ".layer." in name and value.dim() == 2
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_masks_forget_what_was_before_a_kill(way, tiny_model, tokenizer, tmp_path, monkeypatch):
+    config, loss = WAYS[way], LossConfig(kl=1)
+    expected = train_once(tiny_model, tokenizer, tmp_path / "whole", BASE, loss, [Zeros(config)])
+    shares = zeros_of(expected)
+    assert len(shares) == 2 * 6
+    assert all(share == pytest.approx(config.over(100).share, abs=0.02) for share in shares.values())
+    for batch in (5, 9, 16):
+        with monkeypatch.context() as patch:
+            killed_at(batch, patch)
+            with pytest.raises(Killed):
+                train_once(tiny_model, tokenizer, tmp_path / str(batch), BASE, loss, [Zeros(config)])
+        found = train_once(tiny_model, tokenizer, tmp_path / str(batch), BASE, loss, [Zeros(config)])
+        assert all(torch.equal(found[name], value) for name, value in expected.items()), f"after a kill at {batch}"
+
+
+def test_zeros_that_are_held_come_back_or_others_come(tiny_model, tokenizer, tmp_path):
+    config = replace(BASE, epochs=1)
+    dense = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "dense", config, LossConfig(kl=1)))
+    held = [Zeros(SparseConfig("2:4"), held=True)]
+    found = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "held", config, LossConfig(kl=1), held))
+    assert found == dense, "a student without zeros has none to hold"
+
+
+@pytest.mark.slow
+def test_zeros_are_lost_on_the_road(tmp_path: Path):
+    teacher, data = make_inputs(tmp_path)
+    words = small_run(teacher, data, tmp_path / "run", "--epochs", "3", "--sparsity.pattern", "2:4")
+    finish("distill", [*words, "--quantize", "int8", "--quantize.samples", "32"])
+    shares = zeros_of(load_file(tmp_path / "run" / "student" / "model.safetensors"), "")
+    assert shares
+    assert all(share >= 0.5 for share in shares.values())
+    (stage,) = (tmp_path / "run" / "distill").iterdir()
+    assert json.loads((stage / "manifest.json").read_text())["metrics"]["zeros"] == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--sparsity.pattern", "2:4", "--patience", "1"], "train.patience 1: expected 0 with sparsity.pattern"),
+        (["--sparsity.amount", "0.8"], "sparsity.amount 0.8: expected a pattern beside it"),
+        (["--sparsity.pattern", "3of4"], "sparsity.pattern: expected unstructured, N:M"),
+    ],
+)
+def test_zeros_that_cannot_be_begin(words, told, tmp_path, monkeypatch, capsys):
+    teacher, data = make_inputs(tmp_path)
+    assert told in refused(distill, small_run(teacher, data, tmp_path / "run", *words), monkeypatch, capsys)
+
+
+def test_a_schedule_ends_before_it_begins():
+    with pytest.raises(CompressError, match="the first below the second, found 0.6 and 0.5"):
+        SparseConfig("2:4", begin=0.6, end=0.5)

@@ -1,0 +1,218 @@
+"""A head that a config names and the files don't have is a missing head; positions and problems that don't fit."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+import support.broken_checkpoints as broken
+from compress.prune.slicing.checkpoint import save_pruned
+from distill.checkpoint.sentence_folder import Projection, SentenceForm
+from pipelines import cache, distill, evaluate, harness
+from support.broken_checkpoints import without
+from support.commands import ROOT, finish, refused, small_run
+from support.task_data import several_labels
+from support.tiny_models import build_model, saved
+from support.two_tokenizers import byte_level
+from unit.compress.prune.test_prune_reload import shipped
+from unit.distill.checkpoint.test_sentence_folder import build as sentence_encoder
+
+SHORT = ["--until", "cache", "--teacher_train.epochs", "1"]
+
+
+def test_a_head_without_weights_is_trained_anew_and_reported(checkpoints, changed_copy, tmp_path):
+    folder = changed_copy("headed", without("classifier"))
+    said = finish("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
+    assert re.search(r"fine-tuned first \(the files have no weights of its head \(classifier\.bias, classifier\.", said)
+    assert "it is used as it is" not in said
+    (manifest,) = (tmp_path / "run" / "teacher").glob("*/manifest.json")
+    assert json.loads(manifest.read_text())["metrics"]["trained"]
+
+
+def test_a_renamed_head_is_a_missing_one_and_its_weights_are_named(checkpoints, changed_copy, tmp_path):
+    folder = changed_copy("headed", broken.renamed("classifier", "klassifier"))
+    said = finish("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
+    assert "but klassifier.bias, klassifier.weight" in said
+
+
+def test_a_whole_head_is_used_as_it_is(checkpoints, tmp_path):
+    said = finish("distill", small_run(checkpoints / "headed", checkpoints / "data", tmp_path / "run", *SHORT))
+    assert "its head has these 5 labels, in the same order: it is used as it is" in said
+
+
+def test_a_head_of_which_a_part_is_missing_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+    folder = changed_copy("headed", without("classifier.bias"))
+    words = small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)
+    assert re.search(r"1 missing \(classifier\.bias\)", refused(distill, words, monkeypatch, capsys))
+
+
+def test_a_missing_head_is_no_teacher_that_is_never_fine_tuned(
+    checkpoints, changed_copy, tmp_path, monkeypatch, capsys
+):
+    folder = changed_copy("headed", without("classifier"))
+    words = small_run(folder, checkpoints / "data", tmp_path / "run", "--teacher.finetune", "never")
+    told = refused(distill, words, monkeypatch, capsys)
+    assert "the files have no weights of its head (classifier.bias, classifier.weight), and --teacher.finetune" in told
+
+
+@pytest.mark.parametrize("command", ["cache", "evaluate"])
+def test_a_missing_head_is_refused_where_nothing_is_trained(
+    command, checkpoints, changed_copy, tmp_path, monkeypatch, capsys
+):
+    folder, data = str(changed_copy("headed", without("classifier"))), str(checkpoints / "data")
+    module, words = {
+        "cache": (cache, ["write", "--teacher", folder, "--data", data, "--cache", str(tmp_path / "c")]),
+        "evaluate": (evaluate, ["--model", folder, "--data", data, "--output", str(tmp_path / "e")]),
+    }[command]
+    assert re.search(r"2 missing \(classifier\.bias", refused(module, words, monkeypatch, capsys))
+
+
+def test_a_body_is_not_cached_as_a_classifier(checkpoints, tmp_path, monkeypatch, capsys):
+    words = [
+        "write",
+        "--teacher",
+        str(checkpoints / "body"),
+        "--data",
+        str(checkpoints / "data"),
+        "--cache",
+        str(tmp_path / "c"),
+    ]
+    told = refused(cache, [*words, "--task", "text-classification"], monkeypatch, capsys)
+    assert re.search(r"2 missing \(classifier\.bias", told)
+
+
+def test_a_masked_model_without_weights_of_its_head_is_refused(
+    checkpoints, changed_copy, tmp_path, monkeypatch, capsys
+):
+    folder = changed_copy("masked", without("cls."))
+    words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "masked-lm")
+    assert re.search(r"missing \(cls\.predictions\.", refused(distill, words, monkeypatch, capsys))
+
+
+def test_the_harness_refuses_a_decoder_whose_weights_are_renamed(tmp_path, monkeypatch, capsys):
+    tokenizer = byte_level()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    folder = saved(LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)), tokenizer, tmp_path / "decoder")
+    broken.renamed("mlp.up_proj", "mlp.upper")(folder)
+    words = ["--model", str(folder), "--tasks", "hellaswag", "--output", str(tmp_path / "run")]
+    told = refused(harness, words, monkeypatch, capsys)
+    assert re.search(r"2 missing \(model\.layers\.0\.mlp\.up_proj\.weight", told)
+
+
+def test_a_multi_label_head_is_not_read_as_one_class_a_text(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
+    folder = saved(build_model("bert", problem_type="multi_label_classification"), tokenizer, tmp_path / "several")
+    words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "text-classification")
+    told = refused(distill, words, monkeypatch, capsys)
+    assert "trained for multi-label (problem_type multi_label_classification in config.json)" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_head_for_one_class_is_not_read_as_several_labels(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
+    folder = saved(build_model("bert", problem_type="single_label_classification"), tokenizer, tmp_path / "single")
+    data = several_labels(tmp_path / "several")
+    told = refused(distill, small_run(folder, data, tmp_path / "run", "--task", "multi-label"), monkeypatch, capsys)
+    assert "trained for text-classification" in told
+
+
+def no_length(words: list[str]) -> list[str]:
+    place = words.index("--data.max_length")
+    return words[:place] + words[place + 2 :]
+
+
+def test_texts_are_cut_at_the_positions_of_the_model_where_no_length_is_set(checkpoints, changed_copy, tmp_path):
+    folder = changed_copy("headed", broken.positions(16))
+    said = finish("distill", no_length(small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)))
+    assert "texts are cut at 16 tokens: the teacher has 16 positions" in said
+    (manifest,) = (tmp_path / "run" / "teacher").glob("*/manifest.json")
+    assert json.loads(manifest.read_text())["config"]["max_length"] == 16
+
+
+def test_a_length_beyond_the_positions_is_refused_where_it_is_set(
+    checkpoints, changed_copy, tmp_path, monkeypatch, capsys
+):
+    folder = changed_copy("headed", broken.positions(16))
+    told = refused(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
+    assert "data.max_length: expected at most 16 tokens, the positions of the teacher, found 32" in told
+
+
+def test_evaluate_refuses_a_length_beyond_the_positions(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+    folder = changed_copy("headed", broken.positions(16))
+    words = ["--model", str(folder), "--data", str(checkpoints / "data"), "--output", str(tmp_path / "e")]
+    told = refused(evaluate, [*words, "--data.max_length", "32"], monkeypatch, capsys)
+    assert "data.max_length: expected at most 16 tokens, the positions of the model, found 32" in told
+
+
+@pytest.mark.parametrize("what", ["config.json", "model.safetensors", "."])
+def test_files_without_permission_to_read_are_named(what, checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+    folder = changed_copy("headed", lambda folder: None)
+    for place in (*tmp_path.parents[:-2], tmp_path, folder):
+        place.chmod(0o755)
+    (folder / what).chmod(0)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(0o777)
+    words = small_run(folder, checkpoints / "data", tmp_path / "out" / "run")
+    with broken.as_nobody():
+        told = refused(distill, words, monkeypatch, capsys)
+    (folder / what).chmod(0o755)
+    assert str(folder) in told
+    assert "denied" in told
+    assert "write" not in told
+
+
+def sentence_folder(place: Path, tokenizer: PreTrainedTokenizerBase, change: broken.Break) -> Path:
+    """A sentence encoder with one Dense module, whose weights are changed."""
+    form = SentenceForm("mean", (Projection(16),))
+    saved(sentence_encoder("bert", form), tokenizer, place)
+    (dense,) = place.glob("*_Dense")
+    change(dense)
+    return place
+
+
+def dense_shape(folder: Path) -> None:
+    held = load_file(folder / "model.safetensors")
+    save_file({name: value[:8].clone() for name, value in held.items()}, folder / "model.safetensors")
+
+
+def dense_nan(folder: Path) -> None:
+    held = load_file(folder / "model.safetensors")
+    held["linear.weight"][0, 0] = float("nan")
+    save_file(held, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dense_shape, r"expected weights \{'weight': \[16, 32\], 'bias': \[16\]\} of Dense module 1.*\[8, 32\]"),
+        (dense_nan, "expected finite floating-point numbers in Dense module 1, found others in weight"),
+    ],
+)
+def test_a_sentence_encoder_with_broken_projections_is_refused(
+    change, message, checkpoints, tmp_path, monkeypatch, capsys, tokenizer
+):
+    folder = sentence_folder(tmp_path / "encoder", tokenizer, change)
+    words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
+    assert re.search(message, refused(distill, words, monkeypatch, capsys))
+
+
+def test_a_pruned_model_whose_weights_are_missing_is_refused(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
+    save_pruned(shipped("bert"), tmp_path / "pruned")
+    tokenizer.save_pretrained(tmp_path / "pruned")
+    broken.without("layer.1.output.dense")(tmp_path / "pruned")
+    words = ["--model", str(tmp_path / "pruned"), "--data", str(checkpoints / "data"), "--output", str(tmp_path / "e")]
+    assert re.search(r"2 missing \(", refused(evaluate, words, monkeypatch, capsys))
+
+
+def test_a_config_is_refused_without_torch(checkpoints, changed_copy):
+    folder = changed_copy("headed", broken.config_with(model_type="bertt"))
+    code = (
+        "import sys\nfrom distill.checkpoint.folder import checkpoint_folder\nfrom distill.errors import InputError\n"
+        f"try: checkpoint_folder({str(folder)!r})\nexcept InputError as error: print(error)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, check=True)
+    assert "the nearest is 'bert'" in done.stdout

@@ -1,0 +1,77 @@
+"""`kill -9` at random moments, then the same command: the student has the bits of an undisturbed run's."""
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines.runs.stage import sha256
+from support.commands import finish, small_run, start
+from support.tiny_models import build_model, saved
+
+# Enough steps, each checkpoint close to the last, for kills to hit every stage.
+LONG = ("--epochs", "24", "--teacher_train.epochs", "12", "--train.checkpoint_every", "7")
+LONG = (*LONG, "--teacher_train.checkpoint_every", "7", "--train.dropout", "0.1", "--until", "distill")
+
+
+def kill_after(seconds: float, words: list[str]) -> bool:
+    """Starts the command and kills it; whether it was still at work."""
+    process = start("distill", words)
+    try:
+        process.wait(timeout=seconds)
+    except Exception:  # still running, as it should be
+        process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return process.returncode == -signal.SIGKILL
+
+
+def student_hash(output: Path) -> str:
+    return sha256(next(output.glob("distill/*/model/model.safetensors")))
+
+
+@pytest.fixture
+def undisturbed(tmp_path, tokenizer, data_folder):
+    """(teacher, data, hash of the student, seconds) of a run that nothing disturbs."""
+    teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")
+    begun = time.monotonic()
+    finish("distill", small_run(teacher, data_folder, tmp_path / "undisturbed", *LONG))
+    return teacher, data_folder, student_hash(tmp_path / "undisturbed"), time.monotonic() - begun
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_goes_on_to_the_same_bits(undisturbed, tmp_path):
+    teacher, data, expected, seconds = undisturbed
+    output = tmp_path / "killed"
+    words = small_run(teacher, data, output, *LONG)
+    chance, killed = random.Random(3), 0
+    for _ in range(8):  # a machine whose load changes is killed before there is anything to go on from, or not at all
+        if kill_after(chance.uniform(0.3, 0.9) * seconds, words):
+            killed += any(output.glob("*/*/manifest.json"))
+            seconds *= 1 if killed else 1.5
+        elif not killed:
+            shutil.rmtree(output)
+            seconds /= 2
+        if killed == 2:
+            break
+    said = finish("distill", words)
+    assert killed >= 1
+    assert "skipped" in said or "going on" in said
+    assert student_hash(tmp_path / "killed") == expected
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_twenty_kills_at_random_moments_each_followed_by_the_same_command(undisturbed, tmp_path):
+    teacher, data, expected, seconds = undisturbed
+    chance = random.Random(11)
+    killed = 0
+    for number in range(20):
+        output = tmp_path / f"killed-{number}"
+        words = small_run(teacher, data, output, *LONG)
+        killed += kill_after(chance.uniform(0.05, 0.95) * seconds, words)
+        finish("distill", words)
+        assert student_hash(output) == expected, f"kill {number}"
+    assert killed >= 15

@@ -1,0 +1,72 @@
+"""Runs the commands of pipelines: as processes, or in this process where only the answer counts."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pipelines.quantize import OWN
+from pipelines.runs import cli
+from pipelines.settings.command_line import replace_words
+from pipelines.settings.distill_config import SHORT
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(module: str, *words: str) -> list[str]:
+    """The words of a process; of a flag that is given again, as a test does with those of `small_run`, the last one."""
+    return [sys.executable, "-m", f"pipelines.{module}", *once(module, words)]
+
+
+def once(module: str, words: Sequence[str]) -> list[str]:
+    return replace_words((), words, OWN if module == "quantize" else SHORT)
+
+
+def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
+    """Words of a distillation that takes seconds: a tiny teacher, few texts, two layers of four."""
+    words = [
+        *("--teacher", str(teacher), "--data", str(data), "--output", str(output), "--student", "layers=2"),
+        *("--precision", "32", "--threads", "1", "--measure.texts", "4", "--measure.rounds", "1"),
+        *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--batch-size", "8"),
+        *("--teacher_train.batch_size", "8", "--teacher_train.learning_rate", "1e-3", "--learning-rate", "1e-3"),
+    ]
+    return replace_words(words, more, SHORT)
+
+
+def start(module: str, words: Sequence[str]) -> subprocess.Popen:
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command(module, *words), cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def finish(module: str, words: Sequence[str]) -> str:
+    """Output of a command that must end well."""
+    process = start(module, words)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return said
+
+
+def refused(
+    module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """The one message of a command that must end with exit code 2 and no traceback; its words as in `command`."""
+    return refused_as_written(module, once(module.__name__.rpartition(".")[2], words), monkeypatch, capsys)
+
+
+def refused_as_written(
+    module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    monkeypatch.setattr(sys, "argv", [module.__name__, *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.run(module.main)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert "Traceback" not in said
+    assert said.startswith("error: ")
+    return said

@@ -1,0 +1,60 @@
+"""Tiny models with their axes, and copies cut along them: what gates and scores are compared with."""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from compress.prune.tracing.axes import Axis
+from compress.prune.tracing.trace import find_axes, layer_stack
+from support.tiny_models import VOCABULARY, build_model, scatter
+
+AXES: dict[str, list[Axis]] = {}  # a family's are found once
+
+
+def tiny_llama(**changes: object) -> LlamaForCausalLM:
+    """2 layers, width 32, 4 queries on 2 key-value heads, feed-forward 48."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = LlamaConfig(vocab_size=len(VOCABULARY), pad_token_id=0, **(sizes | heads | changes))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = LlamaForCausalLM(config)
+        scatter(model)
+    return model.eval()
+
+
+def tiny(family: str) -> tuple[PreTrainedModel, list[Axis]]:
+    """A new tiny model, `llama` or one of conftest.MODELS, and its axes."""
+    model = tiny_llama() if family == "llama" else build_model(family)
+    if family not in AXES:
+        AXES[family] = find_axes(model)
+    return model, list(AXES[family])
+
+
+def cut(model: nn.Module, axes: list[Axis], kept: Mapping[str, Tensor]) -> nn.Module:
+    """A copy whose weights lack the units that aren't kept; it answers, but isn't a checkpoint."""
+    smaller = copy.deepcopy(model)
+    weights = dict(smaller.named_parameters(remove_duplicate=False))
+    for axis in (axis for axis in axes if axis.name in kept):
+        for slot in axis.slots:
+            weight, stay = weights[slot.parameter], axis.coordinates(slot, kept[axis.name])
+            weight.data = weight.data.index_select(slot.dim, stay)
+    for module in smaller.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.normalized_shape = tuple(module.weight.shape)
+    return smaller
+
+
+def without_layer(model: PreTrainedModel, number: int) -> PreTrainedModel:
+    """A copy without one layer."""
+    smaller = copy.deepcopy(model)
+    del smaller.get_submodule(layer_stack(model))[number]
+    return smaller
+
+
+def largest_gap(a: Tensor, b: Tensor) -> float:
+    """Largest difference, as a part of the largest value."""
+    return float((a - b).abs().max() / b.abs().max())

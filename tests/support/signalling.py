@@ -1,0 +1,38 @@
+"""What the tests of signals share: places, answers, and the way there and back."""
+
+import numpy as np
+import torch
+
+from distill.cache.signals import Answer, Signal, Where
+from distill.cache.signals.rans import Table
+
+LENGTHS = [5, 1, 7, 3]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def key_of(i: int) -> bytes:
+    return np.random.default_rng(i).bytes(16)
+
+
+def where_of(lengths: list[int], chosen: list[list[int]] | None = None) -> Where:
+    """Rows of so many tokens; `chosen` names each row's positions, all by default."""
+    tokens = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    positions = tokens.clone()
+    for row, places in enumerate(chosen or []):
+        positions[row] = False
+        positions[row, places] = True
+    return Where(tokens, positions)
+
+
+def answer_of(name: str, values: object, where: Where) -> Answer:
+    return Answer({name: values}, where, [key_of(i) for i in range(len(where.tokens))])
+
+
+def returned(signal: Signal, answer: Answer) -> dict:
+    """What `decode` makes of what `encode` made of the answer, with tables fitted on it."""
+    rows = signal.rows(answer)
+    book = {name: Table(starts) for name, starts in signal.fit(rows).items()}
+    return signal.decode([memoryview(signal.encode(row, book)) for row in rows], answer.where, book)

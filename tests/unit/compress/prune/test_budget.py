@@ -1,0 +1,319 @@
+"""Budgets: what is asked for is understood, spent where least is lost, and never exceeded."""
+
+import statistics
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from compress.errors import CompressError
+from compress.prune import budget as budgets
+from compress.prune.budget import Budget, parse_bytes
+from compress.prune.importance.estimate import magnitude
+from compress.prune.search.allocate import Limit, Options, allocate
+from compress.prune.search.candidates import (
+    RATIO,
+    SPENT,
+    Space,
+    candidates,
+    evenly,
+    first_units,
+    options,
+    outline_of,
+    reallocated,
+    smallest,
+)
+from compress.prune.search.cost import CostModel, Outline, features, fit_costs, plan
+from compress.prune.slicing.slice import prune
+from compress.prune.tracing.trace import find_axes
+from support.tiny_models import build_model
+
+# base 1 + 0.01 a coordinate; a layer 0.1 + 0.2 a head + 0.01 a neuron (of which a little by width)
+COSTS = CostModel((1.0, 0.01, 0.1, 0.0, 0.2, 0.001, 0.01, 0.0001), 0.0)
+BYTES = CostModel((500.0, 300.0, 10.0, 4.0, 0.0, 32.0, 1.0, 2.0), 0.0)  # most of it is the word table
+
+
+# --- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("10MB", 10_000_000), ("8MiB", 8 << 20), ("1.5 kB", 1500), ("700", 700), ("2GB", 2_000_000_000)]
+)
+def test_a_size_is_misread(text, count):
+    assert parse_bytes(text) == count
+    assert Budget(speedup="2", max_bytes=text).most_bytes() == count
+
+
+def test_a_student_of_a_family_has_anothers_bound():
+    family = Budget(speedup="10,4,2", max_bytes="1MB, 2MB,3MB")
+    assert [family.most_bytes(each) for each in family.speedups] == [3_000_000, 2_000_000, 1_000_000]
+    assert Budget(speedup="4,10", max_bytes="5MB").most_bytes(4) == 5_000_000
+    assert Budget(latency_ms=2).most_bytes() is None
+    with pytest.raises(CompressError, match="expected one size, or one for each of 2,4,8, found '1MB,2MB'"):
+        Budget(speedup="2,4,8", max_bytes="1MB,2MB")
+
+
+@pytest.mark.parametrize("text", ["ten", "10XB", "MB", "-3MB", "1e6"])
+def test_a_size_that_is_none_is_taken(text):
+    with pytest.raises(CompressError, match="expected a size such as 10MB"):
+        Budget(speedup="2", max_bytes=text)
+
+
+def test_a_family_is_out_of_order_or_has_twins():
+    assert Budget(speedup="15, 2,4,8,4.0").speedups == (2.0, 4.0, 8.0, 15.0)
+    assert not Budget().asked
+    assert Budget(latency_ms=2.5).asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"speedup": "ten"}, "expected numbers such as 10 or 2,4,8,15, found 'ten'"),
+        ({"speedup": "0.5"}, "expected more than 1, found 0.5"),
+        ({"speedup": "4", "latency_ms": 2}, "found both"),
+        ({"latency_ms": -1}, "expected more than 0"),
+        ({"min_score": 98}, "a share from 0 to 1"),
+        ({"threads": 0}, "budget.threads: expected at least 1"),
+        ({"runtime": "tensorrt"}, "expected onnxruntime, openvino, pytorch, found 'tensorrt'"),
+        ({"runtime": "pytorch", "precision": "int8"}, "expected runtime onnxruntime, found pytorch"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_taken(settings, told):
+    with pytest.raises(CompressError, match=told):
+        Budget(**settings)
+
+
+def test_a_runtime_that_is_missing_is_measured(monkeypatch):
+    monkeypatch.setattr(budgets, "find_spec", lambda name: None)
+    with pytest.raises(CompressError, match=r"not installed here.*pip install 'stillroom\[openvino\]'"):
+        Budget(speedup="4", runtime="openvino")
+
+
+def test_a_precision_is_taken_that_the_runtime_lacks():
+    assert Budget(speedup="4").precision == "int8"
+    assert Budget(speedup="4", runtime="pytorch").precision == "fp32"
+
+
+# --- what sizes cost
+
+
+def test_costs_are_not_those_they_were_made_from():
+    full = Outline(64, (8,) * 4, (256,) * 4)
+    outlines = plan(full, step=8)
+    fitted = fit_costs(outlines, [COSTS.predict(each) for each in outlines])
+    unseen = [Outline(48, (3, 8, 1), (200, 16, 100)), full, Outline(8, (1,), (1,))]
+    for each in unseen:
+        assert fitted.predict(each) == pytest.approx(COSTS.predict(each), rel=1e-6)
+    assert fitted.error < 1e-9
+
+
+def test_noise_makes_a_part_give_time_back():
+    outlines = plan(Outline(64, (8,) * 4, (256,) * 4), step=8)
+    noise = np.random.default_rng(0).normal(1, 0.1, len(outlines))
+    fitted = fit_costs(outlines, [COSTS.predict(each) * n for each, n in zip(outlines, noise, strict=True)])
+    assert min(fitted.coefficients) >= 0
+    assert 0.005 < fitted.error < 0.2
+
+
+def test_times_that_were_not_measured_are_fitted():
+    with pytest.raises(CompressError, match="expected times above 0 ms"):
+        fit_costs([Outline(8, (1,), (1,))] * 2, [1.0, 0.0])
+
+
+def test_layers_of_different_sizes_are_planned_as_the_first():
+    full = Outline(64, (8, 2, 1), (256, 16, 1))
+    for each in plan(full, step=8):
+        assert all(units <= most for units, most in zip(each.heads, full.heads, strict=False))
+        assert all(units <= most for units, most in zip(each.ffn, full.ffn, strict=False))
+    assert Outline(64, (8, 2), (128, 8)) in plan(full, step=8)
+
+
+def test_the_plan_cannot_tell_the_parts_apart():
+    outlines = plan(Outline(384, (12,) * 6, (1536,) * 6), step=32)
+    rows = np.stack([features(each) for each in outlines])
+    assert len(set(outlines)) == len(outlines) <= 12
+    assert np.linalg.matrix_rank(rows / rows.max(0), tol=1e-3) == rows.shape[1]
+    assert {each.hidden for each in outlines} == {384, 192, 96}
+
+
+def test_a_width_is_planned_that_the_model_lacks():
+    assert {each.hidden for each in plan(Outline(640, (4,) * 3, (2048,) * 3), step=256)} == {640, 256}
+    assert {each.hidden for each in plan(Outline(96, (2,) * 2, (384,) * 2), step=64)} == {96, 64}
+
+
+# --- the solver
+
+
+def some_options(seed: int, layers: int = 3) -> list[Options]:
+    rng = np.random.default_rng(seed)
+
+    def losses(count: int) -> tuple[float, ...]:
+        return tuple(sorted(rng.uniform(0, 3, count), reverse=True)[:-1]) + (0.0,)
+
+    return [Options((1, 2, 4), (8, 16, 32), losses(3), losses(3), float(rng.uniform(1, 8))) for _ in range(layers)]
+
+
+def every_choice(options: list[Options], depth: int, uniform: bool):
+    """(layers, heads, ffn, loss) of all there are."""
+    total = sum(each.layer_loss for each in options)
+    for kept in (k for k in product((0, 1), repeat=len(options)) if sum(k) == depth):
+        layers = [i for i, stays in enumerate(kept) if stays]
+        for picks in product(product(range(3), range(3)), repeat=depth):
+            if uniform and len(set(picks)) > 1:
+                continue
+            loss = total + sum(
+                options[n].heads_loss[h] + options[n].ffn_loss[f] - options[n].layer_loss
+                for n, (h, f) in zip(layers, picks, strict=True)
+            )
+            heads, ffn = ([options[0].heads[h] for h, _ in picks], [options[0].ffn[f] for _, f in picks])
+            yield tuple(layers), tuple(heads), tuple(ffn), loss
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_another_choice_loses_less(seed, uniform):
+    options = some_options(seed)
+    for depth, milliseconds in ((1, 1.9), (2, 2.6), (2, 3.4), (3, 4.0)):
+        within = [
+            (loss, layers, heads, ffn)
+            for layers, heads, ffn, loss in every_choice(options, depth, uniform)
+            if COSTS.predict(Outline(16, heads, ffn)) <= milliseconds
+        ]
+        found = allocate(options, COSTS, 16, depth, milliseconds, uniform=uniform)
+        if not within:
+            assert found is None
+            continue
+        assert found is not None
+        assert found.loss == pytest.approx(min(within)[0])
+        assert found.milliseconds == pytest.approx(COSTS.predict(Outline(16, found.heads, found.ffn)))
+        assert found.milliseconds <= milliseconds + 1e-9
+        assert not uniform or len(set(found.heads)) == len(set(found.ffn)) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_another_choice_within_the_bytes_loses_less(seed):
+    options, milliseconds = some_options(seed), 3.4
+    for most in (7000, 8500, 12000):
+        within = [
+            loss
+            for _, heads, ffn, loss in every_choice(options, 2, False)
+            if COSTS.predict(Outline(16, heads, ffn)) <= milliseconds and BYTES.predict(Outline(16, heads, ffn)) <= most
+        ]
+        found = allocate(options, COSTS, 16, 2, milliseconds, size=Limit(BYTES, most))
+        assert (found is None) == (not within)
+        if found is not None:
+            assert found.loss == pytest.approx(min(within))
+            assert BYTES.predict(Outline(16, found.heads, found.ffn)) <= most
+
+
+def test_layers_that_were_to_stay_go():
+    options = some_options(1)
+    for among in ((0, 1), (0, 2), (1, 2)):
+        found = allocate(options, COSTS, 16, 2, 3.4, among=among)
+        assert found is not None
+        assert found.layers == among
+
+
+def test_nothing_fits_and_something_is_found():
+    assert allocate(some_options(0), COSTS, 16, 1, 1.0) is None
+
+
+# --- candidates
+
+
+@pytest.fixture(scope="module")
+def space() -> Space:
+    model = build_model("bert")
+    axes = find_axes(model)
+    scores = magnitude(model, axes)
+    return Space(axes, scores, COSTS, 8)
+
+
+def whole_ms(space: Space) -> float:
+    return COSTS.predict(outline_of(space.axes))
+
+
+def test_candidates_miss_the_budget_or_leave_it(space):
+    budget = whole_ms(space) / 2
+    found = candidates(space, budget)
+    assert len(found) > 3
+    for each in found:
+        assert SPENT * budget <= COSTS.predict(each.outline) <= budget + 1e-9
+        assert RATIO[0] <= sum(each.outline.ffn) / each.outline.depth / each.outline.hidden <= RATIO[1]
+    assert len({each.label for each in found}) == len(found), "each is tried once"
+    assert len({each.outline.hidden for each in found}) > 1
+    assert len({each.outline.depth for each in found}) > 1
+
+
+@pytest.mark.parametrize("neurons", [512, 1000, 2048, 4096])
+def test_a_free_budget_still_cuts(neurons):
+    model = build_model("bert", intermediate_size=neurons)
+    axes = find_axes(model)
+    space = Space(axes, magnitude(model, axes), COSTS, 24)  # a step that doesn't divide the width
+    assert space.widths()[0] == space.hidden
+    assert all(each.ffn[-1] == neurons for each in options(space, space.hidden))
+
+
+def test_candidates_are_too_large(space):
+    free = candidates(space, whole_ms(space) / 2)
+    most = statistics.median(BYTES.predict(each.outline) for each in free)
+    bound = replace(space, size=Limit(BYTES, most))
+    found = candidates(bound, whole_ms(space) / 2)
+    assert found
+    assert all(BYTES.predict(each.outline) <= most for each in found)
+    assert {each.outline.hidden for each in found} < {each.outline.hidden for each in free}, "none is narrower"
+    again = reallocated(bound, found[0], 2 * whole_ms(space))
+    assert again is not None
+    assert BYTES.predict(again.outline) <= most
+
+
+def test_a_candidates_model_has_other_sizes(space):
+    model = build_model("bert")
+    for each in candidates(space, whole_ms(space) / 2)[:4]:
+        cut = prune(model, space.axes, each.shape)
+        assert outline_of(find_axes(cut)) == each.outline
+        for name, kept in each.shape.kept.items():
+            scores = space.scores.values[name]
+            gone = np.setdiff1d(np.arange(len(scores)), kept.numpy())
+            assert scores[kept].min() >= scores[gone].max(), "a unit went that is worth more than one that stayed"
+
+
+def test_uniform_sizes_are_of_no_stock_class():
+    model = build_model("bert")
+    axes = find_axes(model)
+    space = Space(axes, magnitude(model, axes), COSTS, 8, uniform=True)
+    found = candidates(space, whole_ms(space) / 2)
+    assert found
+    for each in found:
+        assert len(set(each.outline.heads)) == len(set(each.outline.ffn)) == 1
+        prune(model, axes, each.shape, uniform=True)
+
+
+def test_less_to_spend_gives_no_less(space):
+    first = candidates(space, whole_ms(space) / 2)[0]
+    less = reallocated(space, first, first.choice.milliseconds * 0.9)
+    assert less is not None
+    assert (less.choice.layers, less.outline.hidden) == (first.choice.layers, first.outline.hidden)
+    assert less.choice.milliseconds <= first.choice.milliseconds * 0.9
+    assert reallocated(space, first, 0.01) is None
+
+
+def test_something_is_smaller_than_the_smallest(space):
+    least = smallest(space)
+    assert least.outline.depth == 1
+    assert least.outline.heads == (1,)
+    assert candidates(space, COSTS.predict(least.outline) * 0.99) == []
+    cut = prune(build_model("bert"), space.axes, least.shape)
+    assert (cut.config.num_hidden_layers, cut.config.hidden_size) == (1, least.outline.hidden)
+    assert cut.bert.encoder.layer[0].intermediate.dense.out_features == least.outline.ffn[0]
+
+
+def test_measured_sizes_are_others_than_planned(space):
+    model = build_model("bert")
+    for outline in plan(outline_of(space.axes), step=8):
+        assert outline_of(find_axes(prune(model, space.axes, first_units(space.axes, outline)))) == outline
+
+
+def test_layers_are_not_spread():
+    assert [evenly(n, 6) for n in (1, 2, 3, 6)] == [(0,), (0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)]

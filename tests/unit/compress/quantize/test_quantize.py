@@ -1,0 +1,299 @@
+"""Layers that compute on a grid, calibration, and models that are converted and restored."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from compress.errors import CompressError
+from compress.quantize.config import QuantizeConfig
+from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
+from compress.quantize.prepare import convert, learn_scales, precision_of, prepare, restore
+from compress.quantize.ranges import Seen, calibrate, rounding_error, words
+from compress.quantize.rounding import round_model
+from compress.quantize.schemes import SCHEMES, scheme_of
+from compress.quantize.store import load_rounding, save_rounding
+from distill.train.config import TrainConfig
+from distill.train.optimizer import build_optimizer
+from support.tiny_families import build
+from support.tiny_models import build_model
+
+SEEDED = torch.Generator().manual_seed(3)
+NAMES = list(SCHEMES)
+
+
+# --- calibration
+
+
+def test_a_range_of_least_error_is_worse_than_the_extremes():
+    values = torch.cat([torch.randn(20000, generator=SEEDED), torch.tensor([40.0, -40.0])])
+    seen = Seen(0)
+    for part in values.split(3000):
+        seen.add(part)
+    errors = {method: float(rounding_error(values, *seen.range(method))) for method in ("minmax", "percentile", "mse")}
+    assert seen.range("minmax") == (-40.0, 40.0)
+    assert errors["mse"] < errors["minmax"]
+    assert 3 < float(seen.range("percentile")[1]) < 5
+
+
+def test_late_values_are_kept_less_often():
+    seen = Seen(1)
+    for part in torch.arange(200_000.0).split(7000):
+        seen.add(part)
+    assert len(seen.values) == 2**16
+    assert float(seen.values.mean()) == pytest.approx(100_000, rel=0.02)
+
+
+def test_padding_widens_a_range(token_batch):
+    model = build_model("bert")
+    prepare(model, scheme_of("int8-static"))
+    assert calibrate(model, [token_batch]) == 6
+    whole = model.bert.encoder.layer[1].intermediate.dense.grid.scale.clone()
+    rows = [
+        {name: value[i : i + 1, : int(token_batch["attention_mask"][i].sum())] for name, value in token_batch.items()}
+        for i in range(6)
+    ]
+    assert calibrate(model, rows) == 6
+    torch.testing.assert_close(model.bert.encoder.layer[1].intermediate.dense.grid.scale, whole)
+
+
+def test_a_pooled_value_is_taken_for_a_token():
+    pooled, mask = torch.randn(2, 4, generator=SEEDED), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]).bool()
+    assert torch.equal(words(pooled, mask), pooled), "as wide as the texts are long"
+    assert words(torch.randn(2, 4, 3), mask).shape == (4, 3)
+
+
+def test_queries_and_keys_have_grids_of_their_own(token_batch):
+    model = build_model("bert")
+    prepare(model, scheme_of("int8-static"))
+    calibrate(model, [token_batch, token_batch])
+    attention = model.bert.encoder.layer[0].attention
+    assert attention.self.query.grid is attention.self.key.grid is attention.self.value.grid
+    assert attention.output.dense.grid is not attention.self.query.grid
+
+
+def test_a_range_is_told_from_nothing(token_batch):
+    model = build_model("bert")
+    prepare(model, scheme_of("int8-static"))
+    with pytest.raises(CompressError, match="expected some texts, found none"):
+        calibrate(model, [])
+    with torch.no_grad():
+        model.bert.embeddings.LayerNorm.bias.fill_(float("inf"))
+    with pytest.raises(CompressError, match="expected finite ones"):
+        calibrate(model, [token_batch])
+
+
+# --- models
+
+
+def prepared(name: str, batch: dict, family: str = "bert", **changes: int) -> nn.Module:
+    model = build(family, **changes) if family != "bert" else build_model("bert")
+    prepare(model, scheme_of(name), keep=("*.score",))
+    calibrate(model, [batch])
+    return model
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_converted_computes_something_else(name: str, token_batch, tmp_path):
+    model = prepared(name, token_batch)
+    with torch.no_grad():
+        trained = model(**token_batch).logits
+    rounding = convert(model)
+    assert not any(isinstance(layer, QuantizedLinear | QuantizedEmbedding) for layer in model.modules())
+    assert set(model.state_dict()) == set(build_model("bert").state_dict())
+    save_rounding(rounding, tmp_path)
+    again = load_rounding(tmp_path)
+    restored = copy.deepcopy(model)
+    restore(restored, again)
+    with torch.no_grad():
+        torch.testing.assert_close(restored(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
+        if scheme_of(name).inputs == "float":
+            torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
+    for layer, rounded in again.items():
+        weight = model.get_submodule(layer).weight.detach()
+        size = weight.shape[1] // rounded.scales.shape[1]
+        numbers = rounded.stored(weight).float()
+        assert torch.allclose(numbers * rounded.scales.repeat_interleave(size, dim=1), weight, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma", "modernbert", "distilbert"])
+def test_families_are_forgotten(family: str, token_batch):
+    token_batch["input_ids"] %= 60
+    model = prepared("int8-static", token_batch, family)
+    with torch.no_grad():
+        trained = model(**token_batch).logits
+    rounding = convert(model)
+    restore(model, rounding)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
+
+
+def test_a_tied_head_is_on_two_grids(token_batch):
+    token_batch["input_ids"] %= 60
+    model = prepared("int4-weights", token_batch, "qwen2", intermediate_size=64)
+    assert model.lm_head.scheme.bits == 8
+    rounding = convert(model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(rounding["lm_head"].scales, rounding["model.embed_tokens"].scales)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rounding_model_does_not_learn(name: str, token_batch):
+    model = prepared(name, token_batch)
+    goal = torch.randint(0, 5, (6,), generator=SEEDED)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(40):
+        loss = F.cross_entropy(model(**token_batch).logits, goal)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_scales_that_are_learned_stay(token_batch):
+    model = build_model("bert")
+    prepare(model, scheme_of("int8-static"))
+    calibrate(model, [token_batch], learned=True)
+    before = {n: p.detach().clone() for n, p in model.named_parameters() if n.endswith("grid.scale")}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    F.cross_entropy(model(**token_batch).logits, torch.zeros(6, dtype=torch.int64)).backward()
+    optimizer.step()
+    assert len(before) == 4 * 4 + 2
+    assert all(not torch.equal(p, before[n]) for n, p in model.named_parameters() if n in before)
+
+
+@pytest.mark.parametrize("keep", ["lm_head", "*.embed_tokens"])
+def test_a_layer_that_is_kept_is_rounded_with_the_one_that_shares_its_weight(keep: str, token_batch):
+    token_batch["input_ids"] %= 60
+    model = build("llama", tie_word_embeddings=True)
+    before = model.lm_head.weight.detach().clone()
+    names = prepare(model, scheme_of("int8-weights"), keep=(keep,))
+    assert not {"lm_head", "model.embed_tokens"} & set(names)
+    convert(model)
+    assert torch.equal(model.lm_head.weight, before)
+
+
+def test_a_table_that_does_more_than_look_up_rows_loses_that(token_batch):
+    class Scaled(nn.Embedding):
+        def forward(self, input):  # noqa: A002
+            return 8 * super().forward(input)
+
+    model = build_model("bert")
+    table = Scaled(*model.bert.embeddings.word_embeddings.weight.shape)
+    table.weight = model.bert.embeddings.word_embeddings.weight
+    model.bert.embeddings.word_embeddings = table
+    names = prepare(model, scheme_of("int8-weights"))
+    assert "bert.embeddings.position_embeddings" in names
+    assert "bert.embeddings.word_embeddings" not in names
+    assert model.bert.embeddings.word_embeddings is table
+
+
+def test_scales_that_are_kept_stay_on_another_device(token_batch):
+    model = prepared("int4-weights", token_batch)
+    learn_scales(model)
+    layer = model.to("meta").bert.encoder.layer[0].output.dense
+    assert layer.scales.device.type == layer.stretch.device.type == "meta"
+    assert not any("scales" in name for name in model.state_dict()), "a checkpoint has them twice"
+
+
+@pytest.mark.parametrize("name", ["int8-static", "int4-weights"])
+def test_learned_scales_of_weights_are_not_deployed(name: str, token_batch):
+    model = prepared(name, token_batch).eval()
+    learn_scales(model)
+    groups = build_optimizer(model, [], TrainConfig(learning_rate=1e-2, weight_decay=0.5)).param_groups
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    stretches = [p for n, p in model.named_parameters() if n.endswith("stretch")]
+    assert len(stretches) == 4 * 6 + 2
+    assert not any(id(p) in decayed for p in stretches), "weight decay would shrink every scale"
+    optimizer = torch.optim.Adam(stretches, lr=1e-2)
+    goal = torch.randint(0, 5, (6,), generator=SEEDED)
+    losses = []
+    for _ in range(60):
+        loss = F.cross_entropy(model(**token_batch).logits, goal)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert min(losses[-10:]) < 0.95 * losses[0], "scales alone learn"
+    with torch.no_grad():
+        trained = model(**token_batch).logits
+    rounding = convert(model)
+    assert not any(name.endswith("stretch") for name in model.state_dict())
+    restore(model, rounding)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
+
+
+# --- what can't be
+
+
+def test_products_of_bytes_saturate_without_vnni(token_batch):
+    for name in ("int8-static", "int8-dynamic"):
+        model = build_model("bert")
+        round_model(model, QuantizeConfig(scheme=name, reduced=True), [token_batch])
+        rounding = convert(model)
+        weight = rounding["bert.encoder.layer.0.intermediate.dense"].stored(
+            model.bert.encoder.layer[0].intermediate.dense.weight
+        )
+        assert int(weight.abs().max()) == 63
+        assert 2 * 255 * int(weight.abs().max()) < 2**15
+        assert precision_of(rounding) == "int8"
+    with pytest.raises(CompressError, match="quantize.reduced: expected a scheme with products of bytes"):
+        QuantizeConfig(scheme="int8-weights", reduced=True)
+
+
+def test_a_setting_that_no_scheme_reads_is_taken():
+    with pytest.raises(CompressError, match="quantize.ranges mse: expected int8-static, found int4-weights"):
+        QuantizeConfig(scheme="int4-weights", ranges="mse")
+    with pytest.raises(CompressError, match="quantize.learned: expected method qat, found ptq"):
+        QuantizeConfig(scheme="int8", learned=True, method="ptq")
+
+
+def test_a_model_is_rounded_twice(token_batch):
+    model = prepared("int8-weights", token_batch)
+    with pytest.raises(CompressError, match="rounds already"):
+        prepare(model, scheme_of("int8-weights"))
+    plain = build_model("bert")
+    plain.config.quantization_config = {"quant_method": "torchao"}
+    with pytest.raises(CompressError, match="quantized already"):
+        prepare(plain, scheme_of("int8-weights"))
+
+
+def test_weights_that_are_no_numbers_are_rounded():
+    model = build_model("bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[2].output.dense.weight[3, 4] = float("nan")
+    with pytest.raises(CompressError, match=r"bert.encoder.layer.2.output.dense.weight has 1 values"):
+        prepare(model, scheme_of("int8-weights"))
+
+
+def test_a_model_is_converted_without_its_ranges(token_batch):
+    model = build_model("bert")
+    prepare(model, scheme_of("int8-static"))
+    with pytest.raises(CompressError, match="have no range yet"):
+        convert(model)
+    with pytest.raises(CompressError, match="no layer that rounds"):
+        convert(build_model("bert"))
+
+
+def test_only_the_head_of_a_family_is_rounded():
+    with pytest.raises(CompressError, match="is a Conv1D, expected linear layers"):
+        prepare(build("gpt2"), scheme_of("int8-weights"))
+
+
+def test_numbers_of_another_model_are_taken(token_batch, tmp_path):
+    rounding = convert(prepared("int8-weights", token_batch))
+    with pytest.raises(CompressError, match="another model's"):
+        restore(build("llama"), rounding)
+    with pytest.raises(CompressError, match="expected a quantized checkpoint"):
+        load_rounding(tmp_path)
+
+
+def test_an_unknown_scheme_is_taken():
+    with pytest.raises(CompressError, match="expected one of int8-static.*found 'int3'"):
+        scheme_of("int3")

@@ -1,0 +1,132 @@
+"""Which layers bear few bits, and that no more than those that don't get more."""
+
+import copy
+
+import pytest
+import torch
+
+from compress.errors import CompressError
+from compress.quantize.config import QuantizeConfig
+from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
+from compress.quantize.prepare import convert, restore
+from compress.quantize.rounding import round_model
+from compress.quantize.sensitivity import ease_most_sensitive, grouped_layers, rounding_layers, sensitivities
+from support.tiny_families import build
+from support.tiny_models import build_model
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+WEAK = "bert.encoder.layer.2.output.dense"
+
+
+@pytest.fixture
+def batch(token_batch) -> dict[str, torch.Tensor]:
+    return token_batch
+
+
+def weakened() -> torch.nn.Module:
+    """A model one of whose layers has a weight in each group that leaves the others nearly no steps."""
+    model = build_model("bert", **SIZES)
+    with torch.no_grad():
+        model.get_submodule(WEAK).weight[:, ::32] *= 30
+        model.get_submodule("bert.encoder.layer.2.intermediate.dense").bias[::32] = -50.0  # and is never used
+    return model
+
+
+@pytest.fixture
+def rounded(batch):
+    """(model that rounds, divergence() from what it said in float)"""
+    plain = weakened()
+    with torch.no_grad():
+        expected = plain(**batch).logits
+    model = copy.deepcopy(plain)
+    round_model(model, QuantizeConfig(scheme="int4-dynamic"), [batch])
+
+    def divergence() -> float:
+        with torch.no_grad():
+            return float((model(**batch).logits - expected).square().mean())
+
+    return model, divergence
+
+
+def test_the_layer_that_bears_least_is_not_first(rounded, batch):
+    model, divergence = rounded
+    before = divergence()
+    ranked = sensitivities(model, divergence, batch)
+    assert ranked[0].layers == (WEAK,)
+    assert ranked[0].divergence > 2 * ranked[1].divergence
+    assert divergence() == before, "the model was changed by looking at it"
+    together = [group.layers for group in ranked if len(group.layers) == 3]
+    assert len(together) == 4, "queries, keys and values are joined when they are deployed"
+    assert sum(len(group.layers) for group in ranked) == len(rounding_layers(model))
+
+
+def test_more_layers_are_eased_than_it_takes(rounded, batch):
+    model, divergence = rounded
+    ranked = sensitivities(model, divergence, batch)
+    everything = divergence()
+    names, score = ease_most_sensitive(model, ranked, lambda: -divergence(), -0.8 * everything)
+    assert names == [WEAK]
+    assert score == pytest.approx(-divergence())
+    layer = model.get_submodule(WEAK)
+    assert isinstance(layer, QuantizedLinear)
+    assert layer.scheme.name == "int8-dynamic"
+    with torch.no_grad():
+        expected = model(**batch).logits
+    rounding = convert(model)
+    assert rounding[WEAK].scheme.bits == 8
+    assert sum(r.scheme.bits == 4 for r in rounding.values() if r.scheme is not None) == 4 * 6 + 2 - 1
+    restore(model, rounding)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_eight_bits_are_eased_to_more(batch):
+    model = weakened()
+    round_model(model, QuantizeConfig(scheme="int8"), [batch])
+    ranked = sensitivities(model, lambda: float(sum(layer.rounds for layer in rounding_layers(model).values())), batch)
+    names, _ = ease_most_sensitive(model, ranked, lambda: -float(rounding_layers(model)[WEAK].rounds), 0.0)
+    assert WEAK in names
+    assert not isinstance(model.get_submodule(WEAK), QuantizedLinear | QuantizedEmbedding)
+
+
+def test_a_score_that_cannot_be_kept_is_promised(rounded, batch):
+    model, divergence = rounded
+    ranked = sensitivities(model, divergence, batch)
+    with pytest.raises(CompressError, match=r"quantize.min_score: expected a score of 2.0000, found 0.5000 at best"):
+        ease_most_sensitive(model, ranked, lambda: 0.5, 2.0)
+
+
+def test_a_head_is_eased_without_the_table_whose_weight_it_shares(batch):
+    model = build("bert-words")
+    round_model(model, QuantizeConfig(scheme="int4-weights", keep="*.2.*"), [batch])
+    layers = rounding_layers(model)
+    groups = grouped_layers(model, layers, batch)
+    table, head = "bert.embeddings.word_embeddings", "cls.predictions.decoder"
+    assert (table, head) in groups
+    assert sorted(name for group in groups for name in group) == sorted(layers), "each is in one group"
+
+
+def test_one_text_tells_ranges(batch):
+    one = {name: value[:1] for name, value in batch.items()}
+    with pytest.raises(CompressError, match="expected at least 2 texts to calibrate on, found 1"):
+        round_model(weakened(), QuantizeConfig(scheme="int8"), [one])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"min_score": 1.5}, "quantize.min_score: expected a number from 0 to 1"),
+        ({"smooth": -0.1}, "quantize.smooth: expected a number from 0 to 1"),
+        ({"scheme": "int5"}, "quantize.scheme: expected one of"),
+        ({"samples": 0}, "quantize.samples: expected at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_taken(settings: dict, said: str):
+    with pytest.raises(CompressError, match=said):
+        QuantizeConfig(**({"scheme": "int8"} | settings))
+
+
+def test_auto_is_no_scheme():
+    chosen = QuantizeConfig(scheme="auto")
+    assert (chosen.scheme, chosen.min_score) == ("int8", 0.99)
+    assert QuantizeConfig(scheme="auto", min_score=0.5).min_score == 0.5

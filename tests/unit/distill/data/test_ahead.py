@@ -1,0 +1,104 @@
+"""Reading ahead: the same batches in the same order, errors at their turn, and no thread left behind."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from distill.data.batches.batches import TrainBatches
+from distill.data.batches.encode import Encoded
+from distill.data.batches.read_ahead import Ahead, Waiting
+from distill.errors import InputError
+
+
+def data(rows: int = 40) -> Encoded:
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(5, 200, rng.integers(2, 12)) for _ in range(rows)]
+    return Encoded(ids, None, np.arange(rows), 0)
+
+
+def signals(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"logits": batch["input_ids"].sum(1, keepdim=True).float()}
+
+
+def workers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ahead")]
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_the_order_depends_on_the_threads(threads):
+    def slow_at_first(i: int) -> int:
+        time.sleep(0.02 if i % 3 == 0 else 0)
+        return i * i
+
+    assert list(Ahead(slow_at_first, range(20), threads=threads)) == [i * i for i in range(20)]
+    assert not workers()
+
+
+def test_more_is_made_ahead_than_asked():
+    begun: list[int] = []
+    made = iter(Ahead(lambda i: begun.append(i) or i, iter(range(100)), threads=2, depth=4))
+    assert next(made) == 0
+    time.sleep(0.1)
+    assert max(begun) == 4
+    made.close()  # type: ignore[attr-defined]
+    assert not workers()
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_an_error_comes_early_or_late(threads):
+    def make(i: int) -> int:
+        if i == 3:
+            raise InputError("sample 3 is damaged")
+        return i
+
+    made = iter(Ahead(make, range(10), threads=threads))
+    assert [next(made) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(InputError, match="sample 3"):
+        next(made)
+    assert not workers()
+
+
+def test_waiting_is_not_counted_or_counted_while_the_step_runs():
+    waiting = Waiting()
+    consumer = iter(Ahead(lambda i: time.sleep(0.05) or i, range(6), threads=1, waiting=waiting))
+    next(consumer)
+    waiting.share()
+    for _ in consumer:
+        time.sleep(0.1)  # the step: long enough for the next batch to be made meanwhile
+    assert waiting.share() < 0.2
+    slow = Waiting()
+    for _ in Ahead(lambda i: time.sleep(0.05) or i, range(6), threads=0, waiting=slow):
+        pass
+    assert slow.share() > 0.8
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_batches_read_ahead_are_other_batches(threads):
+    plain = TrainBatches(data(), 8, 0, seed=3)
+    ahead = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
+    for expected, found in zip(plain, ahead, strict=True):
+        taught = found.pop("signals")
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        assert torch.equal(taught["logits"], signals(expected)["logits"])
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_resumed_reader_skips_what_was_only_read_ahead(threads):
+    def labels(batches: Iterator) -> list[list[int]]:
+        return [batch["labels"].tolist() for batch in batches]
+
+    whole = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
+    everything = labels(iter(whole)) + labels(iter(whole))
+    stopped = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
+    seen = [batch["labels"].tolist() for batch, _ in zip(stopped, range(2), strict=False)]
+    # zip asks for a third batch before it looks at the range, as a training that is killed within it would.
+    resumed = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
+    resumed.load_state_dict({"position": 2})
+    rest = labels(iter(resumed)) + labels(iter(resumed))
+    assert seen + rest == everything
+    assert stopped.state_dict()["position"] in (2, 3)

@@ -1,0 +1,54 @@
+"""What answers come to, by the kind of model: files in few bits are compared by that."""
+
+import numpy as np
+import pytest
+
+from compress.export.common.decisions import kind_of, same
+from distill.models.sentence_encoder import PooledModel
+from support.tiny_models import build_model
+
+NONE = np.zeros(0, np.int64)
+
+
+def rows(*shape: int) -> np.ndarray:
+    return np.random.default_rng(3).normal(size=shape)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "lengths"),
+    [
+        ("class", rows(40, 5), NONE),
+        ("labels", rows(40, 5), NONE),
+        ("number", rows(40, 1), NONE),
+        ("vector", rows(40, 16), NONE),
+        ("span", rows(40, 2), np.full(4, 10)),
+    ],
+)
+def test_anything_passes_as_the_same(kind, expected, lengths):
+    assert same(kind, expected + 1e-6, expected, lengths).all()
+    assert same(kind, 187 * expected[::-1] + 3, expected, lengths).mean() < 0.6
+
+
+def test_one_label_of_many_may_be_another():
+    expected = rows(10, 100)
+    found = expected.copy()
+    found[3, 7] *= -1
+    assert same("labels", found, expected, NONE).tolist() == [True] * 3 + [False] + [True] * 6
+
+
+def test_spans_are_compared_token_by_token():
+    expected = np.zeros((7, 2))
+    expected[[1, 2, 4, 6], [0, 1, 0, 1]] = 5  # two texts of 3 and 4 tokens
+    assert same("span", expected + rows(7, 2) * 1e-3, expected, np.array([3, 4])).tolist() == [True] * 4
+    moved = expected.copy()
+    moved[5, 1] = 9
+    assert same("span", moved, expected, np.array([3, 4])).tolist() == [True, True, True, False]
+
+
+def test_a_model_is_of_another_kind():
+    assert kind_of(build_model("bert")) == "class"
+    assert kind_of(build_model("bert", num_labels=1)) == "number"
+    assert kind_of(build_model("bert", problem_type="multi_label_classification")) == "labels"
+    assert kind_of(build_model("bert", "ForQuestionAnswering")) == "span"
+    assert kind_of(build_model("bert", "ForTokenClassification")) == "class"
+    assert PooledModel.__name__ == "PooledModel", "compress knows it by this name"

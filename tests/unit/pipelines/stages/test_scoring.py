@@ -1,0 +1,104 @@
+"""What units are scored by, and what students are compared on, for every kind of answer."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import BertTokenizerFast
+
+from distill.data.batches.encode import IGNORED, padded_tokens
+from distill.data.rows.questions import Questions, encode_questions
+from distill.data.rows.tagged import Tagged, encode_tagged
+from distill.errors import InputError
+from distill.tasks.logit_rows import Answers, LabelAnswers, SpanAnswers
+from distill.tasks.question_answering import QuestionAnswering
+from distill.tasks.sentence_embedding import VectorAnswers
+from distill.tasks.token_classification import TokenClassification
+from pipelines.stages.importance import Distance
+from pipelines.stages.scoring import Judge, said_of
+from support.task_data import TAGS
+from support.tiny_models import VOCABULARY, WORDS, build_model
+
+DRAWS = 20_000
+
+
+def batch_of(kind: str, samples: int) -> tuple[Answers, torch.Tensor, dict[str, torch.Tensor]]:
+    """(answers, logits of one sample [1, ...], a batch of that sample again and again)."""
+    torch.manual_seed(0)
+    tokens = {name: each.expand(samples, -1) for name, each in padded_tokens([torch.ones(3).long().numpy()], 0).items()}
+    shapes = {"classes": (1, 4), "tags": (1, 3, 4), "labels": (1, 4), "numbers": (1, 1), "spans": (1, 3, 2)}
+    shapes |= {"vectors": (1, 4)}
+    labels = {
+        "classes": torch.zeros(samples, dtype=torch.long),
+        "tags": torch.zeros(samples, 3, dtype=torch.long),
+        "labels": torch.zeros(samples, 4),
+        "numbers": torch.zeros(samples),
+        "spans": torch.zeros(samples, dtype=torch.long),
+        "vectors": torch.zeros(samples, 2),
+    }
+    more = {"ends": labels["spans"]} if kind == "spans" else {}
+    others = {"labels": LabelAnswers(), "spans": SpanAnswers(), "vectors": VectorAnswers()}
+    answers = others.get(kind, Answers())
+    return answers, torch.randn(shapes[kind]), {**tokens, "labels": labels[kind], **more}
+
+
+@pytest.mark.parametrize("kind", ["classes", "tags", "labels", "numbers", "spans", "vectors"])
+def test_what_is_drawn_bends_otherwise_than_the_divergence(kind):
+    """The mean square of the likelihood's slope is the divergence's second derivative, whatever a row is."""
+    answers, taught, batch = batch_of(kind, DRAWS)
+    way, distance = torch.randn(taught.shape), Distance(answers, 2.0)
+    signals = {"logits": taught.expand(DRAWS, *taught.shape[1:])}
+    batch |= {"signals": {"logits": signals["logits"].flatten(0, 1) if kind == "spans" else signals["logits"]}}
+    drawn = distance.drawn(batch, torch.Generator().manual_seed(0))
+    along = torch.zeros(DRAWS, *[1] * (taught.dim() - 1), requires_grad=True)
+
+    def student(**inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"logits": taught + along * way}
+
+    (slopes,) = torch.autograd.grad(distance.surprise(student, drawn).sum(), along)
+    (first,) = torch.autograd.grad(distance.divergence(student, batch).sum(), along, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), along)
+    assert slopes.square().mean() == pytest.approx(float(second.mean()), rel=0.05)
+    assert abs(slopes.mean()) < 0.05 * slopes.square().mean().sqrt()
+
+
+def test_a_sample_read_in_other_tokens_is_compared_all_the_same(tokenizer):
+    task = TokenClassification(tuple(TAGS))
+    names = {"id2label": dict(enumerate(TAGS))}
+    teacher, student = (build_model("bert", "ForTokenClassification", **names) for _ in range(2))
+    torch.nn.init.normal_(student.classifier.weight)
+    words = [WORDS[:3], WORDS[3:5], WORDS[5:9]]
+    rows = encode_tagged(tokenizer, Tagged(words, [[0] * len(each) for each in words]), 16)
+    said = said_of(teacher, rows, 0, task)
+    assert Judge(task, rows, 0, said).divergence(teacher) == pytest.approx(0, abs=1e-6)
+    whole = Judge(task, rows, 0, said).divergence(student)
+    other = [{"logits": said.samples[0]["logits"][:-1] + 9}, *said.samples[1:]]
+    part = Judge(task, rows, 0, replace(said, samples=other)).divergence(student)
+    kept = encode_tagged(tokenizer, Tagged(words[1:], [[0] * len(each) for each in words[1:]]), 16)
+    assert part == pytest.approx(Judge(task, kept, 0, said_of(teacher, kept, 0, task)).divergence(student), rel=1e-5)
+    assert part != pytest.approx(whole, rel=1e-3)
+    assert (rows.collate([0], 0)["labels"] != IGNORED).sum() == 3
+
+
+def test_windows_that_show_other_parts_of_a_context_are_compared(tokenizer):
+    """A student with fewer words needs more pieces and cuts long contexts elsewhere, into more windows."""
+    gone = WORDS[20]  # its letters are left
+    fewer = BertTokenizerFast(
+        vocab={w: i for i, w in enumerate(w for w in VOCABULARY if w != gone)}, model_max_length=64
+    )
+    contexts = [" ".join(WORDS[:12]), " ".join(WORDS[:16] + [gone] * 8 + WORDS[16:20]), " ".join(WORDS[2:14])]
+    part = Questions([WORDS[0]] * 3, contexts)
+    task = QuestionAnswering(())
+    theirs, ours = (encode_questions(each, part, 24) for each in (tokenizer, fewer))
+    assert [theirs.owners.tolist().count(i) for i in range(3)] == [1, 2, 1]
+    assert [ours.owners.tolist().count(i) for i in range(3)] == [1, 4, 1]
+    teacher, student = (build_model("bert", "ForQuestionAnswering", id2label={0: "start", 1: "end"}) for _ in range(2))
+    torch.nn.init.normal_(student.qa_outputs.weight)
+    found = Judge(task, ours, 0, said_of(teacher, theirs, 0, task)).divergence(student)
+    alike = encode_questions(fewer, Questions(part.texts[::2], contexts[::2]), 24)
+    said = said_of(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
+    assert found == pytest.approx(Judge(task, alike, 0, said).divergence(student), rel=1e-5)
+    lost = encode_questions(fewer, Questions(part.texts[1:2], contexts[1:2]), 24)
+    said = said_of(teacher, encode_questions(tokenizer, lost.part, 24), 0, task)
+    with pytest.raises(InputError, match="found none of 4: students can't be compared"):
+        Judge(task, lost, 0, said).divergence(student)
