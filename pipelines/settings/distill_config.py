@@ -8,7 +8,6 @@ from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
 from compress.sparsity.recipe import SparseConfig
-from distill.cache.sequences_config import SequencesConfig
 from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
@@ -17,6 +16,7 @@ from distill.losses.across_config import AcrossConfig
 from distill.losses.config import MAPS, LossConfig
 from distill.student.spec import StudentConfig, is_relative
 from distill.teacher.config import TeacherConfig
+from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.settings.cache_config import KeepConfig

@@ -36,27 +36,115 @@ def offenders(files: list[Path], *forbidden: str) -> list[str]:
     ]
 
 
-def test_distill_does_not_know_compress_nor_either_the_pipelines():
+ROOMS = (  # each imports from those above it only
+    "distill",
+    "compress",
+    "distill.checkpoint",
+    "distill.losses",
+    "distill.data",
+    "distill.data.sources",
+    "distill.data.splits",
+    "distill.data.batches",
+    "distill.data.alignment",
+    "distill.data.masking",
+    "distill.data.rows",
+    "distill.models",
+    "distill.parallel",
+    "distill.student",
+    "distill.tasks",
+    "distill.cache.signals",
+    "distill.cache.format",
+    "distill.cache",
+    "distill.teacher",
+    "distill.train.steps",
+    "distill.train",
+    "compress.prune",
+    "compress.prune.tracing",
+    "compress.prune.importance",
+    "compress.prune.slicing",
+    "compress.prune.search",
+    "compress.prune.vocabulary",
+    "compress.quantize",
+    "compress.sparsity",
+    "compress.measure",
+    "compress.export.common",
+    "compress.export.onnx",
+    "compress.export.openvino",
+    "compress.export.pytorch",
+    "compress.export.executorch",
+    "compress.export.litert",
+    "compress.export",
+    "pipelines.settings",
+    "pipelines.runs",
+    "pipelines.reports",
+    "pipelines.stages",
+    "pipelines",
+)
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(file): file for file in FILES}
+
+
+def own_imports(name: str) -> set[str]:
+    """Modules of this repository that a module imports, at its top or when it is called."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & set(MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found |= {inner if inner in MODULES else node.module} & set(MODULES)
+    return found - {name}
+
+
+def room_of(module: str) -> str:
+    return module if module in ROOMS else module.rpartition(".")[0]
+
+
+def test_every_module_stands_in_a_known_room():
+    assert {room_of(name) for name in MODULES} <= set(ROOMS)
+
+
+def test_imports_between_rooms_run_one_way():
+    floor = {room: number for number, room in enumerate(ROOMS)}
+    upward = [
+        f"{name} imports {other}"
+        for name in MODULES
+        for other in own_imports(name)
+        if floor[room_of(other)] > floor[room_of(name)]
+    ]
+    assert not upward
+
+
+def test_no_circle_of_imports_between_modules():
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for other in sorted(own_imports(name)):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in MODULES:
+        visit(name, ())
+
+
+def test_distill_imports_neither_compress_nor_pipelines_and_compress_no_pipelines():
     assert not offenders([f for f in FILES if inside(f, "distill/")], "compress", "pipelines")
     assert not offenders([f for f in FILES if inside(f, "compress/")], "pipelines")
 
 
-def test_compress_stands_on_the_checkpoints_of_distill_and_on_nothing_else_of_it():
+def test_compress_imports_checkpoints_and_errors_of_distill_only():
     for file in (f for f in FILES if inside(f, "compress/")):
         theirs = {name for name in imports(file) if name.split(".")[0] == "distill"}
         assert theirs <= {name for name in theirs if name.startswith("distill.checkpoint.")} | {"distill.errors"}, file
-
-
-def test_checkpoints_are_the_ground_floor():
-    for file in (f for f in FILES if inside(f, "distill/checkpoint/")):
-        ours = {name for name in imports(file) if name.split(".")[0] in ("distill", "compress", "pipelines")}
-        assert ours <= {name for name in ours if name.startswith("distill.checkpoint.")} | {"distill.errors"}, file
-
-
-@pytest.mark.parametrize("room", ["data", "teacher", "student"])
-def test_the_rooms_of_distill_do_not_import_one_another(room: str):
-    others = [f"distill.{name}" for name in ("data", "teacher", "student") if name != room]
-    assert not offenders([f for f in FILES if inside(f, f"distill/{room}/")], *others, "distill.train.module")
 
 
 def test_losses_import_torch_and_their_siblings_only():
@@ -112,7 +200,6 @@ def test_importing_a_package_touches_no_torch(package: str):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_no_file_is_called_utils_or_grows_past_350_lines():
+def test_no_file_is_called_utils():
     for file in FILES:
         assert file.stem not in ("utils", "helpers", "common"), file
-        assert len(file.read_text().splitlines()) <= 350, file
