@@ -5,7 +5,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Where the machine says not to write byte code, every process would compile torch and the rest anew: 20 s instead of 6.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-less check bench clean
+.PHONY: demo quick test test-all test-less check bench clean
 
 # torch comes first and pinned: asked for by a range, pip would take the registry's CUDA build. Byte code is compiled on
 # first import instead of for every file that is installed.
@@ -21,6 +21,10 @@ export PYTHONDONTWRITEBYTECODE :=
 
 demo: .venv/ready
 	$(BIN)/python -m pipelines.distill --config configs/demo.yaml --output runs/demo --wandb offline
+
+# What changed since the last commit: lint, types, the unit tests of its rooms.
+quick: .venv/ready-dev
+	$(BIN)/python tools/quick.py
 
 test: .venv/ready-dev
 	$(BIN)/python -m pytest

@@ -1,6 +1,6 @@
 """At equal measured speed, which student keeps most of its teacher's accuracy: ours or other tools', in one run.
 
-    pip install -c constraints.txt 'stillroom[bench]'
+    pip install -c constraints.txt -e '.[bench]'
     python -m benchmarks.pruned_students --teacher FOLDER --data examples/data/banking77 --speedup 4
 
 Speed is that of single texts of the test split on ONNX Runtime, one thread, all models in turn in one measurement, over
@@ -72,9 +72,7 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser().parse_args(words)
     missing = [way for way in given.ways if way in PEERS and find_spec(PEERS[way]) is None]
     if missing:
-        raise SystemExit(
-            f"{', '.join(missing)}: not installed; pip install 'stillroom[bench]', or leave out with --ways"
-        )
+        raise SystemExit(f"{', '.join(missing)}: not installed; pip install -e '.[bench]', or leave out with --ways")
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(given.threads)

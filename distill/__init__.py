@@ -1,4 +1,4 @@
-"""Teacher to student. The public names load on first use, so that importing the package touches no torch."""
+"""Knowledge distillation of transformers; public names are imported on first use, so importing loads no torch."""
 
 from importlib import import_module
 

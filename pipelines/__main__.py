@@ -1,4 +1,4 @@
-"""`stillroom COMMAND …` and `python -m pipelines COMMAND …`: the commands of this package under one name."""
+"""The entry point of `stillroom COMMAND …` and `python -m pipelines COMMAND …`."""
 
 import sys
 from difflib import get_close_matches
@@ -20,9 +20,9 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Runs the command that the first argument names, with the others as its own.
+    """Runs the command named by the first argument, with the remaining arguments.
 
-    Exits with code 2 where it names none.
+    Exits with code 2 if the command is unknown.
     """
     stops.begin()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def usage() -> str:
-    """What `stillroom --help` prints."""
+    """Returns the text that `stillroom --help` prints."""
     lines = [f"  {name:<9} {about}" for name, about in COMMANDS.items()]
     head = "usage: stillroom COMMAND [OPTIONS]\n\nDistil and compress transformers. COMMAND is one of:\n"
     return "\n".join([head, *lines, "\n`stillroom COMMAND --help` shows its options with examples."])

@@ -1,4 +1,4 @@
-"""`python -m pipelines.cache`: writes a teacher's signals, says what a cache holds, checks it, mends it."""
+"""`python -m pipelines.cache`: writes, inspects, verifies and repairs a cache of teacher signals."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,7 +41,7 @@ ABOUT = {
     "verify": "Read every byte of a cache and name the samples of each that changed; exit code 1 if there are any.",
     "rebuild": "Compute again what is damaged or missing, and nothing else.",
 }
-SHOWN = 20  # faults named one by one
+SHOWN = 20  # maximum number of faults listed individually
 
 
 def main(argv: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def write(argv: Sequence[str]) -> None:
         check_layout(config, config.devices)
         from pipelines.stages.cached_signals import open_teacher
 
-        open_teacher(config)  # before a process is started
+        open_teacher(config)  # reports errors before any process is started
         launch("pipelines.cache", ["write", *argv], config.devices)
         return
     world, console = join_world(config.timeout), Console()
@@ -108,7 +108,12 @@ def write(argv: Sequence[str]) -> None:
 
 
 def check_layout(config: WriteConfig, processes: int) -> "Layout":
-    """The teacher's layout, checked before a process loads a weight."""
+    """Returns the teacher's layout, checked before any process loads weights.
+
+    Raises:
+        InputError: The layout doesn't fit the processes or the model, or a device other than the machine's default is
+            requested for a sharded teacher.
+    """
     from distill.checkpoint.config import load_config
     from distill.checkpoint.folder import checkpoint_folder
     from distill.parallel.layout import fitting_model
@@ -203,7 +208,7 @@ def inspect(argv: Sequence[str]) -> None:
 
 
 def show(console: Console, folder: Path) -> None:
-    """The table of what a cache is and where."""
+    """Prints a table that describes a cache."""
     from distill.cache.format.shard import shard_path
     from distill.cache.format.store import open_store
 

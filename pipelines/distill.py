@@ -1,4 +1,4 @@
-"""`python -m pipelines.distill`: from a teacher and a data set to a small model, its files and the proof."""
+"""`python -m pipelines.distill`: distils a teacher into a small model, exports it and reports on it."""
 
 import json
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pipelines.settings.layouts import Layouts
     from pipelines.stages.students import Trained
 
-PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; what lies there may not
-BLOCKS = 8  # of a language model's, whose logits take tens of megabytes each, on which exports are compared
+PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; the contents may not
+BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
 EXAMPLES = """\
   python -m pipelines.distill --config configs/demo.yaml --output runs/demo
   python -m pipelines.distill --teacher bert-base-uncased --student distilbert --data my_texts/ --output runs/mine
@@ -47,16 +47,16 @@ def main(argv: Sequence[str]) -> None:
 
 
 def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
-    """The whole run of a command with these words, on as many processes as it asks for."""
+    """Runs all stages of a command with these arguments, on the number of processes that it requests."""
     from pipelines.runs.output import check_output
     from pipelines.settings.machine_facts import check_accelerator
     from pipelines.settings.rules import refuse
 
-    if not launched():  # else the first process may be at work there already
+    if not launched():  # otherwise the first process may already be writing there
         check_output(Path(config.output))
-    starts = config.machine.devices > 1 and not launched()  # processes, or shows what they would do
+    starts = config.machine.devices > 1 and not launched()  # starts processes, or plans for them
     count = max(processes(), config.machine.devices if starts or config.dry_run else 1)
-    refuse(config, count)  # what can be refused without torch, which takes seconds to import
+    refuse(config, count)  # checks that don't need torch, which takes seconds to import
 
     from pipelines.runs.stage import Run
     from pipelines.runs.watchdog import told
@@ -86,7 +86,11 @@ def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
 
 
 def check_inputs(config: DistillConfig) -> Path:
-    """Folder of the teacher; everything that can be told to be wrong before the first long stage is told here."""
+    """Returns the teacher's folder, after all checks that are possible before the first long stage.
+
+    Raises:
+        InputError: The models, data or settings can't be used together.
+    """
     from compress.prune.slicing.checkpoint import admit
     from distill.checkpoint.config import load_config
     from distill.checkpoint.folder import checkpoint_folder
@@ -141,7 +145,11 @@ def check_inputs(config: DistillConfig) -> Path:
 def road(
     run: "Run", config: DistillConfig, source: Path, layouts: "Layouts"
 ) -> tuple[dict[str, "Artefact"], list["Trained"]]:
-    """Every stage up to the evaluation, or to the one that is to be the last, in order; and the students."""
+    """Runs all stages in order up to the evaluation, or to the last one requested.
+
+    Returns:
+        (stage name -> artefact, the students)
+    """
     from distill.train.module import sizes_of
     from pipelines.runs.stage import content_hash
     from pipelines.settings.task_settings import how_of_run
@@ -226,7 +234,7 @@ def export_and_evaluate(
 
 
 def forms_of_teacher(config: DistillConfig) -> list["Target"]:
-    """What the teacher is exported as, for the comparison: all that students are, in float."""
+    """Returns the teacher's export targets, for the comparison: all float targets of the students."""
     from compress.export.common.targets import Target, formats_of
     from pipelines.stages.export import ALWAYS
 
@@ -236,8 +244,9 @@ def forms_of_teacher(config: DistillConfig) -> list["Target"]:
 
 
 def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
-    """What a student is exported as: in float, and where it was quantized by a scheme as the formats that take it, in
-    float too, so that the report tells what few bits win on each runtime.
+    """Returns a student's export targets: float targets and, if `scheme` is given, the formats that support it.
+
+    Those formats are exported in float too, so that the report shows the gain of quantization on each runtime.
     """
     from compress.export.common.targets import Target, formats_of
     from compress.quantize.schemes import scheme_of
@@ -251,14 +260,14 @@ def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
     if not scheme:
         return [*floats, *([Target("onnxruntime", "int8")] if is_dynamic(config) else [])]
     taken = rounded_targets(schemes[scheme], scheme_of(scheme).precision)
-    if scheme != next(iter(schemes)):  # beside the main one
+    if scheme != next(iter(schemes)):  # a student in addition to the main one
         floats = [HUGGINGFACE, *(Target(each.format) for each in taken if each.kind.floats)]
     others = {name for each, names in schemes.items() if each != scheme for name in names}
     return [*(each for each in floats if each.format not in others), *taken]
 
 
 def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
-    """Runs the road, then reports and says where everything is."""
+    """Runs all stages, then writes the report and prints where the results are."""
     from pipelines.runs.publication import check_publishable
     from pipelines.runs.stage import write_json
     from pipelines.stages.data import read_task
@@ -283,7 +292,7 @@ def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") 
 
 
 def judged_of(config: DistillConfig, student: "Trained | None" = None) -> "Target | None":
-    """The file of a student, or of the teacher, that the budget's least score is asked of."""
+    """Returns the export target of a student, or of the teacher, to which the budget's minimum score applies."""
     from pipelines.stages.budget_timing import target_for
 
     if not (config.budget.asked and config.budget.min_score):
@@ -294,10 +303,12 @@ def judged_of(config: DistillConfig, student: "Trained | None" = None) -> "Targe
 
 
 def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
-    """Says which deployed students keep less of the teacher's validation score than was asked for; their files stay.
+    """Checks that the deployed students preserve the requested share of the teacher's validation score.
+
+    The students' files are retained either way.
 
     Raises:
-        InputError: There are some.
+        InputError: A student preserves less; the message names all such students.
     """
     from pipelines.reports.steps_text import shares_kept
 
@@ -321,7 +332,7 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
 
 
 def settings_of(config: DistillConfig) -> dict[str, Any]:
-    """The configuration as the report shows it."""
+    """Returns the configuration as shown in the report."""
     from pipelines.settings.schemes import resolved_reduced
 
     settings = {name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run")}
@@ -329,7 +340,7 @@ def settings_of(config: DistillConfig) -> dict[str, Any]:
 
 
 def show_plan(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
-    """Prints the stages, what would be skipped, and the sizes."""
+    """Prints the stages with their planned actions, and the estimated sizes."""
     from pipelines.stages.dry_run import planned_sizes
 
     road(run, config, source, layouts)

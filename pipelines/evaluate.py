@@ -1,18 +1,13 @@
-"""`python -m pipelines.evaluate`: score, size and measured speed of any checkpoint."""
+"""`python -m pipelines.evaluate`: measures score, size and speed of any checkpoint."""
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pipelines.runs import cli
 from pipelines.runs.console import Console
 from pipelines.settings.evaluate_config import EvaluateConfig, check_places
 from pipelines.stages.baseline import read_baseline
 from pipelines.stages.export import check_refused
-
-if TYPE_CHECKING:
-    pass
-
 
 EXAMPLES = """\
   python -m pipelines.evaluate --model runs/demo/student --data examples/data/banking77 --output runs/evaluated

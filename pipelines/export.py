@@ -1,8 +1,8 @@
-"""`python -m pipelines.export`: files to deploy from any checkpoint, proven in a fresh process."""
+"""`python -m pipelines.export`: exports any checkpoint for deployment and verifies each file in a fresh process."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.runs import cli
 from pipelines.runs.console import Console
@@ -18,10 +18,6 @@ from pipelines.stages.export import (
     export_stage,
     is_labelled,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 EXAMPLES = """\
   python -m pipelines.export --model runs/demo/student --data examples/data/banking77/test.csv --output runs/exported
@@ -77,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def evaluated(config: ExportConfig, console: Console) -> None:
-    """Exports, scores each file on the whole test split in its own runtime, and times it."""
+    """Exports the model, scores each file on the whole test split in its own runtime, and times it."""
     import json
 
     from distill.data.config import DataConfig
@@ -106,7 +102,7 @@ def evaluated(config: ExportConfig, console: Console) -> None:
 
 
 def file_row(proof: dict[str, Any], entries: Sequence[dict[str, Any]], folder: Path) -> tuple[str, ...]:
-    """A file's proof, and what was measured of it where it is the one that stands for its runtime."""
+    """Returns the table row of an exported file; measurements are included if the file represents its runtime."""
     place = folder / proof["target"]
     entry = next((each for each in entries if Path(each["path"]) == place), None)
     took = [f"{entry[key]['best_ms']:.2f}" if entry else "" for key in ("latency", "latency_batched")]

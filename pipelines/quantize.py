@@ -1,4 +1,4 @@
-"""`python -m pipelines.quantize`: a trained model made to compute in few bits, and trained for that."""
+"""`python -m pipelines.quantize`: quantizes a trained model and trains it to compute at low precision."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def with_defaults(argv: Sequence[str]) -> list[str]:
-    """The words, with what this command takes for granted: the model is trained, and gets 8 bits."""
+    """Returns the arguments with this command's defaults: the model is already trained, and the scheme is int8.
+
+    Raises:
+        InputError: `--student.given` is set explicitly.
+    """
     words = with_teacher(argv, OWN)
     found = named(words)
     if "--student.given" in found:

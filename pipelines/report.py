@@ -1,10 +1,10 @@
-"""`python -m pipelines.report`: draws the report of a finished run again, or measures any checkpoint."""
+"""`python -m pipelines.report`: draws the report of a finished run again, or reports on any checkpoint."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distill.errors import InputError
 from pipelines.reports.render import Charts, render_page
@@ -15,10 +15,6 @@ from pipelines.runs.stage import sha256
 from pipelines.settings.evaluate_config import EvaluateConfig, check_places
 from pipelines.settings.report_config import ReportConfig
 from pipelines.stages.report import PAGE, REPORT, STUDENT, publish, report_stage, show
-
-if TYPE_CHECKING:
-    pass
-
 
 EXAMPLES = """\
   python -m pipelines.report --run runs/demo
@@ -43,10 +39,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
-    """Draws the page of a finished run from its numbers, and its charts as files where that is asked for.
+    """Draws the report page of a finished run from its stored results and, if requested, its charts as files.
 
     Raises:
-        InputError: No finished report there, or one that was changed.
+        InputError: The folder contains no finished report, or the report was changed.
     """
     folder = reported_last(output)
     report, curves = read_json(folder / REPORT), read_json(folder / "curves.json")
@@ -65,8 +61,12 @@ def redraw(output: Path, console: Console, *, charts: bool = False) -> None:
 
 
 def reported_last(output: Path) -> Path:
-    """Folder of the report stage whose numbers the last run put into the output folder: an output holds a report for
-    each of the settings that it was run with.
+    """Returns the folder of the report stage whose results the last run copied to the output folder.
+
+    An output folder contains a report for each configuration that it was run with.
+
+    Raises:
+        InputError: The folder contains no finished report, the report was changed, or its stage is missing.
     """
     place = output / REPORT
     if not place.is_file():
@@ -95,7 +95,7 @@ def read_json(file: Path) -> Any:
 
 
 def measured(config: ReportConfig, console: Console) -> None:
-    """Evaluates a checkpoint and reports on it."""
+    """Evaluates a checkpoint and writes a report on it."""
     settings = EvaluateConfig(
         config.model, config.output, config.teacher, config.data, config.measure, config.seed, config.task
     )

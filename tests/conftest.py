@@ -1,13 +1,13 @@
-"""What the tests share: tiny seeded models, a tokenizer, teacher folders and a data set, all made on the spot.
+"""Fixtures shared by all tests: tiny seeded models, a tokenizer, teacher folders and a data set, built on demand.
 
-Nothing here touches the network or a device. Sizes stand in `support/tiny_models.py`.
+Nothing here uses the network or a device. Sizes are defined in `support/tiny_models.py`.
 """
 
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ["MKL_CBWR"] = "AUTO,STRICT"  # as the commands set it
+os.environ["MKL_CBWR"] = "AUTO,STRICT"  # the commands set the same value
 
 import csv
 import shutil
@@ -22,11 +22,11 @@ from transformers import BertTokenizerFast, PreTrainedModel, PreTrainedTokenizer
 
 from support.tiny_models import MAX_LENGTH, MODELS, SPECIAL, VOCABULARY, build_model, make_rows, saved
 
-torch.set_num_threads(1)  # tests share the machine, and one thread sums in one order
-transformers.utils.logging.disable_progress_bar()  # saving a fixture must not write into a test's stderr
+torch.set_num_threads(1)  # tests share the machine, and a single thread sums in a fixed order
+transformers.utils.logging.disable_progress_bar()  # saving a fixture must not write to a test's stderr
 
-# Shapes and types in the losses' signatures are checked at every call of every test. `config` is left out on purpose:
-# LossConfig has its own errors, and they are what its tests are about.
+# Shapes and types in the losses' signatures are checked at every call in every test. `config` is left out on purpose:
+# LossConfig raises its own errors, which its tests cover.
 CHECKED = [
     f"distill.losses.{name}"
     for name in ("logits", "features", "sparse", "compose", "matching", "teachers", "across", "spans")
@@ -52,7 +52,7 @@ def teacher(request: pytest.FixtureRequest) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
-    """A BertTokenizerFast (WordPiece, lower case, token types, pad id 0, at most 64 tokens) that knows VOCABULARY."""
+    """A BertTokenizerFast (WordPiece, lower case, token types, pad id 0, at most 64 tokens) with VOCABULARY."""
     return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
 
 
@@ -79,7 +79,7 @@ def headed_folder(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Path:
 
 @pytest.fixture
 def data_folder(tmp_path: Path) -> Path:
-    """`tmp_path/"data"`: train.csv (120 rows) and test.csv (40 rows), columns text and label, LABELS evenly."""
+    """`tmp_path/"data"`: train.csv (120 rows) and test.csv (40 rows), columns text and label, with balanced LABELS."""
     folder = tmp_path / "data"
     folder.mkdir()
     for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
@@ -90,7 +90,7 @@ def data_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """A folder with whole checkpoints of a tiny bert, `headed`, `body` and `masked`, and `data`, 60 and 20 rows."""
+    """A folder with intact checkpoints of a tiny BERT, `headed`, `body` and `masked`, and `data` of 60 and 20 rows."""
     place = tmp_path_factory.mktemp("checkpoints")
     for name, head in (("headed", "ForSequenceClassification"), ("body", "Model"), ("masked", "ForMaskedLM")):
         saved(build_model("bert", head), tokenizer, place / name)
@@ -103,7 +103,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedT
 
 @pytest.fixture
 def changed_copy(checkpoints: Path, tmp_path: Path) -> Callable[[str, Callable[[Path], None]], Path]:
-    """`changed_copy(name, change)` -> a copy of one of `checkpoints`, with its files changed."""
+    """`changed_copy(name, change)` -> a copy of one of `checkpoints` whose files were changed by `change(folder)`."""
 
     def copy(name: str, change: Callable[[Path], None]) -> Path:
         folder = tmp_path / f"broken-{name}"

@@ -1,4 +1,4 @@
-"""Looks into written files: what each of their products reads and gives on a batch, in the runtime they are for."""
+"""Input and output of each matrix product in exported files, computed on a batch in the runtime they are for."""
 
 import json
 import tempfile
@@ -24,7 +24,7 @@ Probe = Callable[[Source, Target, Path, Inputs], dict[str, Product]]
 
 
 def opened_up(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
-    """An ONNX file with what its products read and give as outputs too, and their names by layer."""
+    """Returns an ONNX file with its products' inputs and outputs as extra outputs, and their names by layer."""
     import onnx
 
     model = onnx.load(str(file))
@@ -45,7 +45,7 @@ def probe_onnx(source: Source, target: Target, folder: Path, inputs: Inputs) -> 
 
 
 def probe_openvino(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    """Of the ONNX file that OpenVINO's was made from, converted and run in the same way."""
+    """Returns the products of the ONNX file behind the OpenVINO target, converted and run in the same way."""
     import onnx
 
     from compress.export.openvino.ir import FILE as OWN
@@ -75,7 +75,7 @@ def probe_litert(source: Source, target: Target, folder: Path, inputs: Inputs) -
 
 @torch.inference_mode()
 def probe_checkpoint(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    """Of the linear layers of the checkpoint, loaded again."""
+    """Returns the products of the linear layers of the reloaded checkpoint."""
     assert source.rounding is not None
     found: dict[str, Product] = {}
     with quiet():

@@ -1,4 +1,4 @@
-"""Opens what an export wrote in the runtime it was written for; each is called with arrays and gives logits."""
+"""Opens exported artefacts in the runtimes they were written for; each maps arrays to logits."""
 
 from pathlib import Path
 from typing import Any
@@ -7,10 +7,10 @@ from compress.export.common.targets import Target, target_of
 
 
 def open_export(target: Target | str, folder: Path, threads: int) -> Any:
-    """The artefact of kind `target` in `folder`, on `threads` threads (PyTorch's are set by its caller).
+    """Opens the artefact of kind `target` in `folder`, with `threads` threads (PyTorch's are set by the caller).
 
-    The result maps a padded batch of ids, mask and types, each [batch, length] int64, to logits [batch, classes], and
-    has the `names` of the inputs that it reads.
+    The returned model maps a padded batch of ids, mask and types, each [batch, length] int64, to logits [batch,
+    classes], and has the `names` of its inputs.
 
     Raises:
         CompressError: The runtime isn't installed.

@@ -1,6 +1,6 @@
-"""Reloads an exported artefact in a fresh process and compares its answers with the model's.
+"""Verification of an exported artefact: reloads it in a fresh process and compares its logits with the model's.
 
-Run as `python -m compress.export.verify TARGET FOLDER SAMPLES OUT`, this file is that fresh process.
+The fresh process runs this file as `python -m compress.export.verify TARGET FOLDER SAMPLES OUT`.
 """
 
 import json
@@ -24,22 +24,22 @@ from compress.measure.memory import peak_memory
 from compress.subprocesses import end_with_parent, signal_name
 from distill.checkpoint.readers import READERS
 
-SAME = 0.995  # share of the texts that a model which rounds has to class alike: a flip of a last bit may move one
+SAME = 0.995  # share of predictions that must agree if activations are rounded: a last-bit difference may flip one
 BATCH = 16
 NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Parity:
-    """How an artefact answers beside the model it was made from.
+    """Agreement of an artefact with the model it was made from.
 
     Args:
-        target: Its name.
-        texts: How many answers were compared: one a text, or one a token where each has some.
+        target: Name of the target.
+        texts: Number of compared predictions: one per text, or one per token for token-level models.
         max_difference, mean_difference: Of logits, absolute.
-        same_class: Share of the answers that come to the same: of a classifier, its classes.
-        load_ms: From nothing to a model that can be called, the runtime's own start included.
-        peak_bytes: Most memory of the process that loaded and ran it, Python included.
+        same_class: Share of predictions that agree; for a classifier, those of the same class.
+        load_ms: Time until the model can be called, including the start of the runtime.
+        peak_bytes: Peak memory of the process that loaded and ran it, Python included.
     """
 
     target: str
@@ -62,24 +62,25 @@ def verify(
     rounds: bool = False,
     kind: Kind = "class",
 ) -> tuple[Parity, np.ndarray]:
-    """Compares the artefact in `folder`, reloaded with its own tokenizer in a fresh process, with `expected`.
+    """Reloads the artefact in `folder` with its own tokenizer in a fresh process and compares it with `expected`.
 
     Args:
-        target: Its name.
+        target: Name of the target.
         folder: The artefact.
         texts, pairs: Real texts, or the words of each.
         max_length: Longest text in tokens.
-        expected: Logits of the trained model for them, [texts, classes]; where each token has some, [tokens, classes].
-        rounds: Activations are rounded, so that a last bit may move logits by a step: what they come to is compared.
-        kind: What they come to.
+        expected: Logits of the trained model for them, [texts, classes]; for token-level models [tokens, classes].
+        rounds: Whether activations are rounded: a difference of the last bit may then move logits by a step, so that
+            predictions are compared instead.
+        kind: Kind of predictions.
 
     Returns:
         The comparison, and the artefact's logits.
 
     Raises:
-        VerificationError: The fresh process was ended by a signal, for want of memory for example.
-        ArtefactError: The fresh process fails, the logits differ by more than rounding of float32, or, of a model that
-            `rounds`, more than 1 - SAME of what they come to.
+        VerificationError: The fresh process was ended by a signal, for example for lack of memory.
+        ArtefactError: The fresh process fails; the logits differ by more than rounding of float32; or, with `rounds`,
+            more than 1 - SAME of the predictions differ.
     """
     with tempfile.TemporaryDirectory() as scratch:
         samples, out = Path(scratch) / "samples.json", Path(scratch) / "answers.npz"
@@ -123,9 +124,10 @@ def compare(
 
 
 def refuse(parity: Parity, folder: Path, *, rounds: bool) -> None:
-    """
+    """Checks that the artefact agrees with the model within the tolerance of its target.
+
     Raises:
-        ArtefactError: The artefact isn't the model.
+        ArtefactError: The difference is larger.
     """
     most = target_of(parity.target).kind.tolerance
     if rounds and not (parity.same_class >= SAME and np.isfinite(parity.max_difference)):
@@ -141,7 +143,7 @@ def refuse(parity: Parity, folder: Path, *, rounds: bool) -> None:
 
 
 def answers(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, Any]:
-    """Logits of the samples from the artefact and the tokenizer beside it, nothing else, and what that took."""
+    """Returns logits of the samples, load time and peak memory, using only the artefact and the tokenizer beside it."""
     from tokenizers import Tokenizer
 
     READERS.update(samples["readers"])
@@ -165,7 +167,7 @@ def answers(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, 
 
 
 def flat(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Logits of a batch as rows: a text's, or a token's that isn't padding."""
+    """Returns the logits of a batch as rows: one per text, or one per token that isn't padding."""
     return logits if logits.ndim == 2 else logits[mask.astype(bool)]
 
 

@@ -1,4 +1,4 @@
-"""Writes a model in any of the formats, with its tokenizer and config beside it."""
+"""Writes a model in any export format, with its tokenizer and config beside it."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,22 +15,22 @@ from compress.export.onnx.rounded import round_graph, round_joined
 from compress.export.probe import PROBES, Inputs
 from compress.quantize.store import save_rounding
 
-LAYER = 1e-5  # a product of a deployed layer differs by at most this share of its largest value
+LAYER = 1e-5  # largest allowed difference of a deployed product, as a share of its largest value
 Write = Callable[[Source, Target, Path], None]  # (model, target, folder of all targets)
 
 
 def write_targets(source: Source, targets: Iterable[Target], folder: Path) -> None:
-    """Writes the targets, and what they are made from, each into a folder of its name."""
+    """Writes the targets, and the targets they are made from, each into a folder of its name."""
     for target in with_sources(targets):
         write_target(source, target, folder)
 
 
 def write_target(source: Source, target: Target, folder: Path) -> None:
-    """Writes one target into a folder of its name; what it is made from is in `folder` already.
+    """Writes one target into a folder of its name; the target it is made from must be in `folder` already.
 
     Raises:
         ArtefactError: The format can't express the model.
-        CompressError: The format's library isn't installed, or it can't hold the model's scheme.
+        CompressError: The format's library isn't installed, or the format doesn't support the model's scheme.
     """
     if target.rounded:
         check_rounded(source, target)
@@ -44,7 +44,7 @@ def write_target(source: Source, target: Target, folder: Path) -> None:
 def check_rounded(source: Source, target: Target) -> None:
     if source.rounding is None:
         if target == Target("onnxruntime", "int8"):
-            return  # its own int8 needs no numbers
+            return  # ONNX Runtime's own int8 needs no stored scales
         raise CompressError(
             f"export {target}: expected a quantized model, found one in float; python -m pipelines.quantize makes one"
         )
@@ -53,12 +53,12 @@ def check_rounded(source: Source, target: Target) -> None:
 
 
 def check_layers(source: Source, target: Target, folder: Path, inputs: Inputs) -> float:
-    """Largest difference of a product of the written file from its layer's, on the input that it gets there.
+    """Returns the largest difference between a product of the written file and its layer, on the file's own inputs.
 
     `inputs` are a padded batch of ids, mask and types, each [batch, length] int64.
 
     Raises:
-        ArtefactError: It is more than rounding of float32.
+        ArtefactError: The difference is larger than rounding of float32.
     """
     name, difference = worst_layer(PROBES[target.format](source, target, folder, inputs), source.reference)
     if not difference <= LAYER:  # also catches NaN
@@ -104,7 +104,7 @@ def write_onnxruntime(source: Source, target: Target, folder: Path) -> None:
         quantize_int8(folder / "onnxruntime" / FILE, place, reduced=source.reduced)
     elif all(layer.inputs in ("tensor", "table") for layer in source.layers.values()):
         round_joined(folder / "onnxruntime" / FILE, place, source.layers)
-    else:  # no joined operator takes scales that come with each call
+    else:  # no fused operator takes scales computed in each call
         round_graph(folder / "onnx" / FILE, place, source.layers)
 
 

@@ -1,1 +1,1 @@
-"""Latency, memory, and the precision that trains fastest on this machine."""
+"""Measurement of latency and peak memory, and selection of the fastest training precision on this machine."""

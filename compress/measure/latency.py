@@ -1,4 +1,4 @@
-"""How long a call takes: models take turns on the same inputs, so that a drift of the machine hits all alike."""
+"""Latency measurement: models alternate on the same inputs, so that machine drift affects all of them alike."""
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -12,16 +12,16 @@ import torch
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds a call.
+    """Milliseconds per call.
 
     Args:
-        batch: Texts a call.
+        batch: Texts per call.
         length: Median of the padded lengths of the calls, in tokens.
-        threads: Threads the runtime was given.
-        repeats: Calls measured.
+        threads: Threads of the runtime.
+        repeats: Number of measured calls.
         median_ms, p10_ms, p90_ms: Quantiles over all calls.
-        best_ms: Median over the texts of each one's fastest call, without what else the machine does: it comes out
-            alike from minute to minute, and speed-ups are told from it.
+        best_ms: Median over the texts of each text's fastest call, which excludes interference by other processes: it
+            is reproducible from minute to minute, and speed-ups are computed from it.
     """
 
     batch: int
@@ -34,7 +34,7 @@ class Latency:
     best_ms: float
 
 
-BLOCK = 16  # texts that a model takes in a row
+BLOCK = 16  # texts per uninterrupted turn of a runner
 Name = TypeVar("Name", bound=Hashable)
 Inputs = dict[str, np.ndarray]
 Runner = Callable[[Inputs], object]
@@ -49,20 +49,20 @@ def measure(
     threads: int = 1,
     on_call: Callable[[], None] = lambda: None,
 ) -> dict[Name, Latency]:
-    """Times every runner on every text, `rounds` times. Runners take turns from block to block of BLOCK texts.
+    """Times every runner on every text, `rounds` times, alternating between runners after each block of BLOCK texts.
 
-    Within a block a runner is alone, as it will be when it serves: called in turn text by text, a small model would
-    find its weights driven out of the cache by the large one each time, and would look half as fast. The first call of
-    a block isn't counted for the same reason. Which runner goes first changes from block to block.
+    Within a block one runner runs alone, as in deployment: with alternation after every text, a large model would evict
+    a small one's weights from the cache each time, and the small one would look half as fast. For the same reason the
+    first call of a block isn't counted. The order of the runners changes from block to block.
 
     Args:
         runners: Name -> function of one padded batch of token ids ([batch, length] int64 each).
-        inputs: Name -> its batches of the same texts, which tokenizers may have cut differently; all of the same number
-            of rows.
+        inputs: Name -> its batches of the same texts, which tokenizers may have split differently; all with the same
+            number of rows.
         rounds: Times each input is run.
         warmup: Rounds that aren't counted.
         threads: Threads of PyTorch while measuring; runners of other runtimes must be built with the same number.
-        on_call: Told after each call that is timed, outside of it.
+        on_call: Called after each timed call, outside the timing.
     """
     names = list(runners)
     times: dict[Name, list[float]] = {name: [] for name in names}
@@ -77,7 +77,7 @@ def measure(
 
 
 def timed(runner: Runner, block: Sequence[Inputs], on_call: Callable[[], None]) -> list[float]:
-    """Milliseconds of each call."""
+    """Returns the milliseconds of each call."""
     runner(block[0])
     found = []
     for batch in block:
@@ -89,7 +89,7 @@ def timed(runner: Runner, block: Sequence[Inputs], on_call: Callable[[], None]) 
 
 
 def summary(values: np.ndarray, inputs: Sequence[Inputs], threads: int) -> Latency:
-    """Of times [rounds, texts]."""
+    """Returns the latency statistics of times [rounds, texts]."""
     shapes = [batch["input_ids"].shape for batch in inputs]
     batch, length = shapes[0][0], int(np.median([shape[1] for shape in shapes]))
     p10, median, p90 = (float(q) for q in np.quantile(values, [0.1, 0.5, 0.9]))
@@ -98,7 +98,7 @@ def summary(values: np.ndarray, inputs: Sequence[Inputs], threads: int) -> Laten
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """PyTorch on `count` threads inside the block."""
+    """Limits PyTorch to `count` threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,11 +1,11 @@
-"""The most memory that this process held."""
+"""Peak memory of this process."""
 
 import resource
 from pathlib import Path
 
 
 def reset_peak_memory() -> None:
-    """Linux only: starts a new peak; elsewhere the peak is the process's."""
+    """Resets the peak on Linux; elsewhere the peak is that of the whole process lifetime."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -13,7 +13,7 @@ def reset_peak_memory() -> None:
 
 
 def peak_memory() -> int:
-    """Peak resident bytes since `reset_peak_memory`; rusage alone would count those of the process that started it."""
+    """Returns the peak resident bytes since `reset_peak_memory`; rusage alone would include the parent's peak."""
     try:
         status = Path("/proc/self/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))

@@ -1,4 +1,4 @@
-"""How training computes: what this machine can, and what was faster here; measured, not assumed."""
+"""Training precision: modes that this device supports, and the fastest of them by measurement."""
 
 import copy
 import time
@@ -14,20 +14,20 @@ from compress.errors import CompressError
 from compress.quantize.layers import linear_as
 from compress.quantize.prepare import replace
 
-WORTH = 1.1  # a precision that rounds more has to be this many times faster: nearer ones change places by chance
-HOPELESS = 3.0  # a first step this many times slower than the best so far ends the trial
-DIVISOR = 16  # of both sizes of a layer that fp8's products take
+WORTH = 1.1  # a less exact precision must be this many times faster; smaller differences are noise
+HOPELESS = 3.0  # a mode whose first pass is this many times slower than the best so far isn't measured further
+DIVISOR = 16  # required divisor of both sizes of a layer for fp8 products
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way of training.
+    """A training precision mode.
 
     Args:
-        name: As it is asked for.
-        about: What is in how many bits.
-        trainer: Lightning's name of what it does of this.
-        computes: What products are computed in, as far as autocast has a say.
+        name: Name of the mode in settings.
+        about: Description of what is computed and stored in which precision.
+        trainer: The `precision` argument of the Lightning trainer for this mode.
+        computes: Dtype of products, as far as autocast determines it.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Mode:
 
     @property
     def stock(self) -> bool:
-        """Whether Lightning does all of it: layers, weights and optimizer stay as they are."""
+        """Whether Lightning implements all of the mode: layers, weights and optimizer are unchanged."""
         return bool(self.trainer == self.name)
 
 
@@ -74,10 +74,10 @@ MODES: Mapping[str, Mode] = {
 
 
 def why_not(name: str, device: torch.device) -> str:
-    """Why a device can't train so; empty where it can.
+    """Returns the reason why a device can't train in a mode; empty if it can.
 
     Raises:
-        CompressError: A mode that isn't known.
+        CompressError: The mode is unknown.
     """
     if name not in MODES:
         raise CompressError(f"machine.precision: expected auto or one of {', '.join(MODES)}, found {name!r}")
@@ -92,9 +92,10 @@ def why_not(name: str, device: torch.device) -> str:
 
 
 def check_mode(name: str, device: torch.device) -> None:
-    """
+    """Checks that a device supports a mode.
+
     Raises:
-        CompressError: A mode that isn't known, or that the device hasn't.
+        CompressError: The mode is unknown or not supported by the device.
     """
     why = why_not(name, device)
     if why:
@@ -102,33 +103,33 @@ def check_mode(name: str, device: torch.device) -> None:
 
 
 def candidates(device: torch.device) -> tuple[str, ...]:
-    """Modes worth trying on a device; those that are prototypes or keep weights in few bits have to be asked for."""
+    """Returns the modes to try on a device; prototypes and modes with low-bit weights must be requested explicitly."""
     wanted = ("32", "bf16-mixed", "fp8") if device.type == "cuda" else ("32", "bf16-mixed")
     able = tuple(name for name in wanted if not why_not(name, device))
     return able if len(able) > 1 or device.type != "cuda" else (*able, "16-mixed")
 
 
 def made_for(name: str, model: nn.Module, *, emulate: bool = False) -> nn.Module:
-    """The model as a mode trains it, in place; parameters keep their names.
+    """Converts the model in place for training in a mode; parameters keep their names.
 
     Args:
-        name: Of the mode.
-        model: In float32.
-        emulate: fp8 on a device that has none, for tests: the same rounding, not its speed.
+        name: Name of the mode.
+        model: A float32 model.
+        emulate: Whether to emulate fp8 on a device without it, for tests: the same rounding, not its speed.
     """
     if name == "bf16-stochastic":
         return model.bfloat16()
     if name == "fp8":
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-        # Without padding its products want as many tokens as 16 divides, which few batches have.
+        # Without padding, fp8 products require a multiple of 16 tokens, which few batches have.
         settings = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
         convert_to_float8_training(model, config=settings, module_filter_fn=divides)
     if name == "int8-mixed":
         from torchao.prototype.quantized_training import Int8MixedPrecisionTrainingConfig
         from torchao.quantization import quantize_
 
-        # Without module_swap torchao 0.18 leaves the products in float and doesn't say so.
+        # Without module_swap torchao 0.18 silently leaves the products in float.
         quantize_(model, Int8MixedPrecisionTrainingConfig(module_swap=True), filter_fn=divides)
         for layer in model.modules():
             if type(layer).__module__.startswith("torchao."):
@@ -137,7 +138,7 @@ def made_for(name: str, model: nn.Module, *, emulate: bool = False) -> nn.Module
 
 
 class Straightened(torch.autograd.Function):
-    """Passes its input on, and the gradient as one piece of memory: torchao 0.18 takes no other."""
+    """An identity that makes the gradient contiguous: torchao 0.18 accepts no other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -153,14 +154,14 @@ def straightened(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Te
 
 
 def divides(module: nn.Module, name: str) -> bool:
-    """Whether a layer's products can be in 8 bits: a head of 77 classes can't."""
-    if type(module) is not nn.Linear:  # a layer that rounds by itself stays what it is
+    """Returns whether a layer's products can be in 8 bits; a head of 77 classes, for example, can't."""
+    if type(module) is not nn.Linear:  # layers with their own quantization are left unchanged
         return False
     return module.in_features % DIVISOR == 0 and module.out_features % DIVISOR == 0
 
 
 def as_stock(model: nn.Module) -> nn.Module:
-    """A model that was `made_for` a mode with stock layers and float32 weights again, in place."""
+    """Restores stock layers and float32 weights, in place, of a model that `made_for` converted."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear) and type(layer).__module__.startswith("torchao."):
             replace(model, name, linear_as(nn.Linear, layer))
@@ -168,7 +169,7 @@ def as_stock(model: nn.Module) -> nn.Module:
 
 
 def optimizer_for(name: str) -> Callable[..., torch.optim.Optimizer] | None:
-    """The optimizer that a mode needs, called as AdamW is; None: any."""
+    """Returns the optimizer that a mode requires, with AdamW's call signature; None if any will do."""
     if name != "bf16-stochastic":
         return None
     from torchao.optim import _AdamW
@@ -180,7 +181,7 @@ def optimizer_for(name: str) -> Callable[..., torch.optim.Optimizer] | None:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager:
-    """The context in which Lightning would run a step of that mode."""
+    """Returns the context in which Lightning would run a step of that mode."""
     kind = MODES[precision].computes
     return nullcontext() if kind == torch.float32 else torch.autocast(device.type, kind)
 
@@ -188,10 +189,11 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager:
 def measure_precisions(
     model: nn.Module, losses: Sequence[Callable[[nn.Module], Tensor]], precisions: Sequence[str], steps: int = 3
 ) -> dict[str, float]:
-    """Seconds of a step in each mode: forward and backward of `loss(model)`, the mean over `losses`, each of a batch of
-    its own, and of that the median of `steps` passes. Weights and gradients stay the same.
+    """Returns the seconds of a step in each mode: forward and backward of `loss(model)`.
 
-    A mode whose first pass is hopelessly slow is not measured further and reported with that pass.
+    The time is the mean over `losses`, each of its own batch, and of that the median of `steps` passes. Weights and
+    gradients aren't modified. A mode whose first pass is much slower than the best (HOPELESS) isn't measured further
+    and is reported with that pass.
     """
     device = next(model.parameters()).device
     seconds: dict[str, float] = {}
@@ -209,7 +211,7 @@ def measure_precisions(
 
 
 def fastest(seconds: Mapping[str, float]) -> str:
-    """The fastest mode; `32` unless another is clearly faster."""
+    """Returns the fastest mode; `32` unless another is clearly faster."""
     best = min(seconds, key=lambda name: seconds[name])
     return "32" if seconds.get("32", float("inf")) < WORTH * seconds[best] else best
 
@@ -217,7 +219,7 @@ def fastest(seconds: Mapping[str, float]) -> str:
 def timed_pass(
     model: nn.Module, losses: Sequence[Callable[[nn.Module], Tensor]], precision: str, device: torch.device
 ) -> float:
-    """Mean seconds of a step over the batches."""
+    """Returns the mean seconds of a step over the batches."""
     return sum(timed_step(model, loss, precision, device) for loss in losses) / len(losses)
 
 
@@ -225,7 +227,7 @@ def timed_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], precision:
     start = time.perf_counter()
     with autocast(precision, device):
         value = loss(model)
-    # Not backward(): gradients that the caller has gathered stay as they are too.
+    # Not backward(), so that gradients accumulated by the caller stay unchanged.
     torch.autograd.grad(value, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -233,7 +235,7 @@ def timed_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], precision:
 
 
 def ceiling(device: torch.device, kind: torch.dtype, size: int = 1024, rounds: int = 5) -> float:
-    """Floating-point operations a second of a square matrix product: what training can't be faster than here."""
+    """Returns the floating-point operations per second of a square matrix product: an upper bound on training speed."""
     a = torch.randn(size, size, device=device).to(kind)
     times = []
     for _ in range(rounds + 1):

@@ -1,7 +1,7 @@
-"""GPTQ: weights are rounded input by input, and those not yet rounded make up for the error.
+"""GPTQ: weights are rounded one input at a time, and the weights not yet rounded compensate for the error.
 
-Source: Frantar et al. 2023 (arXiv 2210.17323), algorithm 1. Inputs go in the order of their energy ("act order"), and
-scales are those of the weights before any is changed, so that groups stay where they are.
+Source: Frantar et al. 2023 (arXiv 2210.17323), algorithm 1. Inputs are processed in decreasing order of energy ("act
+order"). Scales are computed from the original weights, so that groups stay contiguous.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,8 +18,8 @@ from compress.quantize.prepare import shared
 from compress.quantize.ranges import Batch, Reader, words
 from compress.quantize.schemes import Numbers
 
-DAMP = 0.01  # of the mean energy, added to each input's: inputs that hardly vary have no inverse
-BLOCK = 128  # inputs between two corrections of all that follow
+DAMP = 0.01  # share of the mean energy added to the diagonal: near-constant inputs make it singular
+BLOCK = 128  # inputs between two lazy updates of the remaining weights
 
 
 def gptq(
@@ -28,16 +28,16 @@ def gptq(
     scales: Float[Tensor, "rows groups"],
     numbers: Numbers,
 ) -> Float[Tensor, "rows inputs"]:
-    """The weight on its grid with about the least squared error of its products.
+    """Returns the weight on its grid, with approximately the least squared error of its products.
 
     Args:
-        weight: Of a linear layer.
-        energy: Sum of x xᵀ over the inputs x that the layer gets.
-        scales: Of groups of inputs of equal size.
-        numbers: That it may be in steps of its scale.
+        weight: Weight of a linear layer.
+        energy: Sum of x xᵀ over the layer's inputs x.
+        scales: Scales of equally sized groups of inputs.
+        numbers: Values that a weight can take, in units of its scale.
 
     Raises:
-        CompressError: Inputs that aren't finite.
+        CompressError: The inputs aren't finite.
     """
     order = energy.diagonal().argsort(descending=True, stable=True)
     spread = inverse_factor("gptq", energy[order][:, order], DAMP).to(weight.dtype)
@@ -58,15 +58,17 @@ def gptq(
 def inverse_factor(
     whose: str, energy: Float[Tensor, "inputs inputs"], damping: float
 ) -> Float[Tensor, "inputs inputs"]:
-    """Upper Cholesky factor of the inverse of the damped energy, float64; an input that is always 0 touches no other.
+    """Returns the upper Cholesky factor of the inverse of the damped energy, in float64.
+
+    An input that is always 0 is decoupled from all others.
 
     Args:
-        whose: The layer's, for errors.
-        energy: Sum of x xᵀ over the inputs x that the layer gets.
+        whose: Name of the layer, for error messages.
+        energy: Sum of x xᵀ over the layer's inputs x.
         damping: Added to the diagonal, as a share of its mean.
 
     Raises:
-        CompressError: There is no inverse.
+        CompressError: The damped energy isn't invertible.
     """
     damped = energy.double().clone()
     diagonal = damped.diagonal()  # a view
@@ -82,7 +84,7 @@ def inverse_factor(
 
 
 class Energies(Reader):
-    """Sums x xᵀ of what layers read; layers that read the same tensor share a sum."""
+    """Hooks that accumulate x xᵀ over layer inputs; layers that take the same tensor share a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,16 +104,15 @@ class Energies(Reader):
 def gptq_model(
     model: nn.Module, batches: Iterable[Batch], on_block: Callable[[int, int], None] = lambda done, total: None
 ) -> int:
-    """Rounds the weights of a `prepare`d model; the layers of a block together, on what the blocks before it, rounded
-    already, give them.
+    """Rounds the weights of a `prepare`d model block by block, on inputs computed by the already rounded blocks before.
 
     Args:
-        model: In eval mode; changed in place. Its scales are kept from here on.
+        model: In eval mode; changed in place. Its scales are fixed from here on.
         batches: Calibration inputs with `attention_mask`.
-        on_block: Told how many blocks of how many are done.
+        on_block: Called with the number of finished blocks and the total.
 
     Returns:
-        How many layers were rounded.
+        Number of quantized linear layers in the model.
     """
     kept, layers = list(batches), {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     if not kept:

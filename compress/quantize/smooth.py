@@ -1,4 +1,4 @@
-"""Scales of channels that make rounding easier: SmoothQuant for activations, AWQ for weights."""
+"""Channel scales that make rounding more accurate: SmoothQuant for activations, AWQ for weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -11,14 +11,14 @@ from compress.quantize.grid import on_grid, weight_scales
 from compress.quantize.ranges import Batch, Reader, words
 from compress.quantize.schemes import Scheme
 
-HALF = 0.5  # SmoothQuant's alpha
-SHARES = [i / 20 for i in range(21)]  # AWQ's alphas
-KEPT = 512  # tokens that AWQ's errors are told from
-LEAST = 1e-4  # of a scale: a channel that is nothing stays as it is
+HALF = 0.5  # SmoothQuant's default alpha
+SHARES = [i / 20 for i in range(21)]  # exponents that AWQ tries
+KEPT = 512  # sampled tokens for AWQ's errors
+LEAST = 1e-4  # lower bound, so that a channel of zeros has a finite scale
 
 
 class Channels(Reader):
-    """What the readers of each fold get: the largest and the mean magnitude of each channel, and some tokens."""
+    """Statistics of fold inputs: largest and mean magnitude per channel, and a sample of tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,10 +41,10 @@ class Channels(Reader):
 
 
 def watch(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch]) -> Channels:
-    """Runs the batches and notes what the folds' readers get.
+    """Runs the batches and returns statistics of the inputs of each fold's readers.
 
     Raises:
-        CompressError: No texts.
+        CompressError: There are no texts.
     """
     seen, firsts = Channels(), [fold.readers[0] for fold in folds]
     texts = seen.watch(model, {name: model.get_submodule(name) for name in firsts}, batches)
@@ -55,7 +55,7 @@ def watch(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch]) -> 
 
 @torch.no_grad()
 def smooth(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], alpha: float = HALF) -> None:
-    """Moves outliers of activations into the weights that read them, in place; what the model computes stays.
+    """Moves activation outliers into the weights that multiply them, in place; the model's function is preserved.
 
     Source: SmoothQuant, Xiao et al. 2023 (arXiv 2211.10438), equation 4.
     """
@@ -69,17 +69,17 @@ def smooth(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], al
 
 @torch.no_grad()
 def awq(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], schemes: Mapping[str, Scheme]) -> None:
-    """Gives weights that meet large inputs finer steps, in place; what the model computes in float stays.
+    """Gives weights that multiply large inputs finer steps, in place; the model's function in float is preserved.
 
-    Of the channels' mean magnitudes to the powers SHARES, the one whose rounded products are nearest counts.
+    The scales are the channels' mean magnitudes to the power in SHARES whose rounded products have the smallest error.
 
-    Source: AWQ, Lin et al. 2024 (arXiv 2306.00978), section 3.2; without its search for where to cut weights off.
+    Source: AWQ, Lin et al. 2024 (arXiv 2306.00978), section 3.2; without its search for clipping thresholds.
 
     Args:
         model: In float, changed in place.
-        folds: Where scales can be taken up.
+        folds: Places where scales can be absorbed.
         batches: Calibration inputs.
-        schemes: How each linear layer will be rounded.
+        schemes: Scheme of each linear layer.
     """
     seen = watch(model, folds, batches)
     for fold in folds:
@@ -96,12 +96,12 @@ def awq(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], schem
 
 
 def product_error(weight: Tensor, tokens: Tensor, scales: Tensor, scheme: Scheme) -> float:
-    """Mean squared error of the products of tokens [tokens, inputs] once the weight is scaled and rounded."""
+    """Returns the mean squared error of the products of tokens [tokens, inputs] with the scaled, rounded weight."""
     scaled = weight * scales
     rounded = on_grid(scaled, weight_scales(scaled, scheme.numbers, scheme.group), scheme.numbers) / scales
     return float((tokens @ (rounded - weight).T).square().mean())
 
 
 def steady(scales: Tensor) -> Tensor:
-    """Scales around 1: their size as a whole is the grid's business."""
+    """Returns scales normalised around 1; the grid's own scales absorb their overall size."""
     return (scales / (scales.amax() * scales.amin()).sqrt()).clamp(min=LEAST)

@@ -1,4 +1,4 @@
-"""The numbers that a model is rounded by, as a file beside its checkpoint."""
+"""File of quantization schemes, scales and grids, stored beside a model's checkpoint."""
 
 import json
 from pathlib import Path
@@ -12,21 +12,22 @@ VERSION = "1"
 
 
 def save_rounding(rounding: Rounding, folder: Path) -> None:
-    """Writes the scales, and schemes and grids in the file's header."""
+    """Writes the scales, with schemes and input grids in the file's header."""
     from safetensors.torch import save_file
 
     layers = {
         name: {"scheme": vars(r.scheme) if r.scheme is not None else None, "grid": r.grid}
         for name, r in rounding.items()
     }
-    scales = {name: rounded.scales.clone() for name, rounded in rounding.items()}  # of tied weights they are one tensor
+    scales = {name: rounded.scales.clone() for name, rounded in rounding.items()}  # tied weights share one tensor
     save_file(scales, str(folder / FILE), metadata={"version": VERSION, "layers": json.dumps(layers)})
 
 
 def load_rounding(folder: Path) -> dict[str, Rounded]:
-    """
+    """Loads the schemes, scales and grids by layer name.
+
     Raises:
-        CompressError: No such file, or one of another version.
+        CompressError: There is no such file, or it has another version.
     """
     from safetensors import safe_open
 

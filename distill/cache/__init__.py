@@ -1,19 +1,19 @@
-"""The cache of teacher signals: written once, read by content, any number of times, with no teacher in memory.
+"""Cache of teacher signals, computed once and looked up by sample content without loading the teacher.
 
-A cache is a folder; `docs/cache.md` describes every byte. In short:
+A cache is a folder, and `docs/cache.md` describes every byte of it. In short:
 
-    cache.json               the identity: teacher, tokenizer, preprocessing, signals; rows of each shard; hashes
-    index-NNNNNN.safetensors where each sample is: 16 bytes a sample, sorted, mapped into memory
-    codebook.safetensors     frequencies that ids are coded with
-    shard-NNNNNN.safetensors keys, records, the end and the checksum of each record
+    cache.json               identity (teacher, tokenizer, preprocessing, signals), rows of each shard, file hashes
+    index-NNNNNN.safetensors location of each sample: 16 bytes per sample, sorted, memory-mapped
+    codebook.safetensors     frequency tables that the records are coded with
+    shard-NNNNNN.safetensors keys, records, and the end offset and checksum of each record
 
-The container is safetensors: a length, a JSON header and plain arrays, so that records are reached by mapping the
-file, the same content always gives the same bytes, and readers exist in many languages. Arrow IPC maps as well, but
-compresses whole columns of a batch, which a single record can't be taken from, and spreads a file's meaning over
-flatbuffers; parquet decodes whole pages. Both were left aside for that.
+The container is safetensors (a length, a JSON header and plain arrays): records are accessed by memory-mapping the
+file, equal content always gives equal bytes, and readers exist in many languages. Arrow IPC can be mapped as well, but
+compresses whole columns of a batch, from which a single record can't be extracted, and spreads a file's metadata over
+flatbuffers; parquet decodes whole pages. Both were rejected for these reasons.
 
-A row's key is a hash of the sample's content (`key.py`), so that order, batch size, epoch, worker and rank may all
-change between writing and reading. Records are coded close to the entropy bound (`rans.py`).
+A row's key is a hash of the sample's content (`key.py`), so order, batch size, epoch, worker and rank may all change
+between writing and reading. Records are coded close to the entropy bound (`rans.py`).
 """
 
 from distill.cache.format.identity import Identity

@@ -1,4 +1,4 @@
-"""How close cached targets are to the dense teacher's, where it matters: in the student's gradient."""
+"""Measures how closely cached targets match the dense teacher's, including the student's gradient under both."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -23,16 +23,17 @@ Loss = Callable[[Tensor, Mapping[str, Any]], Tensor]
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Cached targets against the dense teacher.
+    """Deviation of cached targets from the dense teacher's.
 
     Args:
-        kl: Mean KL in nats at the cache's temperature, in the direction that is finite: dense from cached for dense
-            logits and top-k (the tail spread evenly), cached from dense for a sample.
-        sampled: Whether `kl` is of a sample, whose mean over draws is exact although one draw is not.
+        kl: Mean KL in nats at the cache's temperature, in the direction that is finite: KL(dense ‖ cached) for dense
+            logits and top-k (with the tail spread evenly), KL(cached ‖ dense) for a sample.
+        sampled: Whether the cached targets are a sample, which is exact on average over draws, but not for a single
+            draw.
         angle: Mean over batches of the angle between the student's gradients under both targets, in degrees.
-        calibration: Expected calibration error of the cached targets: over bins of the likeliest kept id's
+        calibration: Expected calibration error of the cached targets: over bins of the likeliest cached id's
             probability, the mean difference from the dense probability of the same id.
-        positions, batches: What was measured.
+        positions, batches: Number of positions and batches measured.
     """
 
     kl: float
@@ -52,17 +53,17 @@ def fidelity(
     loss: Loss,
     answers: Answers | None = None,
 ) -> Fidelity:
-    """Compares cache and teacher on some batches of samples, at the temperature that the cache was written at.
+    """Compares a cache with its teacher on some batches of samples, at the temperature of the cache.
 
     Args:
         cached: The cache's reader.
-        teacher: Gives the dense `logits` of a padded batch.
-        student: Whose gradient is looked at; left as it is.
-        samples: What the cache was written for.
+        teacher: Returns the dense `logits` of a padded batch.
+        student: The model whose gradient is compared; its weights are left unchanged.
+        samples: The samples that the cache was written for.
         batches: Sample numbers of each batch.
-        loss: Maps (student logits [rows, width], targets) to the loss that training uses. Beside the targets stands
-            their `temperature`; dense logits aren't divided by it yet.
-        answers: What a row is, where the task has others than a sample or a position.
+        loss: Maps (student logits [rows, width], targets) to the training loss. The targets include their
+            `temperature`, by which dense logits aren't divided yet.
+        answers: Defines the rows of the logits if they are neither samples nor positions.
 
     Raises:
         InputError: The cache holds no distribution.
@@ -93,7 +94,7 @@ def fidelity(
 
 
 def divergence(dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, Tensor]) -> Float[Tensor, "positions"]:
-    """KL of each position in nats; see `Fidelity.kl` for its direction."""
+    """Returns the KL of each position in nats; see `Fidelity.kl` for its direction."""
     log_p = dense.log_softmax(-1)
     if "logits" in kept:
         gap = log_p - kept["logits"].log_softmax(-1)
@@ -113,7 +114,7 @@ def divergence(dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, 
 def likeliest(
     dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, Tensor]
 ) -> tuple[Float[Tensor, "positions"], Float[Tensor, "positions"]]:
-    """The cached target's largest probability, and the teacher's probability of the same id."""
+    """Returns the cached target's largest probability and the teacher's probability of the same id."""
     p = dense.softmax(-1)
     if "logits" in kept:
         confidence, ids = kept["logits"].softmax(-1).max(-1, keepdim=True)
@@ -125,7 +126,7 @@ def likeliest(
 
 
 def calibration(confidence: np.ndarray, truth: np.ndarray) -> float:
-    """Expected calibration error over BINS equal bins (Guo et al. 2017, arXiv 1706.04599, equation 3)."""
+    """Returns the expected calibration error over BINS equal bins (Guo et al. 2017, arXiv 1706.04599, equation 3)."""
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
     gaps = [abs(confidence[bins == b].mean() - truth[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
     return float(sum(gaps))
@@ -141,7 +142,7 @@ def gradient(
 
 
 def degrees(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
-    """Angle between two gradients, each a list of tensors, as one vector each."""
+    """Returns the angle in degrees between two gradients, each a list of tensors that is flattened into one vector."""
     pairs = [
         (x.double().flatten(), y.double().flatten())
         for x, y in zip(a, b, strict=True)
@@ -153,10 +154,10 @@ def degrees(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
 
 
 def halved(teacher: PreTrainedModel) -> PreTrainedModel:
-    """A student to look at where none is named: the teacher with the first half of its layers.
+    """Returns the default student, a copy of the teacher with the first half of its layers.
 
     Raises:
-        InputError: A family whose layers are in no list.
+        InputError: The model has no `ModuleList` with all of its layers.
     """
     student = copy.deepcopy(teacher).eval().requires_grad_(True)
     layers = student.config.num_hidden_layers

@@ -1,4 +1,4 @@
-"""Which sample goes into which shard, and which samples the teacher is asked about together."""
+"""Assigns samples to shards and groups them into batches for the teacher."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ BATCH_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Samples:
-    """What signals are wanted for.
+    """Samples whose signals are requested.
 
     Args:
-        keys: One of `sample_key` each; equal samples have equal keys, and are asked about once.
-        lengths: Tokens of each.
-        batch: Maps sample numbers to a padded batch: input_ids, attention_mask and what else the teacher reads.
+        keys: Key of each sample, from `sample_key`; equal samples have equal keys and are computed once.
+        lengths: Number of tokens in each sample.
+        batch: Maps sample numbers to a padded batch: input_ids, attention_mask and the teacher's other inputs.
     """
 
     keys: Sequence[bytes]
@@ -33,7 +33,7 @@ class Samples:
 
 
 def new_rows(samples: Samples, known: Callable[[np.ndarray], np.ndarray] | None) -> list[int]:
-    """One sample a key that isn't `known`, by length, then key: the order of the samples makes no difference."""
+    """Returns one sample per key that isn't `known`, sorted by length, then key, whatever the order of the samples."""
     first = {key: i for i, key in reversed(list(enumerate(samples.keys)))}
     rows = sorted(first.values(), key=lambda i: (samples.lengths[i], samples.keys[i]))
     if known is None or not rows:
@@ -43,7 +43,7 @@ def new_rows(samples: Samples, known: Callable[[np.ndarray], np.ndarray] | None)
 
 
 def cut_shards(lengths: np.ndarray, signals: Sequence[Signal]) -> list[int]:
-    """Rows of each shard: as many as stay below SHARD_TOKENS tokens and about SHARD_BYTES."""
+    """Returns the number of rows in each shard: as many as fit within SHARD_TOKENS tokens and about SHARD_BYTES."""
     a_token = sum(signal.nominal_bytes() for signal in signals)
     limit = max(1, min(SHARD_TOKENS, int(SHARD_BYTES / a_token)))
     shards, rows, tokens = [], 0, 0
@@ -56,7 +56,7 @@ def cut_shards(lengths: np.ndarray, signals: Sequence[Signal]) -> list[int]:
 
 
 def cut_batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[range]:
-    """Ranges of consecutive rows, each at most `batch_tokens` once padded, or one row."""
+    """Returns ranges of consecutive rows, each with at most `batch_tokens` tokens after padding or a single row."""
     batches, start, longest = [], 0, 0
     for row, length in enumerate(lengths):
         longest = max(longest, int(length))

@@ -1,4 +1,4 @@
-"""What a cache will cost, from a measured sample, before it is written."""
+"""Forecasts the cost of a cache from measurements on a few batches, before it is written."""
 
 import shutil
 import time
@@ -20,20 +20,20 @@ from distill.errors import InputError
 
 Teacher = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
 TIMED_BATCHES = 4
-FITTED_BATCHES = 16  # where frequencies have to be learnt too
-ROW_BYTES = 16 + 2 * 16  # key, and its entry in the index and in the index's spare copy
-SIGNAL_BYTES = 8 + 4  # end and checksum
+FITTED_BATCHES = 16  # if frequency tables are fitted as well
+ROW_BYTES = 16 + 2 * 16  # the key, and its entries in the index and in the index's spare copy
+SIGNAL_BYTES = 8 + 4  # end offset and checksum
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a token cost in the sample.
+    """Cost per token in the measured batches.
 
     Args:
-        tokens: Tokens measured.
-        token_bytes: Bytes on disk a token, without what a sample costs.
-        token_seconds: Seconds a token in the teacher and the coder.
-        answer_bytes: Largest answer of the teacher in memory.
+        tokens: Number of tokens measured.
+        token_bytes: Bytes on disk per token, without the fixed cost of a sample.
+        token_seconds: Seconds per token in the teacher and the extraction of its signals.
+        answer_bytes: Largest size in memory of the teacher's outputs for a batch.
     """
 
     tokens: int
@@ -44,7 +44,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is still to be written: samples, tokens, bytes on disk, seconds, bytes of memory beside the teacher."""
+    """Remaining cost: samples, tokens, bytes on disk, seconds, bytes of memory besides the teacher; free disk space."""
 
     samples: int
     tokens: int
@@ -55,13 +55,13 @@ class Forecast:
 
 
 def ask(teacher: Teacher, samples: Samples, rows: Sequence[int]) -> Answer:
-    """The teacher's answer about some samples."""
+    """Returns the teacher's outputs for some samples."""
     batch = samples.batch(rows)
     return Answer(teacher(batch), Where.of(batch), [samples.keys[i] for i in rows])
 
 
 def spread_batches(lengths: Sequence[int], batch_tokens: int, count: int) -> list[range]:
-    """`count` batches at even distances through the plan."""
+    """Returns up to `count` batches, evenly spaced over the plan."""
     batches = cut_batches(lengths, batch_tokens)
     return [batches[i] for i in np.unique(np.linspace(0, len(batches) - 1, min(count, len(batches))).astype(int))]
 
@@ -69,7 +69,7 @@ def spread_batches(lengths: Sequence[int], batch_tokens: int, count: int) -> lis
 def measure(
     teacher: Teacher, samples: Samples, rows: Sequence[int], identity: Identity, batch_tokens: int
 ) -> tuple[Measured, dict[str, Codebook]]:
-    """Asks about a few batches spread over `rows`, fits the codebooks, and says what a token costs."""
+    """Runs the teacher on a few batches spread over `rows`, measures the cost per token and fits the codebooks."""
     lengths = [int(samples.lengths[i]) for i in rows]
     count = FITTED_BATCHES if any(type(s).fit is not Signal.fit for s in identity.signals) else TIMED_BATCHES
     chosen = spread_batches(lengths, batch_tokens, count)
@@ -87,7 +87,7 @@ def measure(
         s.name: {t: Table(a) for t, a in s.fit(kept[s.name]).items()} for s in identity.signals
     }
     size = sum(len(packed(s.encode(row, books[s.name]), identity)) for s in identity.signals for row in kept[s.name])
-    # The first batch also pays for compiling and for memory that is then reused.
+    # The first batch also includes compilation and the allocation of memory that is then reused.
     pace = float(np.median(seconds[1:] or seconds))
     return Measured(sum(tokens), size / sum(tokens), pace, largest), books
 
@@ -97,7 +97,7 @@ def table_bytes(books: Mapping[str, Codebook]) -> int:
 
 
 def size_of(values: Any) -> int:
-    """Bytes of every tensor in nested containers."""
+    """Returns the size in bytes of all tensors in nested containers."""
     if isinstance(values, Tensor):
         return values.numel() * values.element_size()
     if isinstance(values, Mapping):
@@ -108,7 +108,7 @@ def size_of(values: Any) -> int:
 def forecast(
     folder: Path, measured: Measured, lengths: np.ndarray, signals: int, shard_tokens: int, table_bytes: int = 0
 ) -> Forecast:
-    """What samples of these lengths will take, and codebooks of `table_bytes`, which are kept twice."""
+    """Returns the forecast for samples of these lengths and codebooks of `table_bytes`, which are stored twice."""
     tokens = int(lengths.sum())
     disk = tokens * measured.token_bytes + len(lengths) * (ROW_BYTES + signals * SIGNAL_BYTES) + 2 * table_bytes
     memory = measured.answer_bytes * 2 + shard_tokens * measured.token_bytes * 3
@@ -122,7 +122,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def check_room(folder: Path, wanted: Forecast) -> None:
-    """Raises InputError when the disk can't hold the cache."""
+    """Raises InputError if the disk can't hold the cache."""
     if wanted.disk_bytes > wanted.free_bytes:
         raise InputError(
             f"cache {str(folder)!r}: about {wanted.disk_bytes / 1e9:.3g} GB are needed for {wanted.samples:,} samples, "

@@ -1,4 +1,4 @@
-"""Serves a teacher's signals by sample content."""
+"""Looks up a teacher's signals by sample content."""
 
 import threading
 from collections import OrderedDict
@@ -17,18 +17,19 @@ from distill.cache.format.store import Store, open_store
 from distill.cache.signals import Sampled, TopK, Where
 from distill.errors import InputError
 
-OPEN_SHARDS = 256  # each holds a file descriptor
+OPEN_SHARDS = 256  # each open shard holds a file descriptor
 
 
 class CacheReader:
-    """A cache, mapped into memory; every record is checked when it is read. Several threads may share one.
+    """A memory-mapped cache that checks each record when it is read; several threads may share one reader.
 
     Args:
-        folder: The cache.
-        expected: What it has to be made from; None takes whatever it is.
+        folder: The cache's folder.
+        expected: Identity that the cache must have; None accepts any.
 
     Raises:
-        InputError: Another teacher's cache, or shards that are missing or too short (each is named).
+        InputError: The folder holds no cache, a damaged one or one with another identity, or shards are missing (the
+            first five are named).
     """
 
     def __init__(self, folder: Path, expected: Identity | None = None):
@@ -41,7 +42,7 @@ class CacheReader:
             raise self.unusable([f"{shard_path(folder, n).name}: missing" for n in gone])
 
     def __reduce__(self) -> tuple:
-        """In another process the files are mapped anew."""
+        """Pickles only the arguments, so that another process maps the files itself."""
         return CacheReader, (self.folder, self.expected)
 
     def __len__(self) -> int:
@@ -67,10 +68,10 @@ class CacheReader:
         return shard
 
     def locate(self, keys: Sequence[bytes]) -> list[tuple[Shard, int]]:
-        """Shard and row of each key.
+        """Returns the shard and row of each key.
 
         Raises:
-            InputError: A sample that the cache doesn't hold, or a shard that can't be read.
+            InputError: A sample isn't in the cache, or a shard can't be read.
         """
         first, last = self.store.index.candidates(key_array(keys))
         return [self.one(key, range(a, b)) for key, a, b in zip(keys, first, last, strict=True)]
@@ -95,11 +96,13 @@ class CacheReader:
         )
 
     def signals_of(self, keys: Sequence[bytes], where: Where) -> dict[str, Any]:
-        """Tensors of a batch, by name; see each signal's `decode`. Of distributions also the temperature they have, and
-        the `classes` of the teacher: its table of words may be padded to another number of rows than a student's.
+        """Returns the tensors of a batch by name; see each signal's `decode`.
+
+        For `Sampled` and `TopK` signals, the result also contains their `temperature` and the teacher's number of
+        `classes`, since the teacher's vocabulary may be padded to another size than the student's.
 
         Raises:
-            InputError: A sample that the cache doesn't hold, or a record that is damaged.
+            InputError: A sample isn't in the cache, or a record is damaged.
         """
         found = self.locate(keys)
         out: dict[str, Any] = {}
@@ -114,10 +117,10 @@ class CacheReader:
         return out
 
     def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Teacher signals of a padded batch, on the CPU."""
+        """Returns the teacher signals of a padded batch, on the CPU."""
         return self.signals_of(sample_keys(batch), Where.of(batch))
 
     def holds(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Which of the keys have a place here, bool [keys]; what is at the place isn't read."""
+        """Returns which keys have an entry in the index, bool [keys], by prefix; no record is read."""
         first, last = self.store.index.candidates(key_array(keys))
         return last > first

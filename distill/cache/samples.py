@@ -1,4 +1,4 @@
-"""Text that is ready for a model, as the cache of teacher signals wants it."""
+"""Builds the `Samples` of a cache from tokenized, masked or packed data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from distill.data.batches.encode import TokenRows, padded, padded_tokens
 from distill.data.batches.packing import PackedRows
 from distill.data.masking.masks import MaskedBlocks, masked
 
-AT_ONCE = 256  # rows that are named together
+AT_ONCE = 256  # rows whose keys are computed together
 
 
 def samples_of(data: TokenRows | MaskedBlocks | PackedRows, pad_id: int) -> Samples:
-    """What signals are wanted for; of masked text every pass's masks, each a sample of its own."""
+    """Returns the samples of the data; for masked text, each pass's masking of a document is a separate sample."""
     if isinstance(data, PackedRows):
         return from_batches(masked_rows(data) if isinstance(data.documents, MaskedBlocks) else data, pad_id)
     if isinstance(data, MaskedBlocks):
@@ -28,7 +28,7 @@ def samples_of(data: TokenRows | MaskedBlocks | PackedRows, pad_id: int) -> Samp
 
 @dataclass(frozen=True)
 class Seen(TokenRows):
-    """Documents with their masks: ids int64, and which are asked for, bool, [length] each."""
+    """Masked documents, ids int64, with the positions to predict, bool, [length] each."""
 
     input_ids: list[np.ndarray]
     asked: list[np.ndarray]
@@ -43,7 +43,7 @@ class Seen(TokenRows):
 
 
 def masked_rows(data: PackedRows) -> PackedRows:
-    """Rows of masked documents, those of every pass after those of the one before."""
+    """Returns the packed rows of masked documents for every pass, one pass after another."""
     documents = data.documents
     assert isinstance(documents, MaskedBlocks)
     firsts = [number * len(documents) for number in range(documents.config.passes)]
@@ -51,7 +51,7 @@ def masked_rows(data: PackedRows) -> PackedRows:
 
 
 def from_batches(data: Rows, pad_id: int) -> Samples:
-    """Samples of rows that only their own batches tell."""
+    """Builds samples of rows whose contents are available only as collated batches."""
 
     def batch(rows: Sequence[int]) -> Mapping[str, Tensor]:
         return {name: value for name, value in data.collate(rows, pad_id).items() if name != "labels"}
@@ -66,7 +66,7 @@ def from_rows(
     positions: Sequence[np.ndarray] | None,
     pad_id: int,
 ) -> Samples:
-    """Samples of unpadded rows: ids and types [length] integers, positions [length] booleans."""
+    """Builds samples of unpadded rows: ids and types [length] integers, positions [length] booleans."""
 
     def batch(rows: Sequence[int]) -> Mapping[str, Tensor]:
         made = padded_tokens([input_ids[i] for i in rows], pad_id)

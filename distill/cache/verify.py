@@ -1,4 +1,4 @@
-"""Reads every byte of a cache and names the samples of each that changed."""
+"""Reads every byte of a cache and reports each damaged byte range with the samples it affects."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +10,13 @@ from distill.cache.format.store import ABOUT, SPARE, Store, map_index, open_stor
 
 @dataclass(frozen=True)
 class Fault:
-    """A byte range that can't be trusted.
+    """A damaged byte range of a cache file.
 
     Args:
-        file: Its name in the cache's folder.
-        start, end: The range; 0 and 0 for a file that is missing.
-        samples: Keys in hexadecimal: 32 digits, or the first 16 where the rest is lost. None where the index is.
+        file: Path of the file relative to the cache's folder.
+        start, end: The byte range; 0 and 0 for a missing file.
+        samples: Affected keys in hexadecimal: 32 digits, or only the first 16 if the shard's copy of the key is
+            damaged. Empty for files other than shards.
         reason: What is wrong.
     """
 
@@ -27,10 +28,11 @@ class Fault:
 
 
 def verify(folder: Path) -> list[Fault]:
-    """Every fault of a cache; none means that every record, key and table is what was written.
+    """Returns every fault of a cache; an empty list means that all records, keys and tables are intact.
 
     Raises:
-        InputError: cache.json, the index or the codebook can't be read, so that nothing can be (`rebuild` mends them).
+        InputError: cache.json, the index or the codebook can't be read, so nothing else can be either (`rebuild`
+            repairs them).
     """
     store, faults = open_store(folder), []
     files = read_about(folder)["files"]
@@ -43,7 +45,7 @@ def verify(folder: Path) -> list[Fault]:
         faults.append(whole_file(spare, folder, (), "differs from cache.json"))
     name = next(name for name in files if name.startswith("index-"))
     copy = next((file for file in (folder / name, folder / SPARE / name) if whole(file, files[name])), None)
-    if copy is not None:  # what the shards have to hold is known from a whole index alone
+    if copy is not None:  # only an intact index determines what the shards must contain
         store = replace(store, index=map_index(copy, len(store.index)))
         for number in range(len(store.shard_rows)):
             faults += shard_faults(store, number)

@@ -1,4 +1,4 @@
-"""Writes the signals of a set of samples; any number of writers at once, each goes on where others stopped."""
+"""Writes the signals of a set of samples; several writers may run at once, and each resumes where others stopped."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,13 +32,13 @@ OURS = ("cache.", "codebook.", "index-", "shard-", SPARE)
 
 @dataclass(frozen=True)
 class Written:
-    """What a call of `write_cache` did.
+    """Result of a call of `write_cache`.
 
     Args:
-        samples: Different samples in the cache.
-        computed: Shards that this writer computed, wholly or in part.
-        reused: Shards that were there, or that another writer made.
-        asked: Samples that the teacher was asked about, the measured ones left out.
+        samples: Number of distinct samples in the cache.
+        computed: Number of shards that this writer computed, wholly or in part.
+        reused: Number of shards that already existed or that another writer computed.
+        asked: Number of samples for which this writer ran the teacher, without those of the initial measurement.
         damaged: Shards that had to be repaired, with the reason.
     """
 
@@ -64,25 +64,27 @@ def write_cache(
     on_forecast: Callable[[Forecast], None] = lambda expected: None,
     on_progress: Callable[[int], None] = lambda samples: None,
 ) -> Written:
-    """Computes and stores the signals of every different sample that has none yet, and repairs what is damaged.
+    """Computes and stores the signals of every distinct sample that has none yet, and repairs damaged shards.
 
     Args:
-        folder: Where the cache is, or will be.
-        identity: What the signals are made from.
-        samples: What signals are wanted for; those of a cache that is already there are left as they are.
+        folder: The cache's folder, which need not exist.
+        identity: Identity of the cache: what the signals are computed from.
+        samples: Samples whose signals are requested; other samples of an existing cache are left unchanged.
         teacher: Maps a padded batch to the tensors that the signals need.
-        rank, ranks: Where this writer begins; the shards are shared out as they are finished, not by rank.
-        batch_tokens: Tokens, padding included, that the teacher is asked about at once.
-        force: Write although the disk is too small.
-        made_from: Kept in cache.json for people and for `rebuild`.
-        in_step: Make every `ranks`-th shard and wait for nobody, for a teacher that answers only while all ask (see
-            `SharedTeacher`); where the cache isn't planned yet, `plan_cache` has to come first.
-        on_forecast: Told what samples that are new to the cache will take, before anything is written.
-        on_progress: Told the number of samples done since the last call.
+        rank, ranks: Determine the shard at which this writer starts; shards aren't assigned by rank, but claimed one by
+            one.
+        batch_tokens: Tokens per batch of the teacher, including padding; an existing cache keeps its own setting.
+        force: Write even if the disk is too small.
+        made_from: Stored in cache.json for users and for `rebuild`.
+        in_step: Compute every `ranks`-th shard without waiting for other writers, for a teacher that computes only
+            while all processes call it (see `SharedTeacher`); if the cache isn't planned yet, call `plan_cache` first.
+        on_forecast: Called with the forecast for samples that are new to the cache, before anything is written.
+        on_progress: Called with the number of samples done since the last call.
 
     Raises:
-        InputError: The folder holds a cache of something else, the teacher gives numbers that are not finite, or the
-            disk is too small, or cache.json, index or codebook are lost with their spare copies.
+        InputError: The folder holds another cache or other files, the teacher's outputs are not finite, the disk is too
+            small, cache.json, index or codebook are lost with their spare copies, or a missing or damaged shard holds
+            samples that are not among `samples`.
     """
 
     store = plan_cache(
@@ -110,7 +112,7 @@ def plan_cache(
     made_from: Mapping[str, Any] | None = None,
     on_forecast: Callable[[Forecast], None] = lambda expected: None,
 ) -> Store:
-    """Gives every sample a place in the cache, without any signals yet; arguments and errors as of `write_cache`."""
+    """Assigns every sample a place in the cache, without signals; arguments and errors are those of `write_cache`."""
 
     def approve(expected: Forecast) -> None:
         on_forecast(expected)
@@ -129,9 +131,9 @@ def planned(
     made_from: Mapping[str, Any],
     approve: Callable[[Forecast], None],
 ) -> Store:
-    """The cache with a place for every sample; made, or grown by shards for those it doesn't know.
+    """Returns a store with a place for every sample: a new one, or the existing one with added shards.
 
-    `approve` is told what new samples will take, before anything is written.
+    `approve` is called with the forecast for the new samples before anything is written.
     """
     check_folder(folder)
     with locked(folder):
@@ -140,7 +142,7 @@ def planned(
             mend(folder)
             store = open_store(folder, identity)
         elif any(folder.glob("shard-*.safetensors")):
-            raise lost(folder, ABOUT)  # planned anew, its shards might be taken for those of other samples
+            raise lost(folder, ABOUT)  # after replanning, its shards might be attributed to other samples
         sweep(folder)
         rows = new_rows(samples, known_to(store) if store else None)
         if store is not None and not rows:
@@ -155,7 +157,7 @@ def planned(
         tables = 0 if store else table_bytes(books)
         approve(forecast(folder, measured, lengths, len(identity.signals), tokens // len(added), tables))
         if store is None:
-            # No times in it: the same samples and teacher make the same files, this one too.
+            # No timestamps: the same samples and teacher produce identical files, including this one.
             about = {"tokens": tokens, "made_from": dict(made_from)}
             store = Store(folder, identity, tuple(added), batch_tokens, index, books, about)
         else:
@@ -167,7 +169,7 @@ def planned(
 
 
 def check_folder(folder: Path) -> None:
-    """Raises InputError when the folder is there and holds anything but a cache."""
+    """Creates the folder, or raises InputError if it holds anything other than a cache."""
     if folder.exists():
         theirs = [f.name for f in folder.iterdir() if not f.name.startswith(OURS) and f.suffix != ".partial"]
         if theirs:
@@ -184,7 +186,7 @@ def known_to(store: Store) -> Callable[[np.ndarray], np.ndarray]:
 
 
 class Writer:
-    """One writer of an opened cache."""
+    """Computes and writes shards of an opened cache."""
 
     def __init__(self, store: Store, samples: Samples, teacher: Teacher):
         self.store, self.samples, self.teacher = store, samples, teacher
@@ -194,7 +196,7 @@ class Writer:
             self.rows_of_prefix[int.from_bytes(key[:8], "little")] = row
 
     def missing(self) -> tuple[list[int], list[str]]:
-        """Numbers of the shards that are not there whole, and what is wrong with those that are there."""
+        """Returns the numbers of the missing or damaged shards, and the faults of the damaged ones."""
         numbers, damaged = [], []
         for number in range(len(self.store.shard_rows)):
             fault = self.fault(number)
@@ -218,10 +220,10 @@ class Writer:
         return Shard(self.store.folder, number, self.store.shard_rows[number], self.store.identity)
 
     def sample_rows(self, number: int) -> list[int]:
-        """Sample number of each row of a shard.
+        """Returns the sample number of each row of a shard.
 
         Raises:
-            InputError: A sample of the shard isn't among those given.
+            InputError: A sample of the shard isn't among the writer's samples.
         """
         prefixes = self.store.index.shard_prefixes(number)
         rows = [self.rows_of_prefix.get(int(prefix), -1) for prefix in prefixes]
@@ -237,7 +239,7 @@ class Writer:
         return np.asarray([self.samples.lengths[i] for i in rows], np.int64)
 
     def write(self, numbers: Sequence[int], on_progress: Callable[[int], None]) -> int:
-        """Writes the shards that no other writer is at, waits for the others, and returns how many it wrote."""
+        """Writes the shards that no other writer has claimed, waits for the others, and returns how many it wrote."""
         computed, left = 0, list(numbers)
         with ThreadPoolExecutor(1) as coder:
             while left:
@@ -247,12 +249,12 @@ class Writer:
                 if left:
                     time.sleep(POLL_SECONDS)
         for stale in self.store.folder.glob("shard-*.partial"):
-            with claimed(stale):  # left by a killed process: claiming it, then letting go, removes it
+            with claimed(stale):  # left by a killed process: claiming and releasing it removes it
                 pass
         return computed
 
     def attempt(self, number: int, coder: ThreadPoolExecutor, on_progress: Callable[[int], None]) -> str:
-        """`computed` here, `found` whole, or `claimed` by another process."""
+        """Returns `computed` (here), `found` (already intact) or `claimed` (by another process)."""
         path = shard_path(self.store.folder, number)
         with claimed(path) as file:
             if self.fault(number) is None:
@@ -264,7 +266,7 @@ class Writer:
             return "computed"
 
     def compute(self, number: int, coder: ThreadPoolExecutor, on_progress: Callable[[int], None]) -> bytes:
-        """The shard's bytes; records that are there and whole are taken over, the others' batches asked again."""
+        """Returns the shard's bytes; the teacher recomputes every batch that has a missing or damaged record."""
         rows, signals = self.sample_rows(number), self.store.identity.signals
         kept = self.kept(number)
         batches: list[tuple[range, Future[list[list[bytes]]] | None]] = []
@@ -285,14 +287,14 @@ class Writer:
         return shard_bytes(self.store.identity, number, key_array([self.samples.keys[i] for i in rows]), records)
 
     def encode(self, taken: Sequence[Sequence[Row]]) -> list[list[bytes]]:
-        """Records by signal, then sample."""
+        """Returns the encoded records by signal, then sample."""
         pairs = zip(self.store.identity.signals, taken, strict=True)
         return [
             [signal.encode(row, self.store.codebooks.get(signal.name, {})) for row in rows] for signal, rows in pairs
         ]
 
     def kept(self, number: int) -> dict[int, list[bytes]]:
-        """Records of the rows that are whole in a damaged shard, by signal."""
+        """Returns the intact records of a damaged shard by row, each row's in the order of the signals."""
         try:
             shard = self.open(number)
         except DamagedError:

@@ -1,4 +1,4 @@
-"""What a model with any head answers with, as one tensor of logits."""
+"""Logits of a model with any head, as one tensor."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def find_logits(output: Any) -> Tensor | None:
-    """Logits [batch, classes], [batch, length, classes], or of spans [batch, length, 2], the start and then the end;
-    None where the model has no head for them.
+    """Returns logits [batch, classes], [batch, length, classes], or for spans [batch, length, 2] (start, end); None if
+    the output has none.
     """
     if "logits" in output:
         return output["logits"]
@@ -18,7 +18,7 @@ def find_logits(output: Any) -> Tensor | None:
 
 
 def logits_of(output: Any) -> Tensor:
-    """As `find_logits`, of a model that has such a head.
+    """Returns the logits as `find_logits` does, for a model with a head.
 
     Raises:
         ValueError: The output has no logits.

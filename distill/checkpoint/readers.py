@@ -1,17 +1,18 @@
-"""Readers of checkpoints that no auto class loads whole, by a file that stands in their folder.
+"""Registry of reader classes for checkpoints that no auto class loads completely, by a file in the checkpoint's folder.
 
-Others register theirs here by name: who only exports doesn't import them, and a fresh process is told which there are.
+Other modules register their readers as strings, so that a command that only exports need not import them and the
+registry can be passed to a new process.
 """
 
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-READERS: dict[str, str] = {}  # file in the folder -> module:class, which reads it by `from_pretrained`
+READERS: dict[str, str] = {}  # file in the folder -> module:class with `from_pretrained`
 
 
 def reader_of(folder: Path) -> Any:
-    """The class that reads the checkpoint in `folder`; None where an auto class does."""
+    """Returns the class that reads the checkpoint in `folder`; None if an auto class reads it."""
     for file, name in READERS.items():
         if (folder / file).is_file():
             module, _, attributes = name.partition(":")

@@ -1,4 +1,4 @@
-"""How a checkpoint makes one vector of a text's tokens, and the folder that says so: that of Sentence Transformers."""
+"""Sentence embedding settings of a checkpoint, and their folder format, that of Sentence Transformers."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ Weights = list[dict[str, Tensor]]  # weight and bias of each projection
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear map of the pooled vector and a function of each of its coordinates, one of ACTIVATIONS."""
+    """A linear map of the pooled vector, followed by an element-wise activation, one of ACTIVATIONS."""
 
     width: int
     bias: bool = True
@@ -43,13 +43,13 @@ class Projection:
 
 @dataclass(frozen=True)
 class SentenceForm:
-    """From the last layer's states of a text's tokens to its vector.
+    """The computation of a text's vector from the last hidden states of its tokens.
 
     Args:
         pooling: `mean` of the tokens, `cls` (the first token), `max` of each coordinate, or `lasttoken`.
-        projections: Maps after it.
-        normalize: Vectors are divided by their length in the end.
-        max_length: Longest text in tokens that the model is meant for; None where its tokenizer knows.
+        projections: Projections applied after pooling.
+        normalize: Whether vectors are finally divided by their Euclidean norm.
+        max_length: Maximum text length in tokens that the model is meant for; None if not given.
     """
 
     pooling: str = "mean"
@@ -75,7 +75,7 @@ class SentenceForm:
 
 
 def form_of(config: PretrainedConfig) -> SentenceForm | None:
-    """The form that a model's config carries under `sentence`."""
+    """Returns the form that a model's config contains under `sentence`; None if there is none."""
     kept = getattr(config, "sentence", None)
     if kept is None:
         return None
@@ -87,7 +87,7 @@ def set_form(config: PretrainedConfig, form: SentenceForm) -> None:
 
 
 def vector_width(config: PretrainedConfig) -> int:
-    """Width of a text's vector."""
+    """Returns the width of a text's vector."""
     form = form_of(config)
     return form.projections[-1].width if form and form.projections else int(config.hidden_size)
 
@@ -97,16 +97,16 @@ def is_sentence_folder(folder: Path) -> bool:
 
 
 def described(folder: Path) -> str:
-    """A line on how the checkpoint in `folder` makes its vectors, and where that is known from."""
+    """Describes in one line how the checkpoint in `folder` computes its vectors, and the source of this information."""
     found = read_form(folder)
     return f"{found} ({MODULES})" if found else f"{SentenceForm()} (assumed: {folder.name} has no {MODULES})"
 
 
 def read_form(folder: Path) -> SentenceForm | None:
-    """What the folder's modules.json and the files it names say; None where there is none.
+    """Reads the form from the folder's modules.json and the files named there; None if there is no modules.json.
 
     Raises:
-        InputError: Modules of other kinds or in another order, settings that aren't known here, or damaged files.
+        InputError: The modules or their order are unsupported, a setting is unsupported, or a file is damaged.
     """
     if not is_sentence_folder(folder):
         return None
@@ -134,7 +134,7 @@ def read_form(folder: Path) -> SentenceForm | None:
 
 
 def read_modules(folder: Path) -> list[tuple[str, str]]:
-    """(kind, folder) of each of the folder's modules, in order; none without a modules.json."""
+    """Returns (kind, folder) of each of the folder's modules, in order; an empty list without a modules.json."""
     found = read_json(folder / MODULES) if is_sentence_folder(folder) else []
     try:
         return [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in found]
@@ -146,9 +146,10 @@ def read_modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def check_settings(folder: Path) -> None:
-    """
+    """Checks the general settings of the folder.
+
     Raises:
-        InputError: A model of another kind, or one that puts a prompt before every text.
+        InputError: The model is not a SentenceTransformer, or it has a default prompt, which precedes every text.
     """
     about = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     kind = about.get("model_type", "SentenceTransformer")
@@ -192,7 +193,7 @@ def read_projection(file: Path) -> Projection:
 
 
 def read_body_settings(folder: Path) -> int | None:
-    """The longest text that the Transformer is meant for."""
+    """Checks the Transformer's settings and returns its maximum text length in tokens, None if not given."""
     found = read_json(folder / BODY_SETTINGS) if (folder / BODY_SETTINGS).is_file() else {}
     states = found.get("module_output_name", "token_embeddings")
     if found.get("transformer_task", "feature-extraction") != "feature-extraction" or states != "token_embeddings":
@@ -210,17 +211,17 @@ def read_body_settings(folder: Path) -> int | None:
 
 
 def lowers(folder: Path) -> bool:
-    """Whether the folder's own tokenizer writes small letters."""
+    """Returns whether the folder's tokenizer lowercases its input."""
     about = folder / "tokenizer.json"
     rules = json.dumps(read_json(about).get("normalizer")) if about.is_file() else ""
     return '"lowercase": true' in rules or '"Lowercase"' in rules
 
 
 def read_projections(folder: Path) -> Weights:
-    """Weights of the folder's Dense modules.
+    """Returns the weights of the folder's Dense modules.
 
     Raises:
-        InputError: They aren't there in safetensors, or are damaged.
+        InputError: The weights don't exist as safetensors, or are damaged.
     """
     found: Weights = []
     for path in (path for kind, path in read_modules(folder) if kind == "Dense"):
@@ -236,15 +237,15 @@ def read_projections(folder: Path) -> Weights:
 
 
 def write_form(form: SentenceForm, width: int, projections: Weights, folder: Path) -> None:
-    """Writes all but the Transformer's own files, so that `SentenceTransformer(folder)` gives the model's vectors.
+    """Writes all but the Transformer's own files, so that `SentenceTransformer(folder)` computes the model's vectors.
 
-    The names of modules and settings are those that its first releases wrote and all later ones read.
+    Module and setting names are those of the library's first releases, which all later releases can read.
 
     Args:
-        form: What the modules are.
-        width: Of the Transformer's states.
+        form: The modules to write.
+        width: Width of the Transformer's hidden states.
         projections: Weights of the Dense modules.
-        folder: With the Transformer's files, there or to come.
+        folder: Folder of the Transformer's files, which may be written before or after.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kinds = ["Transformer", "Pooling", *["Dense"] * len(form.projections), *["Normalize"] * form.normalize]
@@ -259,7 +260,7 @@ def write_form(form: SentenceForm, width: int, projections: Weights, folder: Pat
     about: dict[str, Any] = {"model_type": "SentenceTransformer", "prompts": {}, "default_prompt_name": None}
     write_json(folder / SETTINGS, about | {"similarity_fn_name": "cosine"})
     write_json(folder / BODY_SETTINGS, {"max_seq_length": form.max_length, "do_lower_case": False})
-    mode = {POOLINGS["mean"]: False} | {POOLINGS[form.pooling]: True}  # left out, mean would be added to another
+    mode = {POOLINGS["mean"]: False} | {POOLINGS[form.pooling]: True}  # without the entry, mean would be enabled too
     write_json(folder / paths[1] / "config.json", {"word_embedding_dimension": width} | mode)
     for path, each, weights in zip(paths[2:], form.projections, projections, strict=False):
         settings = {"in_features": width, "out_features": each.width, "bias": each.bias}

@@ -1,4 +1,4 @@
-"""Loads the tokenizer of a checkpoint, and checks that its tokens are the model's."""
+"""Loading of a checkpoint's tokenizer, and checks that it matches the model."""
 
 from pathlib import Path
 
@@ -10,18 +10,18 @@ from distill.errors import InputError
 
 WHOLE = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
-NEEDED = ("vocab_file", "merges_file")  # of the files that a tokenizer class names, those that it can't be without
+NEEDED = ("vocab_file", "merges_file")  # required among the files that a tokenizer class names
 
 
 def load_tokenizer(folder: Path, role: str = "teacher") -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a checkpoint; one without a padding token pads with the config's, else with its eos.
+    """Loads the tokenizer of a checkpoint; a missing padding token is set to the config's, else to the eos token.
 
     Raises:
-        InputError: The folder holds none, or one that is damaged.
+        InputError: The folder contains no tokenizer, or a damaged one.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # the tokenizers library raises Exception itself for a damaged file
+    except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
         raise InputError(
             f"{role} {str(folder)!r}: no tokenizer can be loaded from the folder: {in_one_line(error)}"
         ) from error
@@ -32,9 +32,10 @@ def load_tokenizer(folder: Path, role: str = "teacher") -> PreTrainedTokenizerBa
 
 
 def check_tokenizer_files(tokenizer: PreTrainedTokenizerBase, folder: Path, role: str) -> None:
-    """
+    """Checks that the folder has the files of a tokenizer.
+
     Raises:
-        InputError: The folder has no vocabulary: transformers makes up a tokenizer of special tokens alone then.
+        InputError: There is no vocabulary, in which case transformers builds a tokenizer with only special tokens.
     """
     if (folder / WHOLE).is_file():
         return
@@ -52,19 +53,20 @@ def configured_padding(folder: Path) -> int | None:
 
 
 def token_of(tokenizer: PreTrainedTokenizerBase, number: int | None) -> str | None:
-    """The token with this id; None where there is none, as for the -1 of the first Llamas."""
+    """Returns the token with this id; None if there is none, for example for the -1 of the first Llama models."""
     if not isinstance(number, int) or not 0 <= number < len(tokenizer):
         return None
     return str(tokenizer.convert_ids_to_tokens(number))
 
 
 def check_fast(tokenizer: PreTrainedTokenizerBase, role: str, why: str) -> None:
-    """
+    """Checks that the tokenizer is fast.
+
     Args:
-        why: What takes a fast tokenizer, for the error.
+        why: Why a fast tokenizer is required, for the message.
 
     Raises:
-        InputError: A tokenizer that is written in Python, which tells neither its rules nor the places of its tokens.
+        InputError: The tokenizer is written in Python, and exposes neither its rules nor the offsets of its tokens.
     """
     if not tokenizer.is_fast:
         raise InputError(
@@ -74,9 +76,10 @@ def check_fast(tokenizer: PreTrainedTokenizerBase, role: str, why: str) -> None:
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, folder: Path, role: str) -> None:
-    """
+    """Checks that the model has an embedding for every token.
+
     Raises:
-        InputError: Tokens beyond the rows of the model's embeddings.
+        InputError: The tokenizer has ids beyond the rows of the model's embeddings.
     """
     rows = getattr(config.get_text_config(), "vocab_size", None)
     if not isinstance(rows, int):
@@ -92,10 +95,10 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfi
 
 
 def agree_on_padding(config: PretrainedConfig, folder: Path) -> None:
-    """Has a decoder's config name the padding of the tokenizer in its folder; encoders leave padding out by the mask.
+    """Sets a decoder's config to the padding id of the tokenizer in its folder; encoders exclude padding by the mask.
 
-    A decoder's stock classifier reads the last token that isn't the config's padding: it refuses batches where there is
-    none, and reads some padding where rows are filled up with another one.
+    The stock classifier of a decoder reads the last token that isn't the config's padding: it rejects batches if no
+    padding is configured, and reads a padding position if rows are padded with a different id.
 
     Raises:
         InputError: The tokenizer has neither a padding nor an eos token.

@@ -1,1 +1,1 @@
-"""How models are called and what their layers give: inputs, attention, heads, generation, sentence vectors."""
+"""Access to transformers models: inputs, attention vectors, output heads, generation, sentence vectors."""

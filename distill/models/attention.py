@@ -1,4 +1,4 @@
-"""Queries, keys and values of a model's layers, as its maps give them."""
+"""Capture of the queries, keys and values of a model's attention layers."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from distill.errors import InputError
 
-# What families call the three maps of their attention, and the one map that gives all three side by side.
+# Names of the query, key and value projections by family, and of a fused projection that outputs all three.
 MAPS = (
     ("query", "key", "value"),
     ("q_lin", "k_lin", "v_lin"),
@@ -22,10 +22,10 @@ Vectors = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, each [batch
 
 
 def attention_maps(model: PreTrainedModel) -> list[tuple[nn.Module, ...]]:
-    """Query, key and value maps of every layer, or the one that is all three, first layer first.
+    """Returns the query, key and value projections of every layer, or its fused projection, in the order of the layers.
 
     Raises:
-        InputError: A family whose attention keeps them elsewhere.
+        InputError: The projections of this family are not found in every layer.
     """
     found: list[tuple[nn.Module, ...]] = []
     for module in model.modules():
@@ -42,9 +42,11 @@ def attention_maps(model: PreTrainedModel) -> list[tuple[nn.Module, ...]]:
 
 
 def attention_widths(config: Any) -> tuple[int, int, int]:
-    """Widths of a layer's queries, keys and values: heads may share keys and values, and need not fill the states."""
+    """Returns the widths of a layer's queries, keys and values, which differ with grouped-query attention and need not
+    equal the hidden width.
+    """
     heads = config.num_attention_heads
-    inner = getattr(config, "true_hidden_size", config.hidden_size)  # MobileBERT's, inside its bottlenecks
+    inner = getattr(config, "true_hidden_size", config.hidden_size)  # MobileBERT: the width inside its bottlenecks
     head = getattr(config, "head_dim", None) or inner // heads
     groups = getattr(config, "num_key_value_heads", None) or heads
     return heads * head, groups * head, groups * head
@@ -52,8 +54,8 @@ def attention_widths(config: Any) -> tuple[int, int, int]:
 
 @contextmanager
 def watching(model: PreTrainedModel) -> Iterator[list[Vectors]]:
-    """What the maps gave, layer by layer, once a forward pass inside the block is done; before positions turn it, in
-    families that do so.
+    """Yields a list that contains the outputs of the projections, layer by layer, after a forward pass within the
+    context; in families with rotary embeddings these are the vectors before the rotation.
     """
     maps = attention_maps(model)
     caught: list[Any] = [[None] * 3 for _ in maps]

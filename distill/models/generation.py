@@ -1,4 +1,4 @@
-"""What a causal language model goes on with after prompts: a batch at once, with a cache of keys and values."""
+"""Batched text generation with causal language models, using a key-value cache."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,13 +26,13 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class Continuations:
-    """What a model goes on with after each prompt.
+    """The generated continuation of each prompt.
 
     Args:
         ids: int64 [rows, longest], padded on the right.
-        lengths: int64 [rows]; the end token counts.
-        log_probs: float32 [rows, longest], in nats, of each token among all at the temperature (at 1 where that is 0),
-            top-p or not; 0 in the padding.
+        lengths: int64 [rows], including the end token.
+        log_probs: float32 [rows, longest], in nats: log-probability of each token at the temperature (at 1 where that
+            is 0), over the full vocabulary even with top-p; 0 in the padding.
     """
 
     ids: Tensor
@@ -40,7 +40,7 @@ class Continuations:
     log_probs: Tensor
 
     def rows(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Ids and log-probabilities, a [tokens] tensor a prompt each."""
+        """Returns ids and log-probabilities, each a list with one [tokens] tensor per prompt."""
         counts = self.lengths.tolist()
         ids, log_probs = (
             [row[:count] for row, count in zip(values, counts, strict=True)] for values in (self.ids, self.log_probs)
@@ -59,23 +59,24 @@ def generate(
     seed: int = 0,
     words: int | None = None,
 ) -> Continuations:
-    """Goes on after each prompt until an end token, which is kept, or `new_tokens`.
+    """Generates a continuation of each prompt up to an end token, which is included, or `new_tokens` tokens.
 
-    A continuation is a function of the model, the settings and its own prompt: each prompt has its own stream of random
-    numbers, and stands to the right of its padding with positions of its own. What shares its batch moves its logits by
-    rounding alone. The model is in eval mode meanwhile, and afterwards as it was; torch's random state stays.
+    A continuation is a function of the model, the settings and its own prompt: each prompt has its own random stream
+    and is left-padded with positions of its own, so other rows of the batch change its logits by rounding only. The
+    model is in eval mode during generation, and its mode is restored afterwards; torch's random state is unchanged.
 
     Args:
-        model: A decoder with a language modelling head, on the prompts' device.
-        prompts: int64 [length] each, at least one token, lengths may differ.
-        new_tokens: At most so many each.
-        temperature: Logits are divided by it; 0 takes the likeliest token each time.
-        top_p: Draws from the likeliest tokens only, as few as have this mass together; 1 draws from all.
-        seed: Of the streams.
-        words: Ids from this one on are never written, whatever the model gives them; left out, all may be.
+        model: A decoder with a language-modelling head, on the prompts' device.
+        prompts: int64 [length] each, at least one token; lengths may differ.
+        new_tokens: Maximum number of new tokens per prompt.
+        temperature: Divides the logits; 0 is greedy decoding.
+        top_p: Sampling is restricted to the smallest set of most probable tokens with this total probability; 1 samples
+            from all tokens.
+        seed: Seed of the random streams.
+        words: Ids from this one on are never generated, whatever their logits; None allows all ids.
 
     Raises:
-        InputError: A model that can't go on with a text.
+        InputError: The model can't generate text.
 
     Source: of top-p, Holtzman et al. 2020 (arXiv 1904.09751), section 3.1.
     """
@@ -104,16 +105,17 @@ def generate(
 
 
 def ends_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end a text: those that the model stops at, and the one that data puts there."""
+    """Returns the ids of the tokens that end a text: the model's end tokens and the one that the datasets append."""
     own: Any = model.generation_config.eos_token_id
     known = own if isinstance(own, list) else [own]
     return sorted({end for end in (*known, end_token(tokenizer)) if end is not None})
 
 
 def check_generates(model: PreTrainedModel, what: str) -> None:
-    """
+    """Checks that the model is a causal language model.
+
     Raises:
-        InputError: An encoder, or a model without a language modelling head.
+        InputError: The model is an encoder, or has no language-modelling head.
     """
     config = model.config
     one_way = getattr(config, "is_decoder", True) and not getattr(config, "is_encoder_decoder", False)
@@ -125,18 +127,21 @@ def check_generates(model: PreTrainedModel, what: str) -> None:
 
 
 def in_parts(model: PreTrainedModel) -> bool:
-    """Whether processes hold it together: then all go on writing as long as one of them has rows that go on."""
-    # FSDP's weights may lie whole between a forward and the next step.
+    """Returns whether the model is sharded across processes, which must then all keep generating until every process's
+    rows are finished.
+    """
+    # FSDP's weights may be unsharded between a forward pass and the next step.
     whole = not any(isinstance(each, DTensor) for each in model.parameters())
     return not whole or any(isinstance(each, FSDPModule) for each in model.modules())
 
 
 @contextmanager
 def plain(model: PreTrainedModel) -> Iterator[list[int]]:
-    """Eval mode and no settings of generation but the end tokens, which it gives; afterwards all is as it was.
+    """Puts the model into eval mode without generation settings except the end tokens, which the context yields;
+    restores both afterwards.
 
-    A checkpoint's habits (a penalty for repetitions, the likeliest ids only) are not the model's distribution. Layers
-    in training mode would drop units, and under gradient checkpointing the cache.
+    A checkpoint's generation settings (repetition penalty, top-k) would change the model's distribution. Layers in
+    training mode would apply dropout and, under gradient checkpointing, disable the cache.
     """
     own, training = model.generation_config, [module for module in model.modules() if module.training]
     ends = own.eos_token_id
@@ -151,13 +156,14 @@ def plain(model: PreTrainedModel) -> Iterator[list[int]]:
 
 
 class Streams(LogitsProcessor):
-    """Leaves one token possible: a draw from the softmax, or the likeliest one at temperature 0.
+    """Logits processor that leaves one token possible: a sample from the softmax, or the argmax at temperature 0.
 
-    Drawing from a batch at once would give a prompt other tokens in another batch, and a rebuilt cache other signals.
+    With a single random stream for the batch, a prompt's continuation would depend on its batch, and a rebuilt cache
+    would contain different signals.
 
     Args:
-        prompts: Token ids [length] each, which name the streams together with `seed`.
-        temperature, seed, top_p, words: As of `generate`.
+        prompts: Token ids [length] each, which determine the streams together with `seed`.
+        temperature, seed, top_p, words: As in `generate`.
     """
 
     def __init__(
@@ -184,9 +190,9 @@ class Streams(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter(-1, chosen, 0)
 
     def drawn(self, input_ids: Tensor, scaled: Tensor) -> Tensor:
-        """The tokens at which the distribution function passes a number of each stream, int64 [rows, 1]."""
+        """Returns tokens sampled by inverting the cumulative distribution with each row's stream, int64 [rows, 1]."""
         kept = scaled if self.likeliest is None else self.likeliest(input_ids, scaled)
-        reached = kept.softmax(-1).cumsum(-1, dtype=torch.float64)  # a float32 loses the tail of a large vocabulary
+        reached = kept.softmax(-1).cumsum(-1, dtype=torch.float64)  # float32 would lose the tail of a large vocabulary
         numbers = torch.stack([torch.rand(1, generator=each, dtype=torch.float64) for each in self.generators])
         points = numbers.to(reached.device) * reached[:, -1:]
         return torch.searchsorted(reached, points, right=True).clamp(max=reached.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""What a model reads of a batch."""
+"""Selection of a model's inputs from a batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +12,14 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def inputs_of(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of an ordinary batch, whatever the model."""
+    """Returns the model inputs of an unpacked batch, for any model."""
     return {name: batch[name] for name in INPUTS if name in batch}
 
 
 def model_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Of a batch, packed or not, for this model.
+    """Returns the inputs of a batch, packed or not, for this model.
 
     Raises:
-        InputError: A packed batch, and a model in which documents of a row can't be kept apart.
+        InputError: The batch is packed, and the documents of a row can't be separated in this model.
     """
     return packed_inputs(model, batch) if "documents" in batch else inputs_of(batch)

@@ -1,4 +1,4 @@
-"""Sizes of a model as its config tells them, for the terms on layers."""
+"""Sizes of a model, read from its config, for the layer terms."""
 
 from typing import Any
 

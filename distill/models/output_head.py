@@ -1,4 +1,4 @@
-"""The head of a language model: the words that it has, and how it is kept from saying what nobody asked for."""
+"""The language-modelling head of a model and its restriction to the requested positions."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,25 +11,26 @@ from distill.data.batches.share import spoken_of
 
 
 def head_of(model: nn.Module) -> nn.Module | None:
-    """What makes logits of words, None where logits are of anything else."""
+    """Returns the model's language-modelling head, or None if its logits are not over a vocabulary."""
     find = getattr(model, "get_output_embeddings", None)
     return find() if find is not None else None
 
 
 def words_of(student: nn.Module, signals: Mapping[str, Any]) -> dict[str, int]:
-    """The `classes` of dense logits, where they are words: teacher and student have the same ones, and tables that may
-    be padded to other numbers of rows.
+    """Returns the number of `classes` of dense vocabulary logits, otherwise an empty dict.
+
+    Teacher and student share the tokens, but their tables may be padded to different numbers of rows.
     """
     return {"classes": signals["logits"].shape[-1]} if "logits" in signals and head_of(student) is not None else {}
 
 
 @contextmanager
 def asked_words(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it the model's logits are those of the batch's asked positions alone: [rows, vocabulary] in the order of
-    `rows_of`. A head that is cut over processes, and a model without one, answer as ever.
+    """Restricts the model's logits within the context to the batch's requested positions: [rows, vocabulary] in the
+    order of `rows_of`. A head sharded across processes, and a model without a head, are unaffected.
 
-    A masked language model is asked about one token in seven: the product with the vocabulary, most of a small
-    student's work, and the memory of its logits shrink as much.
+    Masked language modelling requests one token in seven; the product with the vocabulary, which is most of a small
+    student's work, and the memory of its logits shrink by that factor.
     """
     head = head_of(model)
     if not isinstance(head, nn.Linear) or isinstance(head.weight, DTensor) or hasattr(head.weight, "ds_id"):

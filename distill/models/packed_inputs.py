@@ -1,4 +1,4 @@
-"""Packed rows as models read them: positions that start anew, and masks that keep attention inside each document."""
+"""Model inputs of packed rows: positions that restart, and masks that restrict attention to each document."""
 
 import inspect
 from collections.abc import Mapping
@@ -14,33 +14,34 @@ from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
 
 Attention = dict[str, Tensor] | Tensor
-KINDS = ("full_attention", "sliding_attention")  # of a layer, as configs call them
+KINDS = ("full_attention", "sliding_attention")  # supported values of `layer_types` in configs
 
 
 def packed_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Of a packed batch, what `model` reads: its answer on a document is the one that it gives on that document alone.
+    """Returns the inputs of a packed batch for `model`, whose output for each document then equals its output for that
+    document alone.
 
-    The boundaries are masks of four dimensions. `position_ids` alone would not do: transformers (5.23, `masking_utils`)
-    looks for packed ones in causal models only, and not where keys are kept, which is what a config asks for unless
-    told otherwise; documents then see each other without a word.
+    Document boundaries are 4-D attention masks. `position_ids` alone are not enough: transformers (5.23,
+    `masking_utils`) detects packed positions in causal models only, and not when the key-value cache is used, which is
+    the default of configs; documents would then attend to each other without any warning.
 
     Args:
-        model: A decoder or an encoder whose layers are attention, full or in a window.
-        batch: input_ids, position_ids and documents, int64 [batch, length] each, as `PackedRows` collates them.
+        model: A decoder or an encoder whose layers use full or sliding-window attention.
+        batch: input_ids, position_ids and documents, int64 [batch, length] each, as collated by `PackedRows`.
 
     Returns:
-        input_ids, position_ids counted as the family counts them, attention_mask [batch, 1, length, length], or one for
-        each kind of layer, and token_type_ids where the batch has any.
+        input_ids, position_ids with the offset of the model family, attention_mask [batch, 1, length, length] or one
+        mask per kind of layer, and token_type_ids if the batch contains them.
 
     Raises:
-        InputError: A model in which documents of a row can't be kept apart; it is named with what stands against it.
+        InputError: The documents of a row can't be separated in this model; the message gives the reason.
     """
     config: Any = model.config.get_text_config()
     check_family(model, config)
     causal = is_causal(model)
     inputs: dict[str, Any] = {name: batch[name] for name in ("input_ids", "token_type_ids") if name in batch}
     inputs["position_ids"] = batch["position_ids"] + first_position(model)
-    same = batch["documents"][:, :, None] == batch["documents"][:, None, :]  # padding is a document of its own
+    same = batch["documents"][:, :, None] == batch["documents"][:, None, :]  # padding counts as a separate document
     masks = {
         kind: as_attention(within(same, causal, config.sliding_window if kind != KINDS[0] else None), model)
         for kind in layer_kinds(config)
@@ -51,15 +52,16 @@ def packed_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[s
 
 
 def within(same: Tensor, causal: bool, window: int | None) -> Tensor:
-    """Who attends to whom: bool [batch, 1, length, length], rows ask and columns answer.
+    """Returns which positions attend to which: bool [batch, 1, length, length], rows are queries and columns keys.
 
     Args:
-        same: Whether two positions are of the same document [batch, length, length].
-        causal: Nobody attends to what comes later.
-        window: In a causal model the number of positions up to one's own, in any other the largest distance.
+        same: Whether two positions belong to the same document [batch, length, length].
+        causal: Whether positions attend only to themselves and earlier positions.
+        window: In a causal model the number of visible positions including the query's own, otherwise the maximum
+            distance.
     """
     places = torch.arange(same.shape[-1], device=same.device)
-    back = places[:, None] - places  # of one document, whose positions are in a row: the distance of two positions
+    back = places[:, None] - places  # equals the distance within a document, whose positions are contiguous
     allowed = same & (back >= 0) if causal else same
     if window is not None:
         allowed = allowed & (back < window if causal else back.abs() <= window)
@@ -67,7 +69,7 @@ def within(same: Tensor, causal: bool, window: int | None) -> Tensor:
 
 
 def as_attention(allowed: Tensor, model: PreTrainedModel) -> Tensor:
-    """As the model's implementation wants it: sdpa a choice, eager what is added to the scores."""
+    """Returns the mask in the form of the model's attention implementation: boolean for sdpa, additive for eager."""
     if model.config._attn_implementation == "sdpa":
         return allowed
     none = torch.zeros((), dtype=model.dtype, device=allowed.device)
@@ -75,7 +77,7 @@ def as_attention(allowed: Tensor, model: PreTrainedModel) -> Tensor:
 
 
 def layer_kinds(config: Any) -> tuple[str, ...]:
-    """Kinds of attention among the layers."""
+    """Returns the distinct kinds of attention among the layers."""
     named = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ()))
     return named or ((KINDS[1],) if getattr(config, "sliding_window", None) else (KINDS[0],))
 
@@ -112,10 +114,10 @@ def check_family(model: PreTrainedModel, config: Any) -> None:
 
 
 def is_causal(model: PreTrainedModel) -> bool:
-    """Whether its attention looks back only, as its modules say.
+    """Returns whether the model's attention is causal, according to the `is_causal` attributes of its modules.
 
     Raises:
-        InputError: They say nothing, or both.
+        InputError: No module has the attribute, or the modules disagree.
     """
     said = {getattr(module, "is_causal", None) for module in model.modules()} & {True, False}
     if len(said) != 1:
@@ -128,7 +130,7 @@ def is_causal(model: PreTrainedModel) -> bool:
 
 
 def first_position(model: PreTrainedModel) -> int:
-    """The number of a text's first position: RoBERTa and its kin count from the one after the padding's id."""
+    """Returns the id of a text's first position: the padding id plus 1 in RoBERTa-like models, otherwise 0."""
     for module in model.modules():
         if hasattr(module, "create_position_ids_from_input_ids"):
             return int(module.padding_idx) + 1  # type: ignore[arg-type]
@@ -137,10 +139,12 @@ def first_position(model: PreTrainedModel) -> int:
 
 @torch.no_grad()
 def check_packing(model: PreTrainedModel) -> None:
-    """Asks the model about two short documents in one row, and on each alone: for a family that nobody has tried.
+    """Checks an untested model family by comparing its outputs for two short documents packed into one row with those
+    for each document alone.
 
     Raises:
-        InputError: As `packed_inputs`; or a document's answer depends on the other one, or on its place in the row.
+        InputError: As `packed_inputs`; or the output for a document depends on the other document or on its place in
+            the row.
     """
     rng = np.random.default_rng(0)
     vocabulary = model.config.get_text_config().vocab_size
@@ -158,7 +162,7 @@ def check_packing(model: PreTrainedModel) -> None:
     step = torch.finfo(model.dtype).eps
     leak = (packed[0, 9:] - packed[1, 9:]).abs().max() / scale
     moved = (packed[0] - torch.cat(alone, 1)[0]).abs().max() / scale
-    if not (leak < 100 * step and moved < step**0.5):  # of one shape rounding is alike, of two it isn't
+    if not (leak < 100 * step and moved < step**0.5):  # rounding is the same for equal shapes only
         raise InputError(
             f"packing: {type(model).__name__}: expected the answer that a document gets alone, found one that differs "
             f"by {float(max(leak, moved)):.2g} of the largest logit: documents of a row would learn from each other; "

@@ -1,4 +1,4 @@
-"""A stock encoder that answers with one vector a text in the place of logits."""
+"""A stock encoder that outputs one vector per text instead of logits."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -19,22 +19,23 @@ APPLIED = {"Identity": nn.Identity(), "Tanh": nn.Tanh(), "ReLU": nn.ReLU(), "GEL
 
 @dataclass
 class SentenceOutput(ModelOutput):
-    """`logits` [batch, width] are the vectors of the texts; `hidden_states` as of the stock class."""
+    """Model output: `logits` [batch, width] are the vectors of the texts, `hidden_states` those of the stock class."""
 
     logits: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
 
 
 def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
-    """One vector a text [batch, width] of its tokens' states [batch, length, width]; `mask` [batch, length] is 1 at
-    tokens, on whichever side the padding is.
+    """Returns one vector per text [batch, width], pooled from its tokens' states [batch, length, width].
+
+    `mask` [batch, length] is 1 at tokens; padding may be on either side.
     """
     if pooling == "mean":
         shares = mask[..., None].to(states.dtype)
         return (states * shares).sum(1) / shares.sum(1).clamp(min=1e-9)
     if pooling == "max":
         return states.masked_fill(mask[..., None] == 0, -torch.inf).amax(1)
-    # Largest products, not argmax: ONNX Runtime has none of whole numbers.
+    # Maxima of products instead of argmax, which ONNX Runtime lacks for integers.
     places = torch.arange(mask.shape[1], device=mask.device)
     last = mask.shape[1] - 1  # len(places) would fix the length of an exported graph
     place = last - (mask * (last - places)).amax(1) if pooling == "cls" else (mask * places).amax(1)
@@ -42,13 +43,14 @@ def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
 
 
 class PooledModel(PreTrainedModel):
-    """Mixed into a stock body: its own weights, under their own names, and what `SentenceForm` adds to them.
+    """Mixin for a stock body that adds the pooling, projections and normalisation of a `SentenceForm`.
 
-    Loaded and built by `PooledModel.from_pretrained` and `PooledModel.from_config`, as by an auto class; the model is
-    of a class made from the body's, whose config says under `sentence` what follows it. `save_pretrained` writes the
-    stock checkpoint and the files that `SentenceTransformer` reads beside it.
+    The body's weights keep their names. Models are loaded and built by `PooledModel.from_pretrained` and
+    `PooledModel.from_config`, as by an auto class; their class is derived from the body's class, and the config stores
+    the form under `sentence`. `save_pretrained` writes the stock checkpoint and the additional files that
+    `SentenceTransformer` reads.
 
-    A body's own pooler is kept, as these files have it, but nothing reads it, so it never learns.
+    A body's own pooler is retained, since these files contain it, but it is not used and never trained.
     """
 
     form: SentenceForm
@@ -62,7 +64,7 @@ class PooledModel(PreTrainedModel):
             nn.Linear(width, each.width, bias=each.bias)
             for width, each in zip(widths, self.form.projections, strict=False)
         )
-        # In the checkpoint's own file they would be left over for everyone else.
+        # In the checkpoint's own file other loaders would report them as unexpected weights.
         apart = {name for name, _ in self.named_parameters() if name.startswith("projections.")}
         self._keys_to_ignore_on_save = {*(self._keys_to_ignore_on_save or ()), *apart}
         self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), r"^projections\."}
@@ -70,10 +72,10 @@ class PooledModel(PreTrainedModel):
 
     @classmethod
     def from_config(cls, config: PretrainedConfig, **settings: Any) -> "PooledModel":
-        """A new model of the body that `config` is of; without `sentence` in it the mean of the tokens is taken.
+        """Builds a new model with the body of `config`; without `sentence` in the config the tokens are mean-pooled.
 
         Raises:
-            InputError: An encoder with a decoder, or a config that no stock body has.
+            InputError: The config is of an encoder-decoder, or of no stock body.
         """
         return pooled_class(config)._from_config(config, **settings).eval()
 
@@ -81,10 +83,11 @@ class PooledModel(PreTrainedModel):
     def from_pretrained(  # type: ignore[override]
         cls, folder: str | Path, *inputs: Any, config: PretrainedConfig | None = None, **settings: Any
     ) -> Any:
-        """The checkpoint in `folder`, in eval mode; what it says of sentences is in modules.json, else in its config.
+        """Loads the checkpoint in `folder` in eval mode; its sentence form is read from modules.json, else from its
+        config.
 
         Raises:
-            InputError: As `from_config` and `read_form`.
+            InputError: As `from_config` and `read_form`, or the weights of Dense modules do not fit the config.
         """
         place = Path(folder)
         config = load_config(place) if config is None else config
@@ -110,7 +113,7 @@ class PooledModel(PreTrainedModel):
 
     def requires_grad_(self, requires_grad: bool = True) -> "PooledModel":
         super().requires_grad_(requires_grad)
-        # Gradients that never come keep processes waiting for one another.
+        # With DDP, processes would wait for gradients that are never computed.
         unread = getattr(self, "pooler", None)
         if isinstance(unread, nn.Module):
             unread.requires_grad_(False)
@@ -123,7 +126,7 @@ class PooledModel(PreTrainedModel):
         output_hidden_states: bool = False,
         **inputs: Any,
     ) -> SentenceOutput:
-        """Vectors of the texts `input_ids` [batch, length]."""
+        """Returns the vectors of the texts `input_ids` [batch, length]."""
         out: Any = super().forward(
             input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=output_hidden_states, **inputs
         )
@@ -138,7 +141,7 @@ class PooledModel(PreTrainedModel):
 
 
 def pooled_class(config: PretrainedConfig) -> type[PooledModel]:
-    """The class for a config's body."""
+    """Returns the `PooledModel` class for a config's body."""
     body = AutoModel._model_mapping.get(type(config), None)
     if not isinstance(body, type) or getattr(config, "is_encoder_decoder", False):
         raise InputError(
@@ -150,15 +153,15 @@ def pooled_class(config: PretrainedConfig) -> type[PooledModel]:
 
 @cache
 def class_over(body: type[PreTrainedModel]) -> type[PooledModel]:
-    # Under the body's name: a checkpoint tells its class's name, and this one is stock.
+    # Under the body's name: saved checkpoints contain the class name, and only the body's is a stock class.
     return type(body.__name__, (PooledModel, body), {"config_class": body.config_class})
 
 
 def check_projections(folder: Path, config: PretrainedConfig) -> None:
-    """
+    """Checks the weights of the Dense modules of the sentence encoder in `folder`.
+
     Raises:
-        InputError: Dense modules of the sentence encoder in `folder` whose weights are missing, of another shape, of
-            integers or not finite.
+        InputError: The weights of a Dense module are missing, have a different shape, are integers or are not finite.
     """
     form, width = read_form(folder) or SentenceForm(), int(config.hidden_size)
     for number, (each, weights) in enumerate(zip(form.projections, read_projections(folder), strict=True), 1):

@@ -1,1 +1,1 @@
-"""How a model lies on several processes: tensor parallelism, FSDP2 and pipelines on a given mesh."""
+"""Distribution of a model over processes: tensor parallelism, FSDP2 and pipelines on a given mesh."""

@@ -1,4 +1,4 @@
-"""Lays a model out on a mesh: tensor parallel first, then FSDP2 over the data-parallel processes."""
+"""Sharding of a model over a mesh: tensor parallelism first, then FSDP2 over the data-parallel processes."""
 
 from collections import defaultdict
 from dataclasses import replace
@@ -27,22 +27,23 @@ def apply_layout(
     offload: bool = False,
     prefetch: int = 1,
 ) -> PreTrainedModel:
-    """Cuts the model's weights, in place, as the layout says; each process of the mesh calls it.
+    """Shards the model's weights in place according to the layout; each process of the mesh calls it.
 
-    Where nothing is cut (`replicated`, `zero1`) the model comes back as it is, for DDP. Each process must hold the same
-    weights, or all of them on the meta device (see `load_sharded`).
+    A layout that shards no weights (`replicated`, `zero1`) leaves the model unchanged, for DDP. Each process must have
+    the same weights, or all weights on the meta device (see `load_sharded`).
 
     Args:
-        model: Frozen or to be trained. A frozen one is cut up again after every forward.
-        layout: Without pp; a stage of a pipeline is no whole model.
+        model: Frozen or to be trained. FSDP reshards the weights of a frozen model after every forward pass.
+        layout: Layout without pp; a pipeline stage is not a complete model.
         mesh: From `mesh_of(layout, ...)`.
-        exact: Cut products by columns only: the same bits as unsharded on most CPU sizes (see `tensor_plan`).
-        policy: Types for FSDP's weights and reductions; its `output_dtype` holds for the whole model's output only.
-        offload: FSDP keeps its parts, their gradients and the optimizer's state in the CPU's memory.
-        prefetch: Layers whose weights are gathered ahead of the one at work.
+        exact: Shard products by columns only; bit-identical to the unsharded model for most sizes on CPU (see
+            `tensor_plan`).
+        policy: Dtypes of FSDP's weights and reductions; its `output_dtype` applies to the output of the model only.
+        offload: FSDP keeps its shards, their gradients and the optimizer state in CPU memory.
+        prefetch: Number of layers whose weights are gathered ahead of the current layer.
 
     Raises:
-        InputError: Heads or widths that can't be shared out evenly, a family without a plan, no list of layers.
+        InputError: Heads or widths can't be divided evenly, the family has no plan, or the model has no list of layers.
     """
     if layout.pp > 1:
         raise ValueError(f"layout {layout}: a pipeline's stages are laid out by distill.parallel.pipeline")
@@ -57,7 +58,7 @@ def apply_layout(
 
 
 def cut_products(model: PreTrainedModel, layout: Layout, mesh: DeviceMesh, *, exact: bool) -> None:
-    """Tensor parallelism over the 1-D `mesh`; weights that several modules share stay shared."""
+    """Applies tensor parallelism over the 1-D `mesh`; weights shared by several modules stay shared."""
     fitting_model(layout, model.config, "layout")
     plan = tensor_plan(model, exact=exact)
     for name, style in plan.items():
@@ -73,7 +74,11 @@ def cut_products(model: PreTrainedModel, layout: Layout, mesh: DeviceMesh, *, ex
 
 
 def check_cut(model: PreTrainedModel, name: str, style: ParallelStyle, parts: int) -> None:
-    """Raises InputError where a module is none that torch can cut, or neighbours would get slices of unlike width."""
+    """Checks that torch can shard a module into `parts` equal slices.
+
+    Raises:
+        InputError: The module has an unsupported type, or its width is not divisible by `parts`.
+    """
     if not isinstance(style, ColwiseParallel | RowwiseParallel):
         return
     module = dict(model.named_modules()).get(name)
@@ -91,7 +96,7 @@ def check_cut(model: PreTrainedModel, name: str, style: ParallelStyle, parts: in
 
 
 def shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """The places (module, name) of each parameter that has several."""
+    """Returns the places (module, name) of each parameter that is registered in more than one."""
     places: dict[Tensor, list[tuple[nn.Module, str]]] = defaultdict(list)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -102,11 +107,11 @@ def shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 def cut_weights(
     model: PreTrainedModel, mesh: DeviceMesh, policy: MixedPrecisionPolicy, offloading: OffloadPolicy, *, keep: bool
 ) -> list[FSDPModule]:
-    """FSDP2 over `mesh`, a group a layer; returns the groups within the model in the order they run.
+    """Applies FSDP2 over `mesh` with one group per layer; returns the groups within the model in execution order.
 
-    `keep` leaves weights whole between forward and backward (ZeRO-2).
+    `keep` leaves weights unsharded between forward and backward (ZeRO-2).
     """
-    # A layer that gave out output_dtype would hand the next one, or the head, another type than its weights have.
+    # With output_dtype on layers, the next layer or the head would get inputs of another dtype than its weights.
     inner = replace(policy, output_dtype=None)
     groups = [model.get_submodule(name) for name in layer_names(model)]
     embedding = model.get_input_embeddings()
@@ -115,14 +120,14 @@ def cut_weights(
     for group in groups:
         fully_shard(group, mesh=mesh, reshard_after_forward=not keep, mp_policy=inner, offload_policy=offloading)
     trained = any(parameter.requires_grad for parameter in model.parameters())
-    # Training asks for the head first thing in the backward; nothing would ever free a frozen model's.
+    # In training the backward pass needs the head first; in a frozen model nothing else would free its weights.
     free = not (keep or trained)
     fully_shard(model, mesh=mesh, reshard_after_forward=free, mp_policy=policy, offload_policy=offloading)
     return [group for group in groups if isinstance(group, FSDPModule)]
 
 
 def own_group(model: PreTrainedModel, embedding: nn.Module, layer: nn.Module) -> bool:
-    """Whether the input embedding is larger than a layer, and no other module uses its weight."""
+    """Returns whether the input embedding is larger than a layer and no other module uses its weight."""
     if not isinstance(embedding, nn.Embedding):
         return False
     uses = sum(each is embedding.weight for _, each in model.named_parameters(remove_duplicate=False))
@@ -130,7 +135,7 @@ def own_group(model: PreTrainedModel, embedding: nn.Module, layer: nn.Module) ->
 
 
 def gather_ahead(model: nn.Module, groups: list[FSDPModule], depth: int) -> None:
-    """Each group asks for the weights of the `depth` groups that run after it, forwards and backwards."""
+    """Makes each group prefetch the weights of the next `depth` groups, in the forward and the backward pass."""
     order = [model, *groups] if isinstance(model, FSDPModule) else groups
     for i, group in enumerate(order):
         group.set_modules_to_forward_prefetch(order[i + 1 : i + 1 + depth])
@@ -140,18 +145,22 @@ def gather_ahead(model: nn.Module, groups: list[FSDPModule], depth: int) -> None
 
 
 def reshard(model: nn.Module) -> None:
-    """Frees the weights that FSDP holds whole, as the head's and, with zero2, all after a forward without backward."""
+    """Frees weights that FSDP left unsharded: the head's, and with zero2 all weights after a forward without
+    backward.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a weight or gradient, from its parts; a plain tensor as it is. Its processes call it together."""
+    """Returns the full tensor of a sharded weight or gradient, and a plain tensor unchanged; collective over its
+    mesh.
+    """
     if not isinstance(tensor, DTensor):
         return tensor
     placements = list(tensor.placements)
-    for axis in range(len(placements)):  # FSDP cut last and stands first: in this order each step is one gather
+    for axis in range(len(placements)):  # FSDP sharded last but comes first: in this order each step is one gather
         placements[axis] = Replicate()
         tensor = tensor.redistribute(placements=placements)
     return tensor.to_local()
@@ -159,10 +168,11 @@ def whole(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def gather(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
-    """The whole state dict in the CPU's memory, one weight at a time; each process of the mesh calls it.
+    """Gathers the full state dict in CPU memory, one weight at a time; each process of the mesh calls it.
 
     Args:
-        keep: Whether this process wants it; one that doesn't takes part and gets an empty dict.
+        keep: Whether this process needs the state dict; otherwise it only takes part in collectives and gets an empty
+            dict.
     """
     reshard(model)
     found = {}

@@ -1,4 +1,4 @@
-"""Clips gradients that lie on different meshes, or on none, by one norm."""
+"""Gradient clipping by one norm over DTensors on different meshes and plain tensors."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ Place = tuple[DeviceMesh, tuple[Placement, ...]] | None
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     """Scales all gradients in place by min(1, max_norm / (norm + 1e-6)); returns the norm before, float32 scalar.
 
-    The norm is that of the whole gradient: parts are summed over the processes that hold them, copies count once, so
-    that it is the same number on every process. Plain tensors are taken to be copies. All processes of the gradients'
-    meshes call it; there is one reduction for each kind of placement, not for each tensor.
+    The norm is that of the full gradient: shards are summed over the processes and replicas count once, so that the
+    norm is equal on every process. Plain tensors are assumed to be replicated. All processes of the gradients' meshes
+    call it; there is one reduction for each kind of placement, not for each tensor.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
@@ -41,7 +41,9 @@ def place_of(gradient: Tensor) -> Place:
 
 
 def square(local: list[Tensor], place: Place) -> Tensor:
-    """Square of the norm of gradients of one kind; float64, so that no order of adding up shows in the result."""
+    """Returns the squared norm of gradients with the same placement; in float64, so that the order of summation does
+    not affect the result.
+    """
     total = get_total_norm(local).double().square()
     if place is None:
         return total

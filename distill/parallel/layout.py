@@ -1,4 +1,4 @@
-"""How a model lies on the processes of a run: a line of text, read and checked without torch."""
+"""Layouts of a model on the processes of a run: parsed from text and checked without importing torch."""
 
 import math
 import re
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from distill.errors import InputError
 
-AXES: Final = ("pp", "dp", "fsdp", "tp")  # outermost first: neighbours in a tensor group are neighbours in the world
+AXES: Final = ("pp", "dp", "fsdp", "tp")  # outermost first: ranks of a tensor-parallel group are adjacent
 FORMS: Final = (
     "replicated, zero1, zero2, fsdp=N (or zero3), hsdp=RxS, tp=N, pp=N, dp=N with tp or pp, fsdp=N,tp=M, or auto"
 )
@@ -15,14 +15,14 @@ FORMS: Final = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the axes that a model is laid out on; their product is the number of processes.
+    """Sizes of the axes that a model is distributed over; their product is the number of processes.
 
     Args:
-        pp: Stages that follow one another, each with some of the layers.
-        dp: Copies, each with other data.
-        fsdp: Parts that every weight is cut into, each part's process with other data (FSDP2; ZeRO-3).
-        tp: Parts that every matrix product is cut into, all with the same data.
-        zero: What of a copy is cut where the weights aren't: 1 the optimizer's state, 2 the gradients too.
+        pp: Number of pipeline stages, each with some of the layers.
+        dp: Number of replicas, each with different data.
+        fsdp: Number of shards of every weight, each on a process with different data (FSDP2; ZeRO-3).
+        tp: Number of shards of every matrix product, all with the same data.
+        zero: What is sharded over replicas whose weights are not: 1 the optimizer state, 2 also the gradients.
     """
 
     pp: int = 1
@@ -37,12 +37,12 @@ class Layout:
 
     @property
     def data_parallel(self) -> int:
-        """Shares that a batch is cut into."""
+        """Number of shares that a batch is split into."""
         return self.dp * self.fsdp
 
     @property
     def sharded(self) -> bool:
-        """Whether a process holds less than all weights."""
+        """Whether each process has only a part of the weights."""
         return self.pp * self.fsdp * self.tp > 1
 
     def __str__(self) -> str:
@@ -56,10 +56,11 @@ class Layout:
 
 
 def parse_layout(text: str, processes: int, name: str = "layout") -> Layout:
-    """The layout that `text` names for `processes` processes; `auto` is `fsdp` over all of them.
+    """Returns the layout described by `text` for `processes` processes; `auto` is `fsdp` over all of them.
 
     Raises:
-        InputError: Unknown words, axes that don't go together, or a product that isn't the number of processes.
+        InputError: The text can't be parsed, the axes can't be combined, or their product isn't the number of
+            processes.
     """
     layout = read_layout(text, processes, name)
     if layout.processes != processes:
@@ -77,7 +78,11 @@ def parse_layout(text: str, processes: int, name: str = "layout") -> Layout:
 
 
 def read_layout(text: str, processes: int, name: str) -> Layout:
-    """The layout as it is written; the product isn't checked."""
+    """Parses a layout without checking the product of its axes.
+
+    Raises:
+        InputError: The text can't be parsed, or an axis is given twice.
+    """
     word = text.strip().lower()
     if word in ("auto", "zero3", "fsdp"):
         return Layout(fsdp=processes)
@@ -104,7 +109,11 @@ def hybrid(value: str) -> dict[str, str] | None:
 
 
 def fitting(layout: Layout, heads: int, kv_heads: int, layers: int, name: str) -> None:
-    """Raises InputError where a model of these sizes can't lie so."""
+    """Checks that a model of these sizes can have the layout.
+
+    Raises:
+        InputError: The heads can't be divided over tp, or there are more pipeline stages than layers.
+    """
     for what, size in (("attention heads", heads), ("key and value heads", kv_heads)):
         if size % layout.tp:
             raise InputError(
@@ -116,7 +125,7 @@ def fitting(layout: Layout, heads: int, kv_heads: int, layers: int, name: str) -
 
 
 def fitting_model(layout: Layout, config: Any, name: str) -> None:
-    """`fitting` for the sizes in a model's transformers config."""
+    """Calls `fitting` with the sizes in a model's transformers config."""
     own = config.get_text_config()
     heads = own.num_attention_heads
     fitting(layout, heads, getattr(own, "num_key_value_heads", None) or heads, own.num_hidden_layers, name)

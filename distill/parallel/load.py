@@ -1,4 +1,4 @@
-"""Loads a checkpoint into a model on a mesh; no process ever holds all the weights."""
+"""Loading of a checkpoint into a sharded model without materialising all weights on any process."""
 
 import warnings
 from collections import defaultdict
@@ -22,7 +22,7 @@ from distill.errors import InputError
 from distill.parallel.apply import apply_layout
 from distill.parallel.layout import Layout
 
-SHOWN = 5  # names in an error
+SHOWN = 5  # maximum number of names in an error message
 
 
 def load_sharded(
@@ -39,22 +39,23 @@ def load_sharded(
     prefetch: int = 1,
     **from_config_kwargs: Any,
 ) -> PreTrainedModel:
-    """The checkpoint in `folder`, laid out on the mesh, in eval mode; each process of the mesh calls it.
+    """Loads the checkpoint in `folder`, sharded over the mesh, in eval mode; each process of the mesh calls it.
 
-    The model is built without memory for its weights and cut; then each process reads its own slices from the
-    safetensors files. A layout that cuts nothing is loaded by `from_pretrained`.
+    The model is built without memory for its weights and sharded; then each process reads its own slices from the
+    safetensors files. For a layout that shards no weights the model is loaded by `from_pretrained`.
 
     Args:
-        folder: With config.json and safetensors.
-        auto_class: An Auto class of transformers that fits the checkpoint.
-        dtype: Of all weights.
-        frozen: Without gradients; FSDP then frees every weight after a forward, where training keeps some for the
-            backward.
+        folder: Checkpoint with config.json and safetensors.
+        auto_class: A transformers auto class that fits the checkpoint.
+        dtype: Dtype of all weights.
+        frozen: Load without gradients; FSDP then frees every weight after a forward pass, whereas training keeps some
+            for the backward pass.
         exact, policy, offload, prefetch: See `apply_layout`.
-        from_config_kwargs: For `auto_class.from_config`, such as `attn_implementation`.
+        from_config_kwargs: Passed to `auto_class.from_config`, such as `attn_implementation`.
 
     Raises:
-        InputError: Names or shapes in the files other than the model's, or damaged files; and as `apply_layout`.
+        InputError: Names or shapes in the files differ from the model's, or the files are damaged; and as
+            `apply_layout`.
     """
     if not layout.sharded and layout.zero != 2:
         model = load_model(auto_class, folder, dtype=dtype, **from_config_kwargs)
@@ -73,10 +74,10 @@ def load_sharded(
 
 
 def read_slices(model: nn.Module, wanted: Mapping[str, str], folder: Path) -> None:
-    """Fills the model's weights, or this process's slices of them; `wanted` is name in the files -> in the model."""
+    """Reads the model's weights, or this process's slices of them; `wanted` is name in the files -> in the model."""
     tensors = model.state_dict()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as meant: each process reads for itself
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended: processes read separately
         load_checkpoint(
             {stored: tensors[name] for stored, name in wanted.items()},
             storage_reader=HuggingFaceStorageReader(str(folder)),
@@ -86,7 +87,9 @@ def read_slices(model: nn.Module, wanted: Mapping[str, str], folder: Path) -> No
 
 @contextmanager
 def no_memory_for_parameters() -> Iterator[None]:
-    """Parameters that are registered lie on the meta device; buffers are real, for no file holds most of them."""
+    """Puts parameters registered within the context on the meta device; buffers stay real, since most of them are in no
+    file.
+    """
 
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:  # the same object: a tied weight stays tied
@@ -101,7 +104,7 @@ def no_memory_for_parameters() -> Iterator[None]:
 
 
 def give_memory(model: nn.Module, parameters: torch.device, buffers: torch.device) -> None:
-    """Parameters on the meta device get memory of any content; tied ones stay tied."""
+    """Allocates uninitialised memory for parameters on the meta device and moves buffers; tied weights stay tied."""
     made: dict[Tensor, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -115,10 +118,10 @@ def give_memory(model: nn.Module, parameters: torch.device, buffers: torch.devic
 
 
 def weights_to_read(model: PreTrainedModel, folder: Path) -> dict[str, str]:
-    """Name in the files -> name in the model of each weight; of tied ones, the one that the files have.
+    """Returns name in the files -> name in the model for each weight; for tied weights the name that the files contain.
 
     Raises:
-        InputError: Weights missing, left over or of another shape.
+        InputError: Weights are missing, unexpected or of another shape.
     """
     stored = stored_shapes(folder)
     names: dict[Tensor, list[str]] = defaultdict(list)
@@ -148,10 +151,10 @@ def weights_to_read(model: PreTrainedModel, folder: Path) -> dict[str, str]:
 
 
 def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of each weight in the files that transformers would read.
+    """Returns the shape of each weight in the files that transformers would read.
 
     Raises:
-        InputError: As `read_headers`, or integers.
+        InputError: As `read_headers`, or weights are integers.
     """
     headers = read_headers(folder)
     whole = [f"{name} as {header.dtype}" for name, header in sorted(headers.items()) if is_whole_number(name, header)]

@@ -1,4 +1,4 @@
-"""The mesh of processes that a layout names."""
+"""Device meshes of layouts, and the data-parallel position of a process in a mesh."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ from distill.parallel.layout import AXES, Layout
 
 
 def mesh_of(layout: Layout, device_type: str, ranks: Sequence[int] | None = None) -> DeviceMesh:
-    """The mesh of `layout` over some processes of the world, with the dimensions pp, dp, fsdp and tp.
+    """Returns the mesh of `layout` over some processes of the world, with the dimensions pp, dp, fsdp and tp.
 
-    Every process of the world calls it, also one outside `ranks`: process groups are made together.
+    Every process of the world must call it, including those outside `ranks`: creating process groups is collective.
 
     Args:
         layout: Sizes of the dimensions; their product is the number of `ranks`.
         device_type: "cpu" or "cuda".
-        ranks: Global ranks, neighbours in a tensor group first; by default the whole world.
+        ranks: Global ranks, with the ranks of a tensor-parallel group adjacent; by default the whole world.
 
     Raises:
         ValueError: The number of ranks isn't the layout's number of processes.
@@ -30,13 +30,13 @@ def mesh_of(layout: Layout, device_type: str, ranks: Sequence[int] | None = None
 
 
 def data_rank(mesh: DeviceMesh) -> tuple[int, int]:
-    """Which share of a batch belongs to this process of the mesh, and how many shares there are (dp x fsdp)."""
+    """Returns the index of this process's share of a batch and the number of shares (dp x fsdp)."""
     fsdp = mesh["fsdp"].size()
     return mesh.get_local_rank("dp") * fsdp + mesh.get_local_rank("fsdp"), mesh["dp"].size() * fsdp
 
 
 def data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
-    """The processes that a weight is cut over by FSDP: [parts], or [copies, parts] where some hold copies."""
+    """Returns the mesh that FSDP shards weights over: [shards], or [replicas, shards] for hybrid sharding."""
     if layout.zero:
         return mesh["dp"]
     return mesh["dp", "fsdp"] if layout.dp > 1 else mesh["fsdp"]

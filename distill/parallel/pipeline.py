@@ -1,7 +1,7 @@
-"""Runs a model that is cut into stages, a stage a process, on the schedules of torch.distributed.pipelining.
+"""Pipeline-parallel execution of a model with one stage per process, on the schedules of torch.distributed.pipelining.
 
-Every process of the pipeline group calls with the same batch. Each gets the answers; no more than a hidden state
-[rows, length, width] goes from stage to stage.
+Every process of the pipeline group calls with the same batch, and each gets the outputs; only a hidden state
+[rows, length, width] is sent from stage to stage.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +23,15 @@ Loss = Callable[[Tensor, Any], Tensor]
 
 
 class StageForward(nn.Module):
-    """A stage as a schedule calls it: token ids into the first one, hidden states into and out of all others.
+    """A stage in the form that a schedule calls: the first stage takes token ids, all others take hidden states, and
+    every stage returns hidden states.
 
-    Logits and hidden states asked for are kept here, a micro-batch each, instead of put out: so every stage's output
-    has a shape that is known beforehand.
+    Logits and requested hidden states are stored here per micro-batch instead of being returned, so that the shape of
+    every stage's output is known in advance.
 
     Args:
-        hidden: Numbers of the hidden states to keep, 0 being the embeddings.
+        stage: From `load_stage`.
+        hidden: Indices of the hidden states to store, 0 being the embeddings.
     """
 
     def __init__(self, stage: PreTrainedModel, hidden: Sequence[int] = ()):
@@ -39,7 +41,7 @@ class StageForward(nn.Module):
         self.hidden: dict[int, list[Tensor]] = {n: [] for n in hidden if owner_of(n, self.relay) == self.relay.index}
 
     def forward(self, given: Tensor, **inputs: Tensor) -> Tensor:
-        """[rows, length] or [rows, length, width] -> [rows, length, width]."""
+        """Runs the stage: [rows, length] or [rows, length, width] -> [rows, length, width]."""
         if self.relay.first:
             inputs["input_ids"] = given
         self.relay.start(given, self.hidden)
@@ -48,28 +50,29 @@ class StageForward(nn.Module):
         out = model(**inputs, **settings)
         if self.relay.last and "logits" in out:
             self.logits.append(out.logits)
-        return self.relay.finish().to(self.stage.dtype).contiguous()  # autocast may have made it another type
+        return self.relay.finish().to(self.stage.dtype).contiguous()  # autocast may have changed the dtype
 
 
 def owner_of(number: int, relay: Relay) -> int:
-    """Stage that makes hidden state `number`."""
+    """Returns the index of the stage that computes hidden state `number`."""
     return next(i for i, layers in enumerate(relay.stages) if number == 0 or number - 1 in layers)
 
 
 class PipelineForward:
-    """Answers of a model whose stages lie on the processes of `group`: a frozen teacher, or a student in validation.
+    """Forward pass of a model whose stages are on the processes of `group`: a frozen teacher, or a student in
+    validation.
 
-    It leaves the stage's mode and gradients as they are and records no graph.
+    The stage's mode and gradients are unchanged, and no autograd graph is recorded.
 
     Args:
-        stage: From `load_stage`, its index this process's rank in `group`.
-        group: The pipeline's processes; all of the world's if None.
-        micro_batches: Most parts that a batch is cut into.
-        hidden: Numbers of the hidden states to answer with; 0 are the embeddings.
+        stage: From `load_stage`, with this process's rank in `group` as its index.
+        group: The pipeline's processes; all processes of the world if None.
+        micro_batches: Maximum number of micro-batches per batch.
+        hidden: Indices of the hidden states to return; 0 is the embeddings.
 
     Raises:
-        InputError: Not as many processes as stages, another stage than this process's, or a hidden state that the
-            model doesn't have.
+        InputError: The number of processes isn't the number of stages, the stage isn't this process's, or the model
+            doesn't have a requested hidden state.
     """
 
     def __init__(
@@ -89,14 +92,14 @@ class PipelineForward:
 
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Answers about a padded batch, on every process.
+        """Returns the model's outputs for a padded batch, on every process.
 
         Args:
-            batch: input_ids, attention_mask and perhaps token_type_ids, [rows, length]; all else is ignored.
+            batch: input_ids, attention_mask and optionally token_type_ids, [rows, length]; other entries are ignored.
 
         Returns:
-            logits [rows, classes] or [rows, length, vocabulary], if the model has a head; hidden, where asked for, a
-            mapping from number to [rows, length, width].
+            logits [rows, classes] or [rows, length, vocabulary], if the model has a head; hidden, if requested, a
+            mapping from index to [rows, length, width].
         """
         forward = StageForward(self.stage, self.hidden)
         run_schedule(forward, self.group, self.micro_batches, batch)
@@ -115,21 +118,22 @@ class PipelineForward:
 
 
 class PipelineTrainer:
-    """Gradients of a model whose stages lie on the processes of `group`.
+    """Training steps of a model whose stages are on the processes of `group`.
 
-    Each process optimises its own stage's parameters. A matrix that first and last stage share gets the sum of both
-    gradients on both, bit by bit the same, so that equal optimizers keep it equal. Dropout draws from each process's
-    own generator: seed them apart.
+    Each process optimises the parameters of its own stage. A matrix that the first and the last stage share gets the
+    sum of both gradients on both, bit-identical, so that equal optimizers keep it equal. Dropout draws from each
+    process's own generator; seed them differently.
 
     Args:
-        stage: From `load_stage`, its index this process's rank in `group`.
-        group: The pipeline's processes; all of the world's if None.
-        copies: Processes with the same stage of other copies of the model, which see other data.
-        micro_batches: Most parts that a batch is cut into. With at least as many as stages the schedule is 1F1B, which
-            keeps no more micro-batches' activations than there are stages; otherwise GPipe.
+        stage: From `load_stage`, with this process's rank in `group` as its index.
+        group: The pipeline's processes; all processes of the world if None.
+        copies: Processes with the same stage of other replicas of the model, which get different data.
+        micro_batches: Maximum number of micro-batches per batch. If the number is at least that of the stages, the
+            schedule is 1F1B, which keeps the activations of at most as many micro-batches as there are stages;
+            otherwise GPipe.
 
     Raises:
-        InputError: Not as many processes as stages, or another stage than this process's.
+        InputError: The number of processes isn't the number of stages, or the stage isn't this process's.
     """
 
     def __init__(
@@ -145,18 +149,18 @@ class PipelineTrainer:
         check_group(self.relay, group)
 
     def step(self, batch: Mapping[str, Tensor], targets: Any, loss: Loss) -> Tensor:
-        """Forward and backward of a batch; the gradients are added to those there are.
+        """Runs the forward and backward passes of a batch and accumulates the gradients.
 
         Args:
             batch: As for `PipelineForward`.
-            targets: Tensors [rows, ...] and lists with an entry a row, in mappings and tuples; needed by the last
+            targets: Tensors [rows, ...] and lists with one entry per row, in mappings and tuples; needed by the last
                 stage only.
-            loss: Of a micro-batch, from its logits and its share of `targets`. The batch's loss is the *sum* over the
-                micro-batches, whose sizes differ: so sum over samples or labelled positions, and divide by a number
-                that belongs to the whole batch.
+            loss: Maps the logits of a micro-batch and its share of `targets` to its loss. The batch's loss is the *sum*
+                over the micro-batches, whose sizes differ: sum over samples or labelled positions, and divide by a
+                number that belongs to the whole batch.
 
         Returns:
-            The micro-batches' losses [micro-batches], on every process.
+            The losses of the micro-batches [micro-batches], on every process.
         """
         forward, rows = StageForward(self.stage), len(batch["input_ids"])
 
@@ -173,7 +177,9 @@ class PipelineTrainer:
 
     @contextmanager
     def tied_gradients(self) -> Iterator[None]:
-        """Sums what this step adds to the tied weights; gradients of earlier steps are summed already."""
+        """Sums the tied weights' gradients of the step within the context over first and last stage; gradients
+        accumulated earlier are already summed.
+        """
         tied = [self.stage.get_parameter(name) for name in self.relay.tied if self.relay.first or self.relay.last]
         tied = [weight for weight in tied if weight.requires_grad]
         earlier = [weight.grad for weight in tied]
@@ -187,7 +193,7 @@ class PipelineTrainer:
                 weight.grad += before
 
     def swapped(self, mine: Tensor) -> Tensor:
-        """The other end's tensor for this end's."""
+        """Exchanges a tensor between the first and the last stage and returns the other stage's."""
         other, peer = torch.empty_like(mine), self.relay.count - 1 if self.relay.first else 0
         ops = [dist.P2POp(dist.isend, mine, group=self.group, group_peer=peer)]
         ops.append(dist.P2POp(dist.irecv, other, group=self.group, group_peer=peer))
@@ -196,7 +202,7 @@ class PipelineTrainer:
         return other
 
     def average_gradients(self) -> None:
-        """Gives every copy the mean of all copies' gradients; once a step, when they are accumulated."""
+        """Averages the gradients over all replicas; to be called once per step, after accumulation."""
         if self.copies is None or dist.get_world_size(self.copies) == 1:
             return
         found = [each.grad for each in self.stage.parameters() if each.grad is not None]
@@ -206,7 +212,7 @@ class PipelineTrainer:
         torch._foreach_div_(found, dist.get_world_size(self.copies))
 
     def clip_gradients(self, most: float) -> Tensor:
-        """Scales the gradients of all stages so that their norm together is at most `most`; returns the norm []."""
+        """Scales the gradients of all stages so that their total norm is at most `most`; returns the norm before []."""
         counted_before = set(self.relay.tied) if self.relay.last else set()
         weights = {name: each for name, each in self.stage.named_parameters() if each.grad is not None}
         own: list[Any] = [each.grad for name, each in weights.items() if name not in counted_before]
@@ -223,10 +229,14 @@ def run_schedule(
     batch: Mapping[str, Tensor],
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> list[Tensor]:
-    """One batch through the stages, backward too where there is a `loss` of (hidden states, numbers of the rows).
+    """Runs one batch through the stages, including the backward pass if a `loss` of (hidden states, row indices) is
+    given.
 
     Returns:
         Losses of the micro-batches, on the last stage.
+
+    Raises:
+        InputError: The batch is packed.
     """
     if "documents" in batch:
         raise InputError(
@@ -253,10 +263,10 @@ def run_schedule(
 def schedule_of(
     forward: StageForward, group: dist.ProcessGroup | None, ids: Tensor, count: int, loss: Any
 ) -> ScheduleGPipe | Schedule1F1B:
-    """A schedule for `count` micro-batches like `ids`; it is good for one shape only.
+    """Builds a schedule for `count` micro-batches with the shape of `ids`.
 
-    With the shapes given, torch does no trial run of a micro-batch, and building a schedule costs a round of tiny
-    messages: cheaper than keeping one, with its receive buffers, for every shape.
+    With known shapes torch needs no trial run of a micro-batch, and building a schedule costs only one round of tiny
+    messages, which is cheaper than keeping a schedule and its receive buffers for every shape.
     """
     stage, relay = forward.stage, forward.relay
     wire = torch.empty(
@@ -269,12 +279,14 @@ def schedule_of(
 
 
 def filled_up(tensor: Tensor, rows: int) -> Tensor:
-    """The tensor with copies of its last row, so that all micro-batches have one shape."""
+    """Returns the tensor padded to `rows` rows with copies of its last row, so that all micro-batches have the same
+    shape.
+    """
     return tensor[torch.arange(rows, device=tensor.device).clamp(max=len(tensor) - 1)] if rows > len(tensor) else tensor
 
 
 def share_of(targets: Any, first: int, stop: int) -> Any:
-    """Rows `first` to `stop` of tensors and lists."""
+    """Returns rows `first` to `stop` (exclusive) of the tensors and lists in `targets`."""
     if isinstance(targets, Mapping):
         return {name: share_of(value, first, stop) for name, value in targets.items()}
     if isinstance(targets, tuple):
@@ -285,7 +297,7 @@ def share_of(targets: Any, first: int, stop: int) -> Any:
 def from_rank(
     owner: int, tensor: Tensor | None, group: dist.ProcessGroup | None, device: torch.device
 ) -> Tensor | None:
-    """What the group's process `owner` has for `tensor`, on all of them."""
+    """Broadcasts the `tensor` of the group's process `owner`, or None, to all processes of the group."""
     form = [None if tensor is None else (tensor.shape, tensor.dtype)]
     dist.broadcast_object_list(form, group=group, device=device, group_src=owner)
     if form[0] is None:

@@ -1,4 +1,4 @@
-"""One stage of a model that is cut into stages by its layers: which layers, what is left out, and its weights alone."""
+"""Construction of one pipeline stage of a model: choice of its layers, and loading of only its weights."""
 
 from dataclasses import dataclass
 from functools import cache, partial
@@ -17,7 +17,7 @@ BEFORE, INSIDE, AFTER = "before its layers", "in its layers", "after its layers"
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Names of a model's list of layers, and of the modules with weights that run before and after them."""
+    """Names of a model's list of layers and of the modules with weights that run before and after the layers."""
 
     layers: str
     before: tuple[str, ...]
@@ -25,13 +25,13 @@ class Anatomy:
 
 
 class Relay:
-    """The hidden state on its way through a stage: every module that is left out answers with it.
+    """Passes the hidden state through a stage: every module that was removed from the stage returns it.
 
     Args:
-        index: Number of the stage.
+        index: Index of the stage.
         stages: Layers of all stages.
-        tied: Names of the weights that the first and the last stage both hold.
-        embeddings: Name of the token embeddings' weight, whichever stage holds it.
+        tied: Names of the weights that the first and the last stage both have.
+        embeddings: Name of the token embeddings' weight, whichever stage has it.
     """
 
     def __init__(self, index: int, stages: list[range], tied: tuple[str, ...], embeddings: str):
@@ -42,7 +42,7 @@ class Relay:
         self.place, self.hidden = BEFORE, torch.empty(0)
 
     def attach(self, body: nn.Module, layers: nn.ModuleList) -> None:
-        """Hooks into the stage's layers, in a whole model whose other layers are left out."""
+        """Registers hooks on the stage's layers, in a model whose other layers were replaced by `Absent`."""
         layers[self.layers[0]].register_forward_pre_hook(self.enter, with_kwargs=True)
         for number in self.layers[:-1]:
             layers[number].register_forward_hook(partial(self.keep, number + 1))
@@ -51,11 +51,15 @@ class Relay:
             body.register_forward_hook(partial(self.keep, len(layers)))
 
     def start(self, received: Tensor, kept: dict[int, list[Tensor]]) -> None:
-        """Before a forward: what is received (token ids in the first stage), and where to keep hidden states."""
+        """Prepares a forward pass with the received tensor (token ids in the first stage) and the dict that collects
+        hidden states.
+        """
         self.place, self.hidden, self.kept = BEFORE, received, kept
 
     def enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Before the stage's first layer: the received hidden state takes the place of what the model made of it."""
+        """Hook before the stage's first layer that replaces its input by the received hidden state, except in the
+        first stage.
+        """
         self.place = INSIDE
         if self.first:
             self.keep(0, layer, args, args or (kwargs["hidden_states"],))
@@ -67,19 +71,23 @@ class Relay:
             self.kept[number].append(output if isinstance(output, Tensor) else output[0])
 
     def leave(self, layer: nn.Module, args: Any, output: Any) -> None:
-        """After the stage's last layer."""
+        """Hook after the stage's last layer that stores its output."""
         self.place, self.hidden = AFTER, output if isinstance(output, Tensor) else output[0]
         if not self.last:  # the model's last hidden state is the one after its last norm
             self.keep(self.layers.stop, layer, args, output)
 
     def finish(self) -> Tensor:
-        """The hidden state after the stage's last layer; kept no longer, for its graph would be."""
+        """Returns the hidden state after the stage's last layer and drops the reference, which would keep its autograd
+        graph alive.
+        """
         hidden, self.hidden, self.kept = self.hidden, torch.empty(0), {}
         return hidden
 
 
 class Absent(nn.Module):
-    """Stands where another stage's module was, with its attributes (a layer's kind of attention) but no weights."""
+    """Placeholder for another stage's module, with its attributes (such as a layer's kind of attention) but no
+    weights.
+    """
 
     def __init__(self, relay: Relay, place: str, module: nn.Module):
         super().__init__()
@@ -87,7 +95,7 @@ class Absent(nn.Module):
         self.relay, self.place = relay, place
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        # A module defined before the layers and run after them would be skipped in silence.
+        # Otherwise a module that is defined before the layers but runs after them would be skipped silently.
         if self.relay.place != self.place:
             raise InputError(
                 f"pipeline stage {self.relay.index}: a module left out {self.place} was called {self.relay.place}: "
@@ -97,11 +105,11 @@ class Absent(nn.Module):
 
 
 def anatomy(model: PreTrainedModel) -> Anatomy:
-    """Where the parts of a model are.
+    """Returns the names of a model's parts.
 
     Raises:
-        InputError: A family with no single list of layers, or with weights that are neither the layers' nor clearly
-            before or after them (relative positions shared by all layers, for example).
+        InputError: The family has no single list of layers, or has weights that belong neither to the layers nor
+            clearly before or after them (relative positions shared by all layers, for example).
     """
     body: Any = model.base_model
     prefix = "" if body is model else f"{model.base_model_prefix}."
@@ -142,9 +150,9 @@ def size_of(module: nn.Module) -> int:
 
 
 def freeze_embeddings(model: PreTrainedModel) -> None:
-    """Stops the training of the token embeddings of a model, or of a stage where it holds them.
+    """Freezes the token embeddings of a model, or of a pipeline stage that has them.
 
-    Where the head is tied to them the last stage holds them too: they stay the same on both.
+    If the head is tied to the embeddings, the last stage has them too, and they are frozen on both.
     """
     relay: Any = getattr(model, "relay", None)
     if relay is None:
@@ -156,11 +164,11 @@ def freeze_embeddings(model: PreTrainedModel) -> None:
 
 
 def stage_layers(model: PreTrainedModel, count: int) -> list[range]:
-    """Layers of each of `count` stages, so that the stage with most parameters, embeddings and head with them, has as
-    few as can be. The model may be on the meta device.
+    """Returns the layers of each of `count` stages, chosen to minimise the parameters of the largest stage, including
+    embeddings and head. The model may be on the meta device.
 
     Raises:
-        InputError: More stages than layers, or a family that can't be cut.
+        InputError: There are more stages than layers, or the family can't be split into stages.
     """
     parts = anatomy(model)
     sizes = [size_of(layer) for layer in model.get_submodule(parts.layers).children()]
@@ -173,7 +181,7 @@ def stage_layers(model: PreTrainedModel, count: int) -> list[range]:
 
 
 def even_starts(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """Where `count` shares of neighbours start: the largest as small as can be, then the others as even as can be."""
+    """Returns the starts of `count` contiguous shares that minimise the largest share, then the sum of squares."""
     total = [0, *accumulate(sizes)]
 
     @cache
@@ -193,17 +201,19 @@ def even_starts(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
 def load_stage(
     folder: Path | str, auto_class: Any, index: int, count: int, *, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """Stage `index` of `count` of a checkpoint, in eval mode: the stock class with modules left out.
+    """Loads stage `index` of `count` of a checkpoint, in eval mode: the stock class without the other stages' modules.
 
-    No other stage's weights are read. Weights have the names of the whole model, so that the stages' state dicts
-    together are the model's. Where the head is tied to the embeddings, the first and the last stage both hold them.
+    No weights of other stages are read. Weights have the names of the complete model, so that the union of the stages'
+    state dicts is the model's state dict. If the head is tied to the embeddings, the first and the last stage both have
+    them.
 
     Args:
         folder: A local checkpoint in safetensors.
-        auto_class: Such as `AutoModelForCausalLM`.
+        auto_class: An auto class such as `AutoModelForCausalLM`.
 
     Raises:
-        InputError: A weight of this stage that the files lack; a family that can't be cut; more stages than layers.
+        InputError: The files lack a weight of this stage, the family can't be split into stages, or there are more
+            stages than layers.
     """
     with torch.device("meta"):
         whole = auto_class.from_config(AutoConfig.from_pretrained(folder))
@@ -213,14 +223,15 @@ def load_stage(
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, *args, **kwargs)
         cut(self, stages, index)
-        self._keys_to_ignore_on_load_unexpected = {".*"}  # other stages' weights are no reason for a warning
+        self._keys_to_ignore_on_load_unexpected = {".*"}  # no warnings about other stages' weights
 
     def fill(self: Any, module: nn.Module) -> None:
-        # Families give start values to their heads' weights here, which may be left out; buffers get theirs too.
+        # Some families initialise their head's weights here, which this stage may lack; buffers are initialised here
+        # too.
         if any(True for _ in module.buffers(False)) or not any(isinstance(each, Absent) for each in module.children()):
             kind._init_weights(self, module)
 
-    # transformers looks weight conversions up by the class's name.
+    # transformers looks up weight conversions by the class name.
     parts = {"__init__": build, "_init_weights": fill, "__module__": kind.__module__}
     cutting: Any = type(kind.__name__, (kind,), parts)
     stage, report = cutting.from_pretrained(folder, dtype=dtype, use_safetensors=True, output_loading_info=True)
@@ -235,7 +246,7 @@ def load_stage(
 
 
 def cut(model: PreTrainedModel, stages: list[range], index: int) -> None:
-    """Leaves out of `model` all that isn't of the stage; its layers keep their numbers."""
+    """Removes from `model` everything that doesn't belong to the stage; its layers keep their numbers."""
     parts = anatomy(model)
     ties = [source for target, source in model.all_tied_weights_keys.items() if separated(parts, target, source)]
     table = model.get_input_embeddings()
@@ -257,12 +268,14 @@ def cut(model: PreTrainedModel, stages: list[range], index: int) -> None:
 
 
 def separated(parts: Anatomy, target: str, source: str) -> bool:
-    """Whether a tie leads from behind the layers to before them."""
+    """Returns whether a tied weight connects a module after the layers with one before them."""
     return any(inside(target, part) for part in parts.after) and any(inside(source, part) for part in parts.before)
 
 
 def leave_out(model: PreTrainedModel, name: str, relay: Relay, place: str, kept: set[str]) -> None:
-    """Empties module `name`; one of `kept` stays, in it or as it, for its weight, and what it answers is dropped."""
+    """Replaces module `name` by an `Absent`, except that modules of `kept` (`name` itself or modules inside it) stay
+    for their weights; their outputs are not used.
+    """
     if name in kept:
         return
     absent = Absent(relay, place, model.get_submodule(name))
@@ -273,7 +286,11 @@ def leave_out(model: PreTrainedModel, name: str, relay: Relay, place: str, kept:
 
 
 def relay_of(stage: PreTrainedModel) -> Relay:
-    """What `load_stage` left in the stage."""
+    """Returns the relay that `load_stage` attached to the stage.
+
+    Raises:
+        InputError: The model is not a pipeline stage.
+    """
     relay: Any = getattr(stage, "relay", None)
     if relay is None:
         raise InputError(f"{type(stage).__name__}: a whole model, no pipeline stage; load it with load_stage")

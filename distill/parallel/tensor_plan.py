@@ -1,4 +1,4 @@
-"""Which way each weight of a transformers model is cut over a tensor group."""
+"""Tensor-parallel plans: how each module of a transformers model is sharded over a tensor-parallel group."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -29,7 +29,7 @@ DISTILBERT: Final = {
     "ffn.lin1": "colwise",
     "ffn.lin2": "rowwise",
 }
-# By model type, within a layer: transformers has no plan for encoders.
+# Plans within a layer, by model type: transformers has none for encoders.
 ENCODERS: Final[Mapping[str, Mapping[str, str]]] = {
     "bert": BERT,
     "roberta": BERT,
@@ -41,7 +41,7 @@ ENCODERS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 class SummedGradients(ParallelStyle):
-    """Keeps weights whole whose gradients are parts of a sum, as a norm's over each head where heads are cut."""
+    """Replicates weights and all-reduces their partial gradients, as for a per-head norm with sharded heads."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
@@ -56,7 +56,7 @@ class SummedGradients(ParallelStyle):
             if not torch.is_grad_enabled():
                 return
             for name, parameter in module.named_parameters(recurse=False):
-                # Not once at the start: FSDP and loading put other tensors in the parameter's place.
+                # Checked in each forward pass, since FSDP and loading replace the parameter's tensor.
                 if parameter.requires_grad and hooked.get(name) is not parameter:
                     parameter.register_hook(summed)
                     hooked[name] = parameter
@@ -66,7 +66,7 @@ class SummedGradients(ParallelStyle):
 
 
 def styles(*, exact: bool) -> dict[str, ParallelStyle | None]:
-    """Styles of torch by their names in transformers' plans; None leaves the module as it is."""
+    """Returns torch's parallel styles by their names in transformers' plans; None leaves the module unchanged."""
     gathered = ColwiseParallel(output_layouts=Replicate())
     after_gather = ColwiseParallel(input_layouts=Shard(-1), output_layouts=Replicate())
     split_input = gathered if exact else RowwiseParallel(input_layouts=Replicate())
@@ -85,22 +85,23 @@ def styles(*, exact: bool) -> dict[str, ParallelStyle | None]:
 
 
 def tensor_plan(model: PreTrainedModel, *, exact: bool) -> dict[str, ParallelStyle]:
-    """How each module is cut over a tensor group, by its name: transformers' own plan, or ours for encoders.
+    """Returns the parallel style of each sharded module by its name: transformers' own plan, or ours for encoders.
 
-    The input embedding is cut by its width, or by its vocabulary where the output shares it; the output of the
-    vocabulary is gathered: logits are plain tensors, the same on all processes. What the plan doesn't name stays whole.
+    The input embedding is sharded by its width, or by its vocabulary if the output shares it. The vocabulary output is
+    gathered, so that logits are plain tensors that are equal on all processes. Modules outside the plan are replicated.
 
-    `exact=True` is for a frozen teacher: row-wise products, whose partial sums are added over the processes and round
-    differently, become column-wise ones on a gathered input. Each number is then one sum of the same products, for one
-    gather more and twice the input; its bits are the whole model's where the matrix library adds up a few columns as it
-    does many. On this CPU (torch 2.13 with MKL, one thread; widths 32 to 3072, 2 to 2048 tokens, 2 and 4 processes) it
-    does so always in bfloat16, and in float32 except for slices of 8 columns (4 in 10 000 000 off) and for 2 tokens
-    times a vocabulary of 30522. A product of one row, as a classifier's over one text, has bits that change with where
-    the weight lies in memory: two loads of an uncut model may differ. A GPU's library promises nothing; `fsdp`
-    multiplies whole weights, and so needs no promise but the one about a single row.
+    `exact=True` is for a frozen teacher: row-wise products, whose partial sums are added over the processes with
+    different rounding, become column-wise products on a gathered input. Each value is then one sum of the same
+    products, at the cost of one more gather and twice the input; it is bit-identical to the unsharded model's if the
+    matrix library sums a few columns in the same way as many. On CPU (torch 2.13 with MKL, one thread; widths 32 to
+    3072, 2 to 2048 tokens, 2 and 4 processes) this always holds in bfloat16, and in float32 except for slices of 8
+    columns (4 in 10 000 000 differ) and for 2 tokens times a vocabulary of 30522. The bits of a product of a single
+    row, as in a classifier over one text, depend on the memory address of the weight: two loads of an unsharded model
+    may differ. GPU libraries give no such guarantee; `fsdp` multiplies full weights, so only the caveat about a single
+    row applies to it.
 
     Raises:
-        InputError: No plan for this family, or one that cuts a module in a way that isn't known here.
+        InputError: The family has no plan, or its plan uses an unsupported style.
     """
     known = styles(exact=exact)
     names = dict(named_styles(model))
@@ -124,7 +125,7 @@ def tensor_plan(model: PreTrainedModel, *, exact: bool) -> dict[str, ParallelSty
 
 
 def named_styles(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Name of each module or bare parameter in the plan, and its style."""
+    """Yields the name and style of each module or bare parameter in the plan."""
     own = ENCODERS.get(model.config.model_type)
     if own is not None:
         for name in layer_names(model):
@@ -139,7 +140,7 @@ def named_styles(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
 
 
 def vocabulary_styles(model: PreTrainedModel) -> dict[str, str]:
-    """Styles of the input embedding and of the output over the vocabulary, as far as the model has them."""
+    """Returns the styles of the input embedding and of the vocabulary output, if the model has them."""
     names = {module: name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     found = {}
@@ -152,10 +153,11 @@ def vocabulary_styles(model: PreTrainedModel) -> dict[str, str]:
 
 
 def layer_names(model: PreTrainedModel) -> list[str]:
-    """Names of the model's layers in order: the entries of each outermost list of `num_hidden_layers` modules.
+    """Returns the names of the model's layers in order: the entries of each outermost list of `num_hidden_layers`
+    modules.
 
     Raises:
-        InputError: No such list, as where all layers share their weights.
+        InputError: The model has no such list, for example because all layers share their weights.
     """
     count = model.config.get_text_config().num_hidden_layers
     lists: list[str] = []

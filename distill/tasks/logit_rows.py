@@ -1,4 +1,4 @@
-"""Rows of logits with a label each, out of what a model says of a batch."""
+"""Conversion of a batch's logits, labels and teacher signals into rows with one label each."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +14,11 @@ Batch = dict[str, Tensor]
 
 
 def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
-    """`values` of at most `dims` dimensions are rows already; of one more there is one a position, and they become rows
-    in the caches' order.
+    """Returns `values` as rows: unchanged with at most `dims` dimensions, otherwise one row per position, in the order
+    of the caches.
 
-    Positions are the batch's `positions` without the padding, or all its tokens. Labels belong to the position they
-    stand at: for a language model the data moves them, not the loss.
+    Positions are the batch's `positions` without padding, or all its tokens. Labels belong to their own position: for a
+    language model the data pipeline shifts them, not the loss.
     """
     if values.dim() <= dims:
         return values
@@ -27,12 +27,14 @@ def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
 
 
 def facts_of(signals: Mapping[str, Any]) -> dict[str, Any]:
-    """Where signals say so, the temperature that distributions were written at and the classes that the teacher has."""
+    """Returns the temperature of stored distributions and the teacher's number of classes, if the signals contain
+    them.
+    """
     return {name: signals[name] for name in ("temperature", "classes") if name in signals}
 
 
 def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
-    """Signals cut into the rows that they belong to, each [1, ...] or [positions of the row, ...]."""
+    """Splits the signals by row of the batch, each [1, ...] or [positions of the row, ...]."""
     spoken = spoken_of(batch).sum(1).tolist()
     found = {}
     for name, value in signals.items():
@@ -43,18 +45,18 @@ def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
 
 
 class Answers:
-    """A row is a sample with one label, or a position where there are logits for each."""
+    """Rows of a task: a row is a sample with one label, or a position if there are logits for each position."""
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
-        """[rows, classes], of the student's logits as of the teacher's signals."""
+        """Returns the student's logits or the teacher's signals as rows [rows, classes]."""
         return rows_of(batch, values, 2)
 
     def labels(self, batch: Batch) -> Tensor:
-        """[rows]."""
+        """Returns the labels [rows]."""
         return rows_of(batch, batch["labels"], 1)
 
     def signals(self, batch: Batch, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The teacher's signals row by row, with what `facts_of` tells of them."""
+        """Returns the teacher's signals as rows, with the entries of `facts_of`."""
         rows = {
             name: self.logits(batch, value) if name == "logits" else rows_of(batch, value, 2)
             for name, value in given.items()
@@ -63,30 +65,32 @@ class Answers:
         return rows | facts_of(given)
 
     def counts(self, batch: Batch) -> list[int]:
-        """Rows of each sample."""
+        """Returns the number of rows of each sample."""
         labels = batch["labels"]
         return spoken_of(batch).sum(1).tolist() if labels.dim() > 1 else [1] * len(labels)
 
     def point(self, values: Tensor) -> Tensor:
-        """Numbers [rows, width] as they are compared where a row is no distribution."""
+        """Returns values [rows, width] in the form in which they are compared if a row is not a distribution."""
         return values
 
     def distance(self, own: Tensor, given: Mapping[str, Any], labels: Tensor, temperature: float) -> Tensor:
-        """Mean over rows of what parts a student from its teacher: see `distribution_loss`; of numbers, whose labels
-        are floats, the squared difference.
+        """Returns the mean over rows of the distance between student and teacher: `distribution_loss`, or the squared
+        difference for regression, where labels are floats.
 
         Args:
             own: The student's logits [rows, classes].
-            given: The teacher's signals, row by row.
+            given: The teacher's signals as rows.
             labels: [rows].
-            temperature: Softens both.
+            temperature: Temperature of both distributions.
         """
         return distribution_loss(own, given, temperature, divergence(LossConfig(), labels))
 
 
 class LabelAnswers(Answers):
-    """A row is one of a sample's labels, which holds or doesn't: logits [batch, labels] become [rows, 2], of which the
-    first is 0, so that their softmax is the sigmoid of the second; labels are floats, as stock classes want them.
+    """Rows of multi-label classification: a row is one binary label of a sample.
+
+    Logits [batch, labels] become [rows, 2] with the first logit 0, so that their softmax is the sigmoid of the second.
+    The batch's labels are floats, as stock classes require.
     """
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
@@ -101,13 +105,15 @@ class LabelAnswers(Answers):
 
 
 class SpanAnswers(Answers):
-    """A row is the start or the end of a sample's answer among its positions: logits [batch, length, 2] become
-    [rows, length], minus infinity where the answer can't be; labels are `labels` (starts) and `ends`.
+    """Rows of extractive question answering: a row is the start or the end of a sample's answer among its positions.
+
+    Logits [batch, length, 2] become [rows, length], minus infinity where an answer is not allowed; labels are `labels`
+    (starts) and `ends`.
     """
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
         mask = spoken_of(batch).to(values.device)
-        if values.dim() == 2:  # a row a position, as caches have them
+        if values.dim() == 2:  # one row per position, as in caches
             rows, values = values, values.new_zeros((*mask.shape, 2))
             values[mask] = rows
         return values.transpose(1, 2).masked_fill(~mask[:, None], -torch.inf).flatten(0, 1)

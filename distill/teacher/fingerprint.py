@@ -1,4 +1,4 @@
-"""What is known of a teacher and its tokenizer once they are loaded: their fingerprints, and that two read the same."""
+"""Fingerprints of a loaded teacher and its tokenizer, and a check that two tokenizers are the same."""
 
 import hashlib
 import json
@@ -19,10 +19,10 @@ from distill.parallel.load import no_memory_for_parameters, weights_to_read
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash of everything that turns text into ids; padding and truncation are set by the caller and left out.
+    """Returns a hash of everything that turns text into ids, except padding and truncation, which the caller sets.
 
     Raises:
-        InputError: A slow tokenizer, whose rules are Python code.
+        InputError: The tokenizer is a slow one, whose rules are Python code.
     """
     check_fast(tokenizer, "tokenizer", "its rules can't be told from another's")
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -33,7 +33,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 def check_same_tokenizer(
     teacher: PreTrainedTokenizerBase, student: PreTrainedTokenizerBase, name: str, role: str = "student"
 ) -> None:
-    """Raises InputError unless both turn every text into the same ids."""
+    """Raises InputError unless both tokenizers turn every text into the same ids."""
     if tokenizer_fingerprint(teacher) == tokenizer_fingerprint(student):
         return
     ours, theirs = teacher.get_vocab(), student.get_vocab()
@@ -50,21 +50,21 @@ def check_same_tokenizer(
 
 
 def frozen(model: PreTrainedModel) -> PreTrainedModel:
-    """The model in eval mode, with no gradients."""
+    """Returns the model in eval mode, with gradients disabled."""
     return model.requires_grad_(False).eval()
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """Hash of every tensor's name, type, shape and bytes, and of the order of the labels.
+    """Returns a hash of every tensor's name, type, shape and bytes, the label order and a sentence encoder's pooling.
 
-    Of a model that lies on several processes it is the same, if all of them call it: tensors are put together one by
-    one.
+    A model that is sharded across processes has the same fingerprint, if all of them call this function: tensors are
+    gathered one by one.
     """
     return fingerprint(model, ((name, whole(tensor)) for name, tensor in sorted(model.state_dict().items())))
 
 
 def stored_fingerprint(folder: Path, auto_class: Any) -> str:
-    """`weights_fingerprint` of the checkpoint in `folder` loaded in float32, one tensor in memory at a time."""
+    """Returns the checkpoint's `weights_fingerprint` when loaded in float32, with one tensor in memory at a time."""
     with no_memory_for_parameters():
         model = auto_class.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     tensors = model.state_dict(keep_vars=True)
@@ -81,7 +81,7 @@ def stored_fingerprint(folder: Path, auto_class: Any) -> str:
 
 def fingerprint(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> str:
     total = hashlib.sha256(json.dumps(model.config.id2label, sort_keys=True).encode())
-    if getattr(model.config, "sentence", None):  # the same weights, pooled in another way
+    if getattr(model.config, "sentence", None):  # the same weights may be pooled in different ways
         total.update(json.dumps(model.config.sentence, sort_keys=True).encode())
     for name, tensor in tensors:
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())

@@ -1,1 +1,1 @@
-"""Training a student: the Lightning module, its optimizer, and the terms on layers."""
+"""Training of a student: the Lightning module, its optimizer, and the layer terms."""

@@ -1,4 +1,4 @@
-"""Weights of terms that keep each term's share of the gradient what it was asked to be."""
+"""Balancing of term weights so that each term contributes its requested share of the gradient norm."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -11,7 +11,7 @@ from distill.losses.config import LossConfig
 
 
 class Balance:
-    """Factors of the weights, set anew every so many steps; none where `every` is 0."""
+    """Factors on the term weights, updated every `every` steps; disabled where `every` is 0."""
 
     def __init__(self, every: int):
         self.every, self.set_at = every, -1
@@ -20,7 +20,7 @@ class Balance:
     def update(
         self, step: int, terms: Mapping[str, Tensor], parameters: Iterable[Tensor], mean: Callable[[float], float]
     ) -> None:
-        """From the gradients of one batch; `mean` is taken over the processes."""
+        """Updates the factors from the gradients of one batch; `mean` averages a norm over the processes."""
         if not self.every or len(terms) < 2 or step % self.every or step == self.set_at:
             return
         norms = {name: mean(norm) for name, norm in gradient_norms(terms, parameters).items()}

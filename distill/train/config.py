@@ -1,34 +1,37 @@
-"""How a model is trained."""
+"""Settings of the optimizer, its schedule and the training loop."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from distill.errors import InputError
 
-# Of training itself: losses, module, optimizer, schedule, order of batches. It is in the key of every stage that
-# trains; raise it when the same settings give other weights, as after a fix in a loss (docs/stages.md).
+# Version of the training code: losses, module, optimizer, schedule, order of batches. It is part of the key of every
+# stage that trains; raise it when the same settings produce different weights, as after a fix in a loss
+# (docs/stages.md).
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Settings of the optimizer, its schedule and the loop.
+    """Settings of the optimizer, its schedule and the training loop.
 
     Args:
         epochs: Passes over the training data.
-        learning_rate: Peak of the schedule.
-        schedule: `linear` or `cosine` to 0 after the warm-up, or `constant`.
-        warmup: Share of the steps over which the rate rises.
-        batch_size: Rows a batch, of all processes together.
-        accumulate: Batches a step of the optimizer.
-        weight_decay: AdamW's, on matrices only.
-        max_grad_norm: Longer gradients are cut to this norm; 0 never cuts.
+        learning_rate: Peak learning rate of the schedule.
+        schedule: `linear` or `cosine` decay to 0 after the warm-up, or `constant`.
+        warmup: Share of the steps over which the learning rate rises.
+        batch_size: Rows per batch, over all processes.
+        accumulate: Batches per optimizer step.
+        weight_decay: Weight decay of AdamW, applied to matrices only.
+        max_grad_norm: Gradients with a larger norm are clipped to this norm; 0 disables clipping.
         head_rate: Factor on the learning rate of the output head.
-        dropout: Replaces the model's own rates while it trains; left out keeps them. Each process draws its own units
-            to drop, so only at 0 do layouts and numbers of processes train the same student, up to rounding.
-        freeze_embeddings: Leave the token embeddings as they are.
-        patience: Stop after so many epochs without a better validation score and keep the best weights; 0 never stops.
-        checkpoint_every: Steps between the checkpoints that a killed run goes on from.
+        dropout: Replaces the model's own dropout rates during training; if omitted, they are retained. Each process
+            draws its own dropout masks, so only at 0 do all layouts and numbers of processes train the same student, up
+            to rounding.
+        freeze_embeddings: Exclude the token embeddings from training.
+        patience: Stop after this number of epochs without a better validation score and keep the best weights; 0
+            disables early stopping.
+        checkpoint_every: Steps between the checkpoints that a killed run resumes from.
     """
 
     epochs: int = 6

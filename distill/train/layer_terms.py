@@ -1,4 +1,4 @@
-"""What of a student's layers is compared with what of the teacher's."""
+"""Selection and projection of the student and teacher layers that the layer terms compare."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,14 +17,14 @@ SIGNALS = {"hidden": "hidden states", "relations": "queries, keys and values"}
 
 
 class TaughtLayers(nn.Module):
-    """The pairs of layers, the maps to the teacher's width, and the weights of a learned map.
+    """The layer pairs, the projections to the teacher's width, and the weights of a learned layer map.
 
     Args:
-        loss: Which terms there are, and the layer map.
-        student, teacher: Their sizes.
+        loss: Enabled terms and the layer map.
+        student, teacher: Sizes of the two models.
 
     Raises:
-        InputError: Layers that aren't there, or heads that can't be compared.
+        InputError: The layer map names layers that don't exist, or the attention heads can't be compared.
     """
 
     def __init__(self, loss: LossConfig, student: LayerSizes, teacher: LayerSizes):
@@ -32,10 +32,10 @@ class TaughtLayers(nn.Module):
         self.loss, self.heads = loss, student.heads
         self.lessons = lessons(loss, student, teacher)
         self.uniform = layer_pairs("uniform", student.layers, teacher.layers)
-        self.matched: list[tuple[int, float]] = []  # (student's layer, teacher's) of the last step, where they move
-        self.turn = 0  # the student's layer, from 1, that learns alone; 0: all of them
+        self.matched: list[tuple[int, float]] = []  # (student layer, teacher layer) of the last step, if they change
+        self.turn = 0  # the only student layer being trained, counted from 1; 0 trains all layers
         taught = [s for s, _ in self.lessons.hidden]
-        # One for each layer of the student where its partner moves, else one for each pair.
+        # One projection per student layer where the matched teacher layer can change, otherwise one per pair.
         count = len(set(taught)) if loss.layer_map in (DYNAMIC, LEARNED) else len(taught)
         narrow = student.width != teacher.width
         self.projections = nn.ModuleList(
@@ -52,10 +52,10 @@ class TaughtLayers(nn.Module):
             )
 
     def check(self, signals: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Layers that are read of the signals, by the signals' name.
+        """Returns the teacher layers that the terms need, by name of the signal.
 
         Raises:
-            InputError: The signals lack a layer.
+            InputError: The signals lack one of these layers.
         """
         read = {"hidden": self.lessons.hidden_layers, "relations": self.lessons.vector_layers}
         for name, layers in read.items():
@@ -76,7 +76,10 @@ class TaughtLayers(nn.Module):
         signals: Mapping[str, Any],
         mean: Callable[[Tensor], Tensor],
     ) -> dict[str, Pairs]:
-        """(student's, teacher's) by term, see `loss_terms`; `mean` is taken of distances over all processes."""
+        """Returns the pairs (student's, teacher's) of each layer term, see `loss_terms`.
+
+        `mean` averages layer distances over all processes.
+        """
         taught, found = signals.get("relations", {}), {}
         if self.lessons.hidden:
             found["hidden"] = self.hidden_pairs(mask, hidden, signals["hidden"], mean)
@@ -97,10 +100,13 @@ class TaughtLayers(nn.Module):
         return found
 
     def vector_pairs(self, own: Tensor, signals: Mapping[str, Any]) -> dict[str, Pairs]:
-        """(student's, teacher's) vectors of texts by term, see `loss_terms`: a teacher's own are its logits.
+        """Returns the pairs (student's, teacher's) of text vectors of each term, see `loss_terms`.
+
+        The vectors of an online teacher are its logits.
 
         Raises:
-            InputError: The signals have none, or of a width that none was told of.
+            InputError: The signals contain no text vectors, or the width of the teacher's vectors differs from that of
+                the student's projected vectors.
         """
         taught = signals.get("logits", signals.get("embedding"))
         if taught is None:
@@ -129,7 +135,7 @@ class TaughtLayers(nn.Module):
         taught: Mapping[int, Tensor] | Sequence[Tensor],
         mean: Callable[[Tensor], Tensor],
     ) -> Pairs:
-        """Hidden states to compare, (student's, teacher's) by pair, the student's projected."""
+        """Returns the pairs (student's, teacher's) of hidden states to compare, the student's projected."""
         if self.loss.layer_map == LEARNED:
             return self.mixed(own, taught)
         if self.loss.layer_map != DYNAMIC:
@@ -143,16 +149,18 @@ class TaughtLayers(nn.Module):
     def nearest(
         self, mask: Tensor, projected: Sequence[Tensor], taught: Sequence[Tensor], mean: Callable[[Tensor], Tensor]
     ) -> list[tuple[int, int]]:
-        """Pairs by the distances over the whole batch, so that every process learns from the same layers."""
+        """Returns the layer pairs with the smallest distances over the whole batch, so that they are the same on every
+        process.
+        """
         distances = mean(layer_distances(projected[1:], taught[1:], mask, DISTANCES[self.loss.hidden_kind]))
         return [(0, 0), *((s + 1, t + 1) for s, t in enumerate(rising_map(distances)))]
 
     def mixed(self, own: Sequence[Tensor], taught: Mapping[int, Tensor] | Sequence[Tensor]) -> Pairs:
-        """Every layer of the student with its own mixture of all the teacher's.
+        """Returns each student layer paired with its own mixture of all teacher layers.
 
-        Source: Passban et al. 2021, ALP-KD (arXiv 2012.14022), equation 4: each layer learns from a weighted mean of
-        all the teacher's instead of from one. The weights here are parameters, trained with the student and started
-        around the uniform map, instead of products of hidden states.
+        Source: Passban et al. 2021, ALP-KD (arXiv 2012.14022), equation 4: each layer is trained to match a weighted
+        mean of all teacher layers instead of a single one. The weights here are parameters, trained with the student
+        and initialised around the uniform map, instead of products of hidden states.
         """
         layers = torch.stack([taught[t] for t in self.lessons.hidden_layers[1:]])
         shares = [mix.float().softmax(0) for mix in self.mixes]

@@ -1,4 +1,4 @@
-"""The one LightningModule: a student, the objectives, and a source of teacher signals."""
+"""The LightningModule that trains a student on a weighted sum of objectives with signals from a teacher."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -41,37 +41,37 @@ from distill.train.steps.signals import check_said
 
 Batch = dict[str, Tensor]
 Signals = Callable[[Batch], Mapping[str, Any]]
-LAYERED = ("hidden", "attention", "relations")  # terms on layers
+LAYERED = ("hidden", "attention", "relations")  # terms that compare layers
 
 
 class DistillationModule(lightning.LightningModule):
-    """Trains `student` on the terms of `loss`; without a teacher term it is plain fine-tuning.
+    """Lightning module that trains `student` on the terms of `loss`; without a teacher term it is plain fine-tuning.
 
-    Logs for every term its value, weight and share of the gradient norm (`train/kl`, `train/kl_weight`,
-    `train/kl_gradient_share`), the sum, the learning rate and the validation score; with `loss.layer_map: dynamic` the
-    teacher's layer that each of the student's is matched to (`train/matched_3`).
+    Logs the value, weight and share of the gradient norm of every term (`train/kl`, `train/kl_weight`,
+    `train/kl_gradient_share`), the total loss, the learning rate and the validation score; with `loss.layer_map:
+    dynamic` also the teacher layer that each student layer is matched to (`train/matched_3`).
 
     Args:
         student: A stock transformers model with logits.
         loss: Weights of the terms.
         train: Optimizer and schedule.
         signals: Maps a padded batch to the teacher's signals: an `OnlineTeacher`, or a `CacheReader` read in the step.
-            None where the batches carry them (`TextDataModule(signals=reader)` reads ahead).
+            None where the batches contain the signals (`TextDataModule(signals=reader)` prefetches them).
         metric: Updated with (logits [rows, classes], labels [rows]) on the validation split.
-        answers: What a row is: a sample, or a position where the student has logits for every token, unless a task
-            has others.
-        teacher_sizes: Of the teacher, for the terms on its layers and vectors, as `sizes_of` tells them; the heads are
-            for `attention`.
-        shard_optimizer: Copies of the student keep a part of the optimizer's state each (ZeRO-1).
-        stages: Where the student is one stage of a pipeline: what runs all of them.
-        across: In the place of `signals` where the teacher has another tokenizer: what `kl` is then.
-        on_policy: In a share of the steps the student learns from what it writes itself, of which `signals` is asked;
-            logs the share of the time that it writes (`train/generation_share`).
+        answers: Defines a row. By default a row is a sample, or a position if the student outputs logits for every
+            token.
+        teacher_sizes: Sizes of the teacher as returned by `sizes_of`, for the terms on layers and vectors; the numbers
+            of heads are used by `attention`.
+        shard_optimizer: Each replica of the student stores only a part of the optimizer state (ZeRO-1).
+        stages: Runs all pipeline stages where the student is one of them.
+        across: Computes `kl` in place of `signals` where the teacher has a different tokenizer.
+        on_policy: In a share of the steps the student trains on sequences that it generates itself, for which `signals`
+            is queried; logs the share of the time spent on generation (`train/generation_share`).
 
     Raises:
-        InputError: A term that needs sizes of the teacher, and none are given; on-policy training of a student that
-            can't write or of a teacher that can't be asked; in the first step, a term whose signals neither `signals`
-            nor the batch has.
+        InputError: A term needs the sizes of the teacher and none are given; on-policy training with a student that
+            can't generate text or a teacher that can't be queried in the step; in the first step, neither `signals` nor
+            the batch provides the signals of a term.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class DistillationModule(lightning.LightningModule):
         self.answers = answers or Answers()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
         self.on_policy, self.across, self.headless = on_policy, across, Headless(student, loss, self.answers)
-        self.make_optimizer: Callable[..., Optimizer] | None = None  # in the place of AdamW, called like it
+        self.make_optimizer: Callable[..., Optimizer] | None = None  # replaces AdamW, called with the same arguments
         self.taught = self._taught(teacher_sizes)
-        self.steps, self.balance = 1, Balance(loss.balance)  # steps of the training
+        self.steps, self.balance = 1, Balance(loss.balance)  # `steps`: optimizer steps of the whole training
         if train.freeze_embeddings:
             freeze_embeddings(student)
 
@@ -115,17 +115,19 @@ class DistillationModule(lightning.LightningModule):
         return TaughtLayers(self.loss, own, LayerSizes(*teacher_sizes) if teacher_sizes else own)
 
     def forward(self, batch: Batch, **kwargs: Any) -> Any:
-        """The student's answer; of a vocabulary there are logits at the asked positions only, [rows, words]."""
+        """Returns the student's output; vocabulary logits only at the requested positions, [rows, vocabulary]."""
         with asked_words(self.student, batch):
             return self.student(**model_inputs(self.student, batch), **kwargs)
 
     def on_fit_start(self) -> None:
-        self.student.train()  # transformers hands models over in eval mode, and Lightning leaves them so
+        self.student.train()  # transformers loads models in eval mode, and Lightning does not change the mode
         if self.train_config.dropout is not None:
             set_dropout(self.student, self.train_config.dropout)
 
     def terms(self, batch: Batch) -> dict[str, Tensor]:
-        """Values of the terms on a batch, unweighted; of a share of a batch, scaled by it."""
+        """Returns the unweighted values of the terms on a batch; those of a process's share of a batch are scaled by
+        `shares`.
+        """
         if self.across is not None:
             return self._terms_across(batch, self.across)
         signals = self.signals_of(batch)
@@ -166,7 +168,7 @@ class DistillationModule(lightning.LightningModule):
         return self._trainer.strategy.reduce(distances * share["tokens"], reduce_op="mean")
 
     def _answers(self, batch: Batch) -> tuple[Tensor | None, Sequence[Tensor], Sequence[Vectors]]:
-        """The student's logits, hidden states and vectors, as far as the terms read them."""
+        """Returns the student's logits, hidden states and attention vectors that the terms need."""
         lessons, turn = self.taught.lessons, self.taught.turn
         watched: AbstractContextManager[list[Vectors]] = (
             watching(self.student) if lessons.vector_layers else nullcontext([])
@@ -180,7 +182,9 @@ class DistillationModule(lightning.LightningModule):
         return find_logits(out), out.hidden_states if lessons.hidden else (), vectors
 
     def signals_of(self, batch: Batch) -> Mapping[str, Any]:
-        """The teacher's signals of a batch, from the batch or by asking; see `check_said`."""
+        """Returns the teacher's signals for a batch, from the batch itself or by querying `signals`, after
+        `check_said`.
+        """
         if not self.loss.needs_teacher:
             return {}
         if "signals" not in batch and self.signals is None:
@@ -215,7 +219,7 @@ class DistillationModule(lightning.LightningModule):
 
     @property
     def now(self) -> LossConfig:
-        """The settings of this step."""
+        """The loss settings of the current step: ramps and gradient balancing applied."""
         trainer: Any = self._trainer
         progress = 0.0 if trainer is None or not self.loss.ramps else trainer.global_step / max(1, self.steps - 1)
         return self.balance.scaled(self.loss.at(min(1.0, progress)))
@@ -238,7 +242,7 @@ class DistillationModule(lightning.LightningModule):
             self.balance.load_state_dict(checkpoint["balance"])
 
     def _staged_step(self, stages: PipelineTrainer, batch: Batch) -> Tensor:
-        """Forward and backward through all stages; the loss comes without a graph."""
+        """Runs the forward and backward passes through all stages; the returned loss has no autograd graph."""
         whole, accumulated = counts(batch), self.trainer.accumulate_grad_batches
         own_share: Any = batch.get("shares", dict.fromkeys(whole, 1.0))
         names = [name for name in ("labels", "attention_mask", "positions") if name in batch]
@@ -261,13 +265,15 @@ class DistillationModule(lightning.LightningModule):
         return total
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        """Lightning calls it between the step and the backward pass, when a pipeline's gradients are there already."""
+        """Zeroes the gradients, except in a pipeline: Lightning calls this between the step and the backward pass, when
+        the gradients of a pipeline are already computed.
+        """
         if self.stages is None:
             optimizer.zero_grad()
 
     def _is_logged(self) -> bool:
         trainer: Any = self._trainer
-        # Lightning hands to its loggers what is logged in the step before each multiple, and drops the rest.
+        # Lightning passes values to its loggers only in the step before each multiple and drops all others.
         return trainer is not None and (trainer.global_step + 1) % trainer.log_every_n_steps == 0
 
     def _log_terms(self, total: Tensor, terms: dict[str, Tensor]) -> None:
@@ -292,8 +298,10 @@ class DistillationModule(lightning.LightningModule):
         self.log_dict(values, sync_dist=self.trainer.world_size > 1)
 
     def _gradient_shares(self, terms: dict[str, Tensor]) -> dict[str, float]:
-        """None where weights are sharded: a backward pass of one term would reduce gradients a second time."""
-        # DeepSpeed marks what it shards with ds_id.
+        """Returns the terms' gradient shares; empty for sharded weights, where a backward pass of a single term would
+        reduce the gradients a second time.
+        """
+        # DeepSpeed marks sharded parameters with ds_id.
         if not terms or any(isinstance(each, DTensor) or hasattr(each, "ds_id") for each in self.parameters()):
             return {}
         return gradient_shares(self.now, terms, self.parameters())
@@ -309,7 +317,7 @@ class DistillationModule(lightning.LightningModule):
         assert said is not None
         logits, labels = self.answers.logits(batch, said), self.answers.labels(batch)
         rows = int((labels != IGNORED).sum())
-        if labels.dim() == 1:  # else they tell what belongs together, and no loss is of one row alone
+        if labels.dim() == 1:  # otherwise labels mark the pairs of texts, and there is no loss per row
             self.val_loss.update(label_loss(logits, labels), rows)
             self.log("val/loss", self.val_loss, on_epoch=True, batch_size=rows)
         if self.metric is not None:
@@ -323,7 +331,9 @@ class DistillationModule(lightning.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """By the norm over every process's parts, however the weights are laid out; a strategy may do it by itself."""
+        """Clips by the gradient norm over all processes for every layout of the weights, unless the strategy clips
+        gradients itself.
+        """
         if getattr(self.trainer.strategy, "clips_gradients", False):
             return
         if gradient_clip_val and self.stages is not None:

@@ -23,18 +23,18 @@ def build_optimizer(
     shard: bool = False,
     make: Callable[..., Optimizer] | None = None,
 ) -> Optimizer:
-    """AdamW with weight decay on matrices and its own rate for the head.
+    """Returns AdamW with weight decay on matrices only and a separate learning rate for the head.
 
-    `extra` are parameters outside the student that are trained with it. With `shard` each process of the world keeps
-    the states of a part of the parameters and sends what it updated to the others (ZeRO-1). `make` is called with the
-    groups and lr in the place of AdamW.
+    `extra` are parameters outside the student that are trained with it. With `shard` each process of the world stores
+    the optimizer state of a part of the parameters and broadcasts its updates (ZeRO-1). If given, `make` is called with
+    the parameter groups and lr instead of AdamW.
     """
     body = {id(p) for p in student.base_model.parameters()}
     groups: dict[tuple[float, float, Any], list[nn.Parameter]] = {}
     for p in [*student.parameters(), *extra]:
         if p.requires_grad:
             rate = config.learning_rate if id(p) in body else config.learning_rate * config.head_rate
-            # Tensors on different meshes, or on none, can't be updated by one fused call.
+            # One fused call can't update tensors on different meshes, or DTensors together with plain tensors.
             place = p.device_mesh if isinstance(p, DTensor) else None
             groups.setdefault((rate, config.weight_decay if p.dim() > 1 else 0.0, place), []).append(p)
     settings = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay, _), params in groups.items()]
@@ -46,7 +46,7 @@ def build_optimizer(
 
 
 def build_schedule(optimizer: Optimizer, config: TrainConfig, steps: int) -> LambdaLR:
-    """Linear warm-up, then the decay that the config names, over `steps` steps."""
+    """Returns a schedule of `steps` steps: linear warm-up, then the decay chosen in the config."""
     warm = max(1, math.ceil(config.warmup * steps)) if config.warmup else 0
 
     def factor(step: int) -> float:
@@ -59,7 +59,7 @@ def build_schedule(optimizer: Optimizer, config: TrainConfig, steps: int) -> Lam
 
 
 def set_dropout(model: nn.Module, rate: float) -> None:
-    """Sets the rate of every dropout layer of a model that is being trained; its config keeps the original."""
+    """Sets the rate of every dropout layer of the model; its config keeps the original rate."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = rate

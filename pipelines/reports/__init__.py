@@ -1,1 +1,1 @@
-"""Reports: numbers, charts, the page, the model card, the terminal's tables."""
+"""Reports: number formats, charts, the HTML page, model cards and terminal tables."""

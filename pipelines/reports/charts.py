@@ -15,8 +15,8 @@ Lines = Mapping[str, list[tuple[float, float]]]
 Draw = Callable[..., Callable[[], None] | None]
 
 MARKERS = "osD^vPX*"
-COSTS = {"cost": "left", "cost_wanted": "wanted"}  # logged while units close
-# matplotlib writes plain colours; these stand for the page's own, which follow the reader's light or dark scheme.
+COSTS = {"cost": "left", "cost_wanted": "wanted"}  # logged while units are closed
+# Placeholders for the page's colours, which depend on the light or dark scheme and which matplotlib can't write.
 INK, MUTED, LINE = "#010101", "#020202", "#030303"
 SERIES = ("#0a0a00", "#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05")
 PAGE_COLOURS = {INK: "ink", MUTED: "muted", LINE: "line"} | {value: f"series-{i}" for i, value in enumerate(SERIES)}
@@ -37,7 +37,7 @@ CHART_STYLE: dict[Any, Any] = {
 
 
 def speed_charts(report: Report) -> list[tuple[str, str]]:
-    """Score against latency, for one text a call and for a batch: (caption, SVG) each."""
+    """Returns score against latency, for one text per call and for a batch, as (caption, SVG)."""
     charts = []
     for key in ("latency", "latency_batched"):
         if entries := [entry for entry in report["models"] if entry.get(key)]:
@@ -64,16 +64,18 @@ def draw_speed(axes: Any, entries: Sequence[Row], key: str, metric: str) -> None
 
 
 def colours_of(names: Iterable[str]) -> dict[str, int]:
-    """Number of each model's colour; the teacher's is no student's, and the only student's is always the same."""
+    """Returns each model's colour index; the teacher's is reserved, and a single student's is always the same."""
     own = dict.fromkeys(["student", *(name for name in names if name != "teacher")])
-    if sum(name.startswith("student") for name in own) > 2:  # a family, in which none is only called student
+    if sum(name.startswith("student") for name in own) > 2:  # with several students, none is just called student
         own.pop("student")
     return {"teacher": 0} | {name: 1 + i % (len(SERIES) - 1) for i, name in enumerate(own)}
 
 
 def stage_charts(rows: Sequence[Row], metric: str) -> list[tuple[str, str]]:
-    """What a training log holds, as (caption, SVG) each: loss terms, score, which term pulls how hard, which layers of
-    the teacher are learnt from, and what is left of a model whose units close.
+    """Returns charts of a training log as (caption, SVG).
+
+    They show the loss terms, the validation score, each term's share of the gradient, the teacher's layer matched by
+    each layer of the student, and the remaining cost while units close.
     """
     keys = dict.fromkeys(key.removeprefix("train/") for row in rows for key in row if key.startswith("train/"))
     matched = sorted((key for key in keys if re.fullmatch(r"matched_\d+", key)), key=lambda key: int(key[8:]))
@@ -97,7 +99,7 @@ def stage_charts(rows: Sequence[Row], metric: str) -> list[tuple[str, str]]:
 
 
 def points(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
-    """(step, value) of the rows that logged a finite value, in the order of the steps."""
+    """Returns (step, value) of the rows with a finite value, in the order of the steps."""
     found = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
     return sorted(point for point in found if math.isfinite(point[1]))
 
@@ -122,7 +124,7 @@ def draw_shares(axes: Any, lines: Lines, colours: Mapping[str, str]) -> None:
 
 
 def draw_layers(axes: Any, lines: Lines, colours: Mapping[str, str]) -> None:
-    """Steps between whole numbers: a layer is matched or it isn't."""
+    """Draws step functions, because a layer is either matched or not."""
     for name, line in lines.items():
         steps, layers = [step for step, _ in line], [layer for _, layer in line]
         axes.plot(steps, layers, color=colours[name], drawstyle="steps-post", label=name)
@@ -133,7 +135,10 @@ def draw_layers(axes: Any, lines: Lines, colours: Mapping[str, str]) -> None:
 
 
 def score_axis(axes: Any, metric: str, scores: Sequence[float]) -> None:
-    """At least two points high, so that noise doesn't look like a difference. A correlation with a constant is NaN."""
+    """Sets a score axis of at least two percentage points, so that noise doesn't look like a difference.
+
+    Undefined scores, such as a correlation with a constant, are NaN and ignored.
+    """
     known = [score for score in scores if math.isfinite(score)] or [0.0]
     middle, half = (max(known) + min(known)) / 2, max((max(known) - min(known)) * 0.6, 0.01)
     axes.set_ylim(middle - half, middle + half)
@@ -142,7 +147,7 @@ def score_axis(axes: Any, metric: str, scores: Sequence[float]) -> None:
 
 
 def log_axis(axes: Any, values: Sequence[float]) -> None:
-    """A log x-axis with round ticks: matplotlib's own are powers of ten, and most charts span less than one."""
+    """Sets a log x-axis with round ticks; matplotlib's are powers of ten, and most charts span less than one."""
     low, high = min(values) / 1.3, max(values) * 1.3
     steps = (1, 1.5, 2, 3, 5, 7) if high < 8 * low else (1, 2, 5) if high < 100 * low else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
@@ -154,9 +159,9 @@ def log_axis(axes: Any, values: Sequence[float]) -> None:
 
 
 def chart(caption: str, draw: Draw, *content: Any) -> str:
-    """An inline SVG of what `draw(axes, *content)` draws, in the page's colours and as wide as its place.
+    """Returns an inline SVG of `draw(axes, *content)` in the page's colours, as wide as its container.
 
-    What `draw` returns, if anything, is called when the axes have their place and size.
+    If `draw` returns a function, it is called when the axes have their final position and size.
     """
     file = io.StringIO()
     with drawn(caption, draw, *content) as figure:
@@ -165,12 +170,12 @@ def chart(caption: str, draw: Draw, *content: Any) -> str:
     svg = file.getvalue()
     for colour, name in PAGE_COLOURS.items():
         svg = svg.replace(colour, f"var(--{name})")
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])  # the same in every chart
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])  # ids would repeat in every chart
     return re.sub(r'width="[^"]*" height="[^"]*"', f'role="img" aria-label="{html.escape(caption)}"', svg, count=1)
 
 
 def alone(svg: str) -> str:
-    """The chart as a file of its own, which brings its colours for light and dark along."""
+    """Returns the chart as a standalone SVG file that includes its colours for light and dark schemes."""
     palette = (Path(__file__).parent / "palette.css").read_text("utf-8")
     style = f"<style>\n{palette}text {{ font-family: system-ui, sans-serif !important; }}\n</style>"
     end = svg.index(">") + 1
@@ -179,7 +184,7 @@ def alone(svg: str) -> str:
 
 @contextmanager
 def drawn(caption: str, draw: Draw, *content: Any) -> Iterator[Any]:
-    """The matplotlib figure of a chart, with its legend."""
+    """Yields the matplotlib figure of a chart, with its legend."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -190,7 +195,7 @@ def drawn(caption: str, draw: Draw, *content: Any) -> Iterator[Any]:
         handles, labels = axes.get_legend_handles_labels()
         legend = dict(zip(labels, handles, strict=True))
         if len(legend) > 1:
-            columns = min(max(50 // max(map(len, legend)), 1), 4)  # wider than the chart, it would be cut
+            columns = min(max(50 // max(map(len, legend)), 1), 4)  # a legend wider than the chart would be clipped
             look = {"columnspacing": 1.0, "fontsize": 10, "frameon": False, "handlelength": 0.8}
             figure.legend(legend.values(), legend, loc="outside upper left", ncols=columns, **look)
         if last is not None:

@@ -1,4 +1,4 @@
-"""How numbers are written in reports, and what its entries are called."""
+"""Formats numbers for reports and names their runtimes and scores."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ def runtime_text(entry: Row) -> str:
 
 
 CORRELATIONS = frozenset({"Spearman", "Pearson"})
-LOWER = frozenset({"perplexity", "RMSE"})  # is better; these and correlations are no shares, all other scores are
+LOWER = frozenset({"perplexity", "RMSE"})  # lower is better; all scores but these and correlations are shares
 
 
 def score_text(score: float, metric: str, digits: int = 2) -> str:
-    """In percent where it is a share; a dash where it isn't known, as a correlation with a constant."""
+    """Formats a score, as a percentage if it is a share; a dash if undefined, such as a correlation with a constant."""
     if not math.isfinite(score):
         return "–"
     if metric == "perplexity":
@@ -35,7 +35,7 @@ def score_text(score: float, metric: str, digits: int = 2) -> str:
 
 
 def metric_text(metric: str) -> str:
-    """A score's name in a sentence."""
+    """Returns the name of a score within a sentence."""
     return f"{metric} correlation" if metric in CORRELATIONS else metric
 
 
@@ -44,12 +44,12 @@ def direction_text(metric: str) -> str:
 
 
 def begun(text: str) -> str:
-    """As a sentence begins; what else is written large stays so: Span F1."""
+    """Returns the text with its first letter capitalised and the others unchanged, as in Span F1."""
     return text[:1].upper() + text[1:]
 
 
 def counted(count: int, things: str) -> str:
-    """1 text, 3,080 texts, 1 pair of sentences."""
+    """Returns the count with its noun: 1 text, 3,080 texts, 1 pair of sentences."""
     first, _, rest = things.partition(" of ")
     first = first.removesuffix("s") if count == 1 else first
     return f"{count:,} {first}" + (f" of {rest}" if rest else "")
@@ -72,5 +72,5 @@ def count_text(count: int) -> str:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """9, 8 and 12."""
+    """Joins texts as in: 9, 8 and 12."""
     return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else texts[0]

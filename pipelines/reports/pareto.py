@@ -1,4 +1,4 @@
-"""Which students of a family are worth having: score against speed and against size, and who is beaten in both."""
+"""Pareto charts of several students: score against speed and against size, with dominated students marked."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from pipelines.reports.numbers import RUNTIMES, Report, Row, begun
 RUNTIME = "onnxruntime"
 COLOURS = {"teacher": SERIES[0], "fp32": SERIES[1], "int8": SERIES[3]}
 GAP = 4  # points between a marker and its label
-# Where a label may stand: right or left of its marker, on the side that the line leaves free (1) or the other (-1).
+# Label positions: right (1) or left (-1) of the marker, on the side that the line leaves free (1) or the other (-1).
 SIDES = [(1, 1), (1, 0), (0, 1), (-1, 0), (0, -1), (-1, -1), (1, -1), (-1, 1)]
 FAR = (1, 2, 3, 5, 7)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A model in a precision: `value` is its speed-up or its bytes, `series` teacher or the precision."""
+    """A model in a precision: `value` is its speed-up or its size, `series` is `teacher` or the precision."""
 
     label: str
     series: str
@@ -28,7 +28,7 @@ class Point:
 
 
 def pareto_charts(report: Report) -> list[tuple[str, str]]:
-    """Score against speed-up and against size on ONNX Runtime, as (caption, SVG) each; none of a single student."""
+    """Returns score against speed-up and against size on ONNX Runtime as (caption, SVG); none for a single student."""
     entries = [entry for entry in report["models"] if entry["runtime"] == RUNTIME and entry["speedup"]]
     if len({entry["name"] for entry in entries} - {"teacher"}) < 2:
         return []
@@ -49,15 +49,17 @@ def pareto_charts(report: Report) -> list[tuple[str, str]]:
 
 
 def point(entry: Row, value: float) -> Point:
+    """Returns the point of an entry."""
     name = entry["name"]
     series = "teacher" if name == "teacher" else entry["precision"]
     return Point(name.removeprefix("student-"), series, value, entry["score"])
 
 
 def marked(points: Sequence[Point], rising: bool) -> list[Point]:
-    """The points with `beaten` set where another is at least as good in both and better in one.
+    """Returns the points with `beaten` set where another point dominates: at least as good in both, and better in one.
 
     Args:
+        points: The points of a chart.
         rising: Whether larger values are better.
     """
 
@@ -69,10 +71,16 @@ def marked(points: Sequence[Point], rising: bool) -> list[Point]:
 
 
 def draw_front(axes: Any, points: Sequence[Point], label: str, metric: str, free: int) -> Callable[[], None]:
-    """A line a precision; who is beaten is hollow. The labels are placed when the axes have their size.
+    """Draws a line per precision, with dominated points hollow; returns a function that places the labels.
+
+    The labels can be placed only when the axes have their final size.
 
     Args:
-        free: 1 where a line has its room above on the right, as a falling one, -1 where it has it below.
+        axes: The axes to draw on.
+        points: The points of the chart.
+        label: Label of the x-axis.
+        metric: Name of the score.
+        free: 1 if lines leave room above and to the right, as falling lines do, -1 if they leave room below.
     """
     for series in dict.fromkeys(p.series for p in points):
         own = sorted((p for p in points if p.series == series), key=lambda p: p.value)
@@ -92,10 +100,10 @@ def draw_front(axes: Any, points: Sequence[Point], label: str, metric: str, free
 
 
 def place_labels(axes: Any, points: Sequence[Point], free: int) -> None:
-    """Writes each point's name where it covers no marker and no other name, as near to the point as that goes."""
+    """Writes each point's label near it, where it overlaps no marker and no other label if possible."""
     from matplotlib.transforms import Bbox
 
-    scale = axes.figure.dpi / 72  # pixels a point
+    scale = axes.figure.dpi / 72  # pixels per point
     taken = []
     for p in points:
         x, y = axes.transData.transform((p.value, p.score))

@@ -1,4 +1,4 @@
-"""Turns a finished report into what people read: a page, a model card, a table for the terminal."""
+"""Renders a finished report as an HTML page, model cards and terminal tables."""
 
 import json
 import math
@@ -35,7 +35,7 @@ Chart = tuple[str, str]  # caption, SVG
 
 @dataclass(frozen=True)
 class Charts:
-    """Of the models' speed and size, and of each stage's training."""
+    """Charts of the models' speed and size, and of each stage's training."""
 
     speed: Sequence[Chart]
     stages: Mapping[str, Sequence[Chart]]
@@ -47,7 +47,7 @@ class Charts:
         return cls(speed_charts(report) + pareto_charts(report), stages)
 
     def files(self) -> dict[str, str]:
-        """Each as an SVG file of its own, by name."""
+        """Returns file name -> standalone SVG of each chart."""
         found = dict(self.speed)
         for stage, charts in self.stages.items():
             found |= {f"{stage} {caption}": svg for caption, svg in charts}
@@ -55,17 +55,17 @@ class Charts:
 
 
 def render_html(report: dict[str, Any], curves: Mapping[str, Sequence[Row]]) -> str:
-    """The report as one page that needs no other file and asks for none.
+    """Returns the report as a self-contained page that loads no other file.
 
     Args:
         report: The finished report.
-        curves: Stage -> the rows of its training log.
+        curves: Stage -> rows of its training log.
     """
     return render_page(report, Charts.of(report, curves))
 
 
 def render_page(report: dict[str, Any], charts: Charts) -> str:
-    """The page with charts that are drawn already."""
+    """Returns the page with charts that are already drawn."""
     several, words = family(report), WORDING[report["task"]]
     return template("report.html.jinja").render(
         report=report,
@@ -88,7 +88,7 @@ def render_page(report: dict[str, Any], charts: Charts) -> str:
 
 
 def shows(name: str, words: Wording) -> bool:
-    """Whether an entry of the report's data goes into the table of numbers."""
+    """Returns whether an entry of the report's data is listed in the table of numbers."""
     return name != "remarks" and (name != "classes" or bool(words.labels))
 
 
@@ -109,14 +109,14 @@ def road_of_page(report: Report) -> dict[str, Any]:
 
 
 def render_cards(report: dict[str, Any]) -> dict[str, str]:
-    """The Hugging Face model cards, by file name: README.md of the only student, NAME.md of each of a family."""
+    """Returns file name -> Hugging Face model card: README.md of a single student, or NAME.md of each of several."""
     if not family(report):
         return {"README.md": render_card(report)}
     return {f"{name}.md": render_card(report, name) for name in family(report)}
 
 
 def render_card(report: dict[str, Any], name: str | None = None) -> str:
-    """The model card of a student (left out, of the only one): a README.md with its front matter."""
+    """Returns a student's model card, a README.md with front matter; `name` may be omitted for a single student."""
     own = (
         report if name is None else report | {"models": [e for e in report["models"] if e["name"] in ("teacher", name)]}
     )
@@ -142,7 +142,7 @@ def render_card(report: dict[str, Any], name: str | None = None) -> str:
 
 
 def summary_rows(report: Report) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of the table at the end of a run; the speedup is against the teacher on the same runtime."""
+    """Returns header and rows of the final table; speedups are against the teacher on the same runtime."""
     header = ["model", "runtime", report["metric"], "params", "size in MB", "ms, batch 1", "speedup", "agreement"]
     rows = [
         [
@@ -163,13 +163,13 @@ def summary_rows(report: Report) -> tuple[list[str], list[list[str]]]:
 
 
 def baseline_text(report: Report, name: str) -> str:
-    """One of the scores of answering without a model."""
+    """Returns one of the scores that the baseline without a model reaches."""
     score = report["baseline"]["scores"].get(name)
     return NONE if score is None else score_text(score, name)
 
 
 def score_rows(report: Report) -> tuple[list[str], list[list[str]]] | None:
-    """Header and rows of every score of the task, the teacher's first; None where it has a single one."""
+    """Returns header and rows of all scores, the teacher's first; None if the task has a single score."""
     models = sorted(report["models"], key=lambda entry: entry["name"] != "teacher")
     names = list(dict.fromkeys(name for entry in models for name in entry.get("scores", {})))
     if len(names) < 2:
@@ -189,7 +189,7 @@ def score_rows(report: Report) -> tuple[list[str], list[list[str]]] | None:
 
 
 def score_notes(report: Report) -> list[str]:
-    """What each score says, and which way it is better."""
+    """Returns an explanation of each score, and whether higher or lower is better."""
     said = WORDING[report["task"]].scores
     names = dict.fromkeys(name for entry in report["models"] for name in entry.get("scores", {}))
     notes = [f"{begun(name)}: {said[name]}; {direction_text(name)}." for name in names if name in said]
@@ -200,25 +200,27 @@ def score_notes(report: Report) -> list[str]:
 
 
 def students(report: Report) -> Sequence[Row]:
+    """Returns the students' entries, or all entries if there are none."""
     return [entry for entry in report["models"] if entry["name"] != "teacher"] or report["models"]
 
 
 def family(report: Report) -> list[str]:
-    """Names of the students where a run has several."""
+    """Returns the names of the students if a run has several, otherwise an empty list."""
     names = list(dict.fromkeys(entry["name"] for entry in report["models"] if entry["name"] != "teacher"))
     return names if len(names) > 1 else []
 
 
 def deployed(report: Report, entries: Sequence[Row]) -> Row:
-    """The entry that answers one text fastest, of those in the runtime and precision that a budget was about."""
+    """Returns the entry with the lowest latency, if possible among those in the budget's runtime and precision."""
     wanted = (report.get("road") or {}).get("conditions", {})
     meant = [each for each in entries if all(each[key] == wanted.get(key) for key in ("runtime", "precision"))]
     return min(meant or entries, key=lambda entry: entry["latency"]["best_ms"])
 
 
 def shown(report: Report) -> Row:
-    """The entry that stands for the result: the student where it answers one text fastest; of a family the fastest
-    student that keeps the score asked for, or the most accurate where none does.
+    """Returns the entry that represents the result: the fastest, see `deployed`.
+
+    Of several students it must keep the required score; if none does, it is the most accurate student's.
     """
     entries = students(report)
     if family(report) and (least := least_score(report)):
@@ -230,13 +232,13 @@ def shown(report: Report) -> Row:
 
 
 def least_score(report: Report) -> float:
-    """The share of the teacher's score that the run was to keep; 0 where nothing was asked or it can't be told."""
+    """Returns the required share of the teacher's score; 0 if none is required or the share is unknown."""
     known = any(judged(report, each) for each in (report.get("road") or {}).get("students", []))
     return report["config"].get("budget", {}).get("min_score", 0) if known else 0
 
 
 def why_shown(report: Report) -> str:
-    """Which student of a family the figures at the top are of."""
+    """Returns a sentence that explains which student the figures at the top belong to."""
     name, least = shown(report)["name"], least_score(report)
     if not least:
         return f"The figures below are those of {name}, the fastest."
@@ -248,14 +250,14 @@ def why_shown(report: Report) -> str:
 
 
 def teacher_of(report: Report, entry: Row) -> Row | None:
-    """The teacher's entry to compare with: of the same runtime and precision as far as there is one."""
+    """Returns the teacher's entry to compare with, in the same runtime and precision if there is one."""
     teachers = [other for other in report["models"] if other["name"] == "teacher" and other is not entry]
     keys = ("runtime", "precision")
     return min(teachers, key=lambda other: [other[key] != entry[key] for key in keys], default=None)
 
 
 def headline(report: Report) -> str:
-    """The result in one sentence, which names each student of a family."""
+    """Returns the result in one sentence that names every student."""
     found = [deployed(report, [e for e in report["models"] if e["name"] == name]) for name in family(report)]
     if not found:
         return headline_of_one(report, shown(report))
@@ -265,7 +267,7 @@ def headline(report: Report) -> str:
 
 
 def family_part(report: Report, entry: Row, *, first: bool) -> str:
-    """One student in the sentence; what the first says in full the others need not."""
+    """Returns a student's part of that sentence; only the first part is written out in full."""
     name, metric, teacher = entry["name"], metric_text(report["metric"]), teacher_of(report, entry)
     speedup = (entry["speedup"] or {}).get("vs_teacher_same_runtime")
     share = share_of(entry, teacher)
@@ -278,8 +280,9 @@ def family_part(report: Report, entry: Row, *, first: bool) -> str:
 
 
 def share_of(entry: Row, teacher: Row | None) -> float | None:
-    """Of the teacher's score; None where that tells nothing: hardly trained it can be 0, a correlation below 0, or NaN
-    with a constant.
+    """Returns the share of the teacher's score; None if it is meaningless.
+
+    The score of a barely trained teacher can be 0, a correlation can be negative, or NaN with constant predictions.
     """
     if teacher is None or not teacher["score"] > 0 or not math.isfinite(entry["score"]):
         return None
@@ -287,6 +290,7 @@ def share_of(entry: Row, teacher: Row | None) -> float | None:
 
 
 def headline_of_one(report: Report, entry: Row) -> str:
+    """Returns the result of a single student in one sentence."""
     metric = metric_text(report["metric"])
     teacher, speedup = teacher_of(report, entry), (entry["speedup"] or {}).get("vs_teacher_same_runtime")
     took = f"{ms_text(entry['latency']['best_ms'])} ms a text on {runtime_text(entry)}"
@@ -299,7 +303,7 @@ def headline_of_one(report: Report, entry: Row) -> str:
 
 
 def measured(report: Report) -> list[str]:
-    """How the figures were taken."""
+    """Returns sentences on how the figures were measured."""
     entry, metric, test = shown(report), report["metric"], report["data"]["test"]
     took, score, words = entry["latency"], score_text(entry["score"], metric), WORDING[report["task"]]
     said = [f"{begun(metric_text(metric))} is taken on the {counted(test, words.rows)} of the test split."]
@@ -330,7 +334,7 @@ def measured(report: Report) -> list[str]:
 
 
 def template(name: str) -> Any:
-    """A template from beside this file; a page's escapes what is put in."""
+    """Loads a template from this folder; that of the page escapes its values."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -1,4 +1,4 @@
-"""What each stage of a budget's run did to every student, read from the stages' metrics and files."""
+"""The effects of a pruning run's stages on every student, read from the stages' metrics and files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from pipelines.runs.stage import Artefact
 
 
 def road_of(stages: Sequence[Artefact]) -> dict[str, Any] | None:
-    """The facts, from the stages' metrics and files; None where no student was pruned."""
+    """Returns the report's facts on pruning from the stages' metrics and files; None if no student was pruned."""
     named = {stage.name: stage for stage in stages}
     targets = [
         name.removeprefix("shape-")
         for name, stage in named.items()
-        if name.startswith("shape-") and "budget" in stage.manifest["config"]  # a round of several has none
+        if name.startswith("shape-") and "budget" in stage.manifest["config"]  # rounds of iterative pruning have none
     ]
     if not targets:
         return None
@@ -31,7 +31,7 @@ def road_of(stages: Sequence[Artefact]) -> dict[str, Any] | None:
 
 
 def units_of(scores: Artefact) -> dict[str, Any]:
-    """Sizes of the model that is cut, as an outline: every unit has a score."""
+    """Returns the outline of the model before pruning, read from its scores, which cover every unit."""
     from safetensors import safe_open
 
     with safe_open(scores.folder / "scores.safetensors", framework="np") as file:
@@ -43,6 +43,7 @@ def units_of(scores: Artefact) -> dict[str, Any]:
 
 
 def student_road(named: Mapping[str, Artefact], target: str, students: int) -> dict[str, Any]:
+    """Returns the facts on a target's student."""
     from compress.prune.search.cost import Outline
 
     shape, trained, costs = named[f"shape-{target}"], named[f"distill-{target}"], named["costs"]
@@ -66,7 +67,7 @@ def student_road(named: Mapping[str, Artefact], target: str, students: int) -> d
 
 
 def quantized_of(stage: Artefact | None) -> dict[str, Any] | None:
-    """What few bits did to a student's validation score; None where it wasn't quantized."""
+    """Returns a student's validation scores when quantized; None if it wasn't."""
     if stage is None:
         return None
     scheme = scheme_of(stage.manifest["config"]["quantize"]["scheme"])
@@ -78,12 +79,12 @@ def quantized_of(stage: Artefact | None) -> dict[str, Any] | None:
 
 
 def name_of(target: str, students: int) -> str:
-    """Of the student for a target, in reports and of its folder: an only one needs no other."""
+    """Returns a target's student name, used in reports and for its folder; a single student needs no suffix."""
     return "student" if students == 1 else f"student-{target}"
 
 
 def code_of(folder: Path) -> str | None:
-    """Name of the file with the modelling code that a checkpoint needs; None where a stock class loads it."""
+    """Returns the name of the file with a checkpoint's modelling code; None if a stock class loads it."""
     file = folder / "config.json"
     mapped = json.loads(file.read_text()).get("auto_map", {}) if file.is_file() else {}
     return f"{next(iter(mapped.values())).split('.')[0]}.py" if mapped else None
@@ -93,6 +94,6 @@ COSTS = "costs.json"
 
 
 def read_costs(costs: Artefact) -> tuple[CostModel, float]:
-    """The fitted costs, and the teacher's milliseconds."""
+    """Reads the fitted costs and the teacher's milliseconds."""
     about = json.loads((costs.folder / COSTS).read_text())
     return CostModel(tuple(about["costs"]["coefficients"]), about["costs"]["error"]), about["teacher"]["best_ms"]

@@ -1,4 +1,4 @@
-"""What each stage of a budget's run gained and lost for every student, and whether what was asked for was met."""
+"""The table and verdicts of a pruning run: each stage's effect on every student, and whether targets were met."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,12 +17,12 @@ from pipelines.reports.numbers import (
 )
 from pipelines.reports.wording import validated_text
 
-Table = list[tuple[str, list[tuple[str, list[str]]]]]  # stage -> rows: what, and a cell for each model
+Table = list[tuple[str, list[tuple[str, list[str]]]]]  # (stage, rows) pairs; a row is a label and a cell for each model
 NONE = "–"
 
 
 def road_table(report: Report) -> tuple[list[str], Table]:
-    """Header and rows, stage by stage from the top down: the teacher's column first, then a student's each."""
+    """Returns the header and the rows of each stage in order: the teacher's column first, then one per student."""
     road, metric, validated = report["road"], report["metric"], f"validation {validated_text(report)}"
     start, students, teacher = road["start"], road["students"], entry_of(report, "teacher")
     whole, own = start["outline"], start["student"] == "teacher"
@@ -73,25 +73,27 @@ def road_table(report: Report) -> tuple[list[str], Table]:
 
 
 def entry_of(report: Report, name: str, precision: str = "fp32") -> Row | None:
-    """A model's entry on the budget's runtime."""
+    """Returns a model's entry on the budget's runtime; None if there is none."""
     runtime = report["road"]["conditions"]["runtime"]
     found = (e for e in report["models"] if (e["name"], e["runtime"], e["precision"]) == (name, runtime, precision))
     return next(found, None)
 
 
 def entries_of(report: Report, precision: str) -> list[Row | None]:
+    """Returns the entries of the teacher and the students on the budget's runtime."""
     names = ["teacher", *(each["name"] for each in report["road"]["students"])]
     return [entry_of(report, name, precision) for name in names]
 
 
 def score_row(report: Report, precision: str) -> tuple[str, list[str]]:
+    """Returns the row of test scores in a precision."""
     metric = report["metric"]
     cells = [score_or_none(entry["score"] if entry else None, metric) for entry in entries_of(report, precision)]
     return f"test {metric}, {precision}", cells
 
 
 def rounding_rows(report: Report, bits: str) -> list[tuple[str, list[str]]]:
-    """What calibration left of the validation score, and what training in few bits brought back."""
+    """Returns rows with the validation scores after calibration and after quantization-aware training."""
     told = [each.get("quantized") or {} for each in report["road"]["students"]]
     if not any(each.get("precision") == bits for each in told):
         return []
@@ -103,7 +105,7 @@ def rounding_rows(report: Report, bits: str) -> list[tuple[str, list[str]]]:
 
 
 def lost_row(report: Report, bits: str) -> tuple[str, list[str]]:
-    """What few bits take of the score, in points of a percentage where it is one."""
+    """Returns the row of score changes by quantization, in percentage points if the score is a share."""
     cells = []
     for whole, rounded in zip(entries_of(report, "fp32"), entries_of(report, bits), strict=True):
         if whole is None or rounded is None:
@@ -116,7 +118,7 @@ def lost_row(report: Report, bits: str) -> tuple[str, list[str]]:
 
 
 def bytes_row(report: Report) -> tuple[str, list[str]]:
-    """On disk, as the budget is about."""
+    """Returns the row of sizes on disk, in the budget's precision."""
     precision = report["road"]["conditions"]["precision"]
     teacher, *students = entries_of(report, "fp32")[:1] + entries_of(report, precision)[1:]
     cells = [f"{entry['bytes'] / 1e6:.1f} MB" if entry else NONE for entry in (teacher, *students)]
@@ -128,13 +130,13 @@ def score_or_none(score: float | None, metric: str) -> str:
 
 
 def trial_text(student: Mapping[str, Any]) -> str:
-    """The divergence at which the shape that learnt best came out of the trials."""
+    """Returns the final divergence of the shape that won the trials."""
     best = winner(student["trials"])
     return NONE if best is None else f"{student['trials'][best]['divergences'][-1]:.3f}"
 
 
 def winner(trials: Sequence[Mapping[str, Any]]) -> int | None:
-    """Number of the trial that was left: of those that went on longest the best; None where nothing was trained."""
+    """Returns the index of the best trial among those that ran longest; None if nothing was trained."""
     ranked = [
         (-len(each["divergences"]), each["divergences"][-1], i) for i, each in enumerate(trials) if each["divergences"]
     ]
@@ -142,31 +144,33 @@ def winner(trials: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def kept(student: Mapping[str, Any]) -> float | None:
-    """Share of the teacher's validation score."""
+    """Returns the share of the teacher's validation score that the student's weights keep."""
     return student["score"] / student["teacher_score"] if student["teacher_score"] else None
 
 
 def shares_kept(models: Iterable[Row]) -> dict[str, float]:
-    """Student -> share of the teacher's validation score that its deployed file keeps, where that was measured."""
+    """Returns student -> share of the teacher's validation score that its deployed file keeps, where measured."""
     found = {entry["name"]: entry["validation"] for entry in models if "validation" in entry}
     teacher = found.pop("teacher", None)
     return {name: score / teacher for name, score in found.items()} if teacher else {}
 
 
 def judged(report: Report, student: Mapping[str, Any]) -> float | None:
-    """The share by which the least score is judged: of the deployed file; of weights where none was asked for."""
+    """Returns the share compared with the required score: of the deployed file, or else of the trained weights."""
     return shares_kept(report["models"]).get(student["name"], kept(student))
 
 
 def met(report: Report, student: Mapping[str, Any]) -> tuple[float, float]:
-    """(speed-up, milliseconds) of the student as the budget wants it measured: those of the evaluation, or those of
-    the shape where the evaluation was under other conditions.
+    """Returns (speed-up, milliseconds) of the student under the budget's conditions.
+
+    They are taken from the evaluation, or from the shape stage if the evaluation's conditions differ.
     """
     last = student["measurements"][-1]
     return evaluated(report, student) or (last["speedup"], last["best_ms"])
 
 
 def evaluated(report: Report, student: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Returns `met` from the evaluation; None if it wasn't measured under the budget's conditions."""
     wanted = report["road"]["conditions"]
     entry = entry_of(report, student["name"], wanted["precision"])
     for latency, speedup in (("latency", "speedup"), ("latency_batched", "speedup_batched")):
@@ -177,6 +181,7 @@ def evaluated(report: Report, student: Mapping[str, Any]) -> tuple[float, float]
 
 
 def evaluated_alike(wanted: Mapping[str, Any], took: Mapping[str, Any]) -> bool:
+    """Returns whether a latency was measured under the budget's conditions."""
     return not wanted["length"] and all(wanted[name] == took[name] for name in ("batch", "threads"))
 
 
@@ -191,13 +196,13 @@ def met_text(target: Mapping[str, Any], figures: tuple[float, float]) -> str:
 
 
 def shortfall(target: Mapping[str, Any], figures: tuple[float, float]) -> float:
-    """By what part of the speed asked for the one met is too low; 0 or less where it is met."""
+    """Returns the relative shortfall of the speed met against the requested speed; at most 0 if it is met."""
     speedup, milliseconds = figures
     return 1 - (target["latency_ms"] / milliseconds if target["latency_ms"] else speedup / target["speedup"])
 
 
 def verdicts(report: Report) -> list[tuple[bool, str]]:
-    """For each target and the least score whether it was met, and a sentence that says so."""
+    """Returns (whether it was met, sentence) for each target and for the required score."""
     said = []
     least = report["config"].get("budget", {}).get("min_score", 0)
     for each in report["road"]["students"]:
@@ -212,7 +217,7 @@ def verdicts(report: Report) -> list[tuple[bool, str]]:
 
 
 def road_notes(report: Report) -> list[str]:
-    """How the figures of the road were taken."""
+    """Returns sentences on how the table's figures were measured."""
     road = report["road"]
     wanted = road["conditions"]
     length = f"{wanted['length']} tokens each" if wanted["length"] else "of the data set's own lengths"
@@ -236,7 +241,7 @@ def road_notes(report: Report) -> list[str]:
 
 
 def shape_text(report: Report, name: str) -> str | None:
-    """A pruned student's sizes in words."""
+    """Returns a pruned student's sizes as a phrase; None if it wasn't pruned."""
     found = next((s for s in (report.get("road") or {}).get("students", []) if s["name"] == name), None)
     if found is None:
         return None
@@ -249,6 +254,6 @@ def shape_text(report: Report, name: str) -> str | None:
 
 
 def sizes_text(counts: Sequence[int]) -> str:
-    """Of each layer; one number where all are equal."""
+    """Returns the counts of all layers; a single number if all are equal."""
     texts = [f"{count:,}" for count in counts]
     return listed(texts if len(set(texts)) > 1 else texts[:1])

@@ -1,4 +1,4 @@
-"""How a report speaks of each task: of its models, of what they decide about, and of its scores."""
+"""Task-specific terms of a report: for models, predictions, and scores."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from pipelines.reports.numbers import Report, Row, counted, ms_text, percent_tex
 
 @dataclass(frozen=True)
 class Wording:
-    """How a report speaks of a task.
+    """The terms that a report uses for a task.
 
     Args:
-        model: What its model is.
-        tag: What the hub calls the task.
-        rows: What the test split holds.
-        learnt: What a model is trained on.
-        decided: What it decides about, and what it decides: agreement counts these.
-        compared: What an export's logits are those of, and what the largest of them tells, if anything.
-        scores: What each score of the task's scorer says.
-        labels: What its labels are called, if it has any.
-        validated: What is measured while it trains where that isn't the task's own metric.
+        model: Noun for its model.
+        tag: The hub's name of the task.
+        rows: Noun for the rows of the test split.
+        learnt: Noun for the training data.
+        decided: Nouns for the items that are decided on and for the decision; agreement counts these.
+        compared: Nouns for the items that have logits, and for the decision given by the largest logit, if any.
+        scores: Explanation of each score of the task's scorer.
+        labels: Noun for its labels, if it has any.
+        validated: Name of the validation score while training, if it differs from the task's own metric.
     """
 
     model: str
@@ -34,7 +34,7 @@ class Wording:
 
 
 def guessing(model: str, rows: str, tag: str, tokens: str) -> Wording:
-    """Of a language model, which is asked about these tokens."""
+    """Returns the wording of a language model that predicts these tokens."""
     scores = {
         "token accuracy": f"share of the {tokens} that the model finds likeliest",
         "perplexity": f"e to the power of the mean cross-entropy of the {tokens}",
@@ -106,13 +106,13 @@ WORDING = {
 
 
 def validated_text(report: Report) -> str:
-    """Name of what is measured on the validation split while training: of taggers and of answers something simpler."""
+    """Returns the name of the validation score while training, which for tags and answers is a simpler score."""
     words = report["task"] == "token-classification" and report["metric"] == "accuracy"
     return report["metric"] if words else WORDING[report["task"]].validated or report["metric"]
 
 
 def parity_text(entry: Row, things: str, decision: str | None) -> str:
-    """How an export compares with the model it was made from; see `Wording.compared`."""
+    """Returns a sentence that compares an export with its source model; see `Wording.compared`."""
     parity = entry["parity"]
     seen = counted(parity["texts"], things)
     if "layers" in parity:

@@ -1,1 +1,1 @@
-"""The engine of a run: stages and their manifests, processes, stops, checkpoints, the terminal."""
+"""Infrastructure of runs: stages and manifests, processes, signal handling, checkpoints and terminal output."""

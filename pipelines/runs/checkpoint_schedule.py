@@ -1,4 +1,4 @@
-"""When a training writes its checkpoints, and where it stops when it is asked to."""
+"""When training writes its checkpoints, and at which step it stops after a stop request."""
 
 import json
 import shutil
@@ -14,33 +14,33 @@ from pipelines.runs.training_checkpoint import plain_errors
 
 NAMING = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
-STOP_AFTER = "stop/after"  # key of the store
+STOP_AFTER = "stop/after"  # key in the store
 
 
 class Agreement:
-    """After which step the processes of a training stop, once one of them was asked to: all after the same one.
+    """Agreement of all processes on the optimizer step after which a requested stop takes effect.
 
-    The first process names the step after the one that it has just ended. None of the others has ended that by then,
-    for it takes the first one's part of the gradients.
+    The first process chooses the step after the one that it has just finished. No other process can have finished that
+    step by then, because it needs the first one's share of the gradients.
     """
 
     def __init__(self, world: World):
         self.world, self.after, self.number = world, -1, 0
 
     def due(self, step: int) -> bool:
-        """Whether to stop after this optimizer step; every process asks at the end of each."""
+        """Returns whether to stop after this optimizer step; every process calls it at the end of each step."""
         if self.world.everyone.size == 1:
             return bool(self._asked())
         if not self.number and self.world.leads and self._asked():
             self.after = step + 1
             self.world.store.set(STOP_AFTER, json.dumps([self.after, self.number]))
-            self.world.store.check([STOP_AFTER])  # it is there before this process goes on
+            self.world.store.check([STOP_AFTER])  # returns once the value has been stored
         elif not self.number and self.world.size > 1 and self.world.store.check([STOP_AFTER]):
             self.after, self.number = json.loads(self.world.store.get(STOP_AFTER))
         return bool(self.number) and step >= self.after
 
     def due_now(self) -> bool:
-        """Whether to stop here, where every process comes and waits for the others."""
+        """Returns whether to stop here, at a point where all processes synchronize."""
         if self.world.leads:
             self._asked()
         self.number = self.world.tell(self.number)
@@ -52,22 +52,23 @@ class Agreement:
 
 
 class Checkpoints(Callback):
-    """Saves every `every` optimizer steps, at the end of each epoch and where a stop is requested; keeps the last one.
+    """Callback that saves every `every` optimizer steps, at the end of each epoch and on a stop request.
 
-    Written beside its place and renamed; the one before is removed after that, so a kill leaves at least one whole.
-    With several processes training goes on while it is written.
+    Only the last checkpoint is retained. A checkpoint is written to a temporary folder and renamed, and the previous
+    one is removed afterwards, so that a kill leaves at least one complete checkpoint. With several processes training
+    continues during the writing.
     """
 
     def __init__(self, folder: Path, every: int, world: World | None = None):
         self.folder, self.every, self.saved, self.step = folder, every, -1, -1
         self.world = world or World()
         self.agreement = Agreement(self.world)
-        self.stopping = False  # what was trained is saved; the batch's or epoch's bookkeeping is still to end
+        self.stopping = False  # the state is saved; Lightning has yet to finish the batch or epoch
         self.saving: Future[Any] | None = None
         self.naming: Future[None] | None = None
 
     def __enter__(self) -> None:
-        """From the first batch on stops wait for a checkpoint."""
+        """Does nothing; from the first batch on, stop requests wait for a checkpoint."""
 
     def __exit__(self, *failure: Any) -> None:
         stops.release()
@@ -78,8 +79,8 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.is_global_zero:
-            self.folder.mkdir(exist_ok=True)  # without its parents: a stage's folder that was removed stays so
-        # Within an accumulation the step stays where it was; a checkpoint there would lose the gradients so far.
+            self.folder.mkdir(exist_ok=True)  # without parents, so that a removed stage folder isn't recreated
+        # The step doesn't change during gradient accumulation; a checkpoint there would lose the gradients so far.
         self.saved = self.step = trainer.global_step
         stops.hold(self.world.everyone.ask_to_stop)
 
@@ -90,7 +91,7 @@ class Checkpoints(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = trainer.global_step
-        # The epoch's last batch is saved below, after the validation that follows it.
+        # The checkpoint after an epoch's last batch is written below, after the validation.
         last = batch_idx + 1 >= trainer.num_training_batches
         if step != self.step:
             self.step = step
@@ -110,9 +111,10 @@ class Checkpoints(Callback):
             self._stop()
 
     def _stop(self) -> None:
-        """
+        """Stops the run after the last checkpoint has been renamed.
+
         Raises:
-            StopRequested: The last checkpoint has its name.
+            StopRequested: Always.
         """
         self._wait()
         self.world.meet()
@@ -126,12 +128,12 @@ class Checkpoints(Callback):
         path = self.folder / f"step-{trainer.global_step:09d}.ckpt"
         partial = path.with_suffix(".partial")
         if trainer.is_global_zero:
-            shutil.rmtree(partial, ignore_errors=True)  # a kill's
+            shutil.rmtree(partial, ignore_errors=True)  # left over from a killed run
         trainer.strategy.barrier()
         trainer.save_checkpoint(partial)
         self.saving = trainer.strategy.saving
         if trainer.is_global_zero:
-            # The first process's save ends when all have written their parts.
+            # The first process's save ends when all processes have written their shards.
             self.naming = NAMING.submit(self._name, self.saving, path)
         if trainer.world_size == 1:
             self._wait()

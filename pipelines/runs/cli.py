@@ -1,4 +1,4 @@
-"""Command lines from frozen dataclasses: flags, YAML, short names, and errors that a person can act on."""
+"""Command lines from frozen dataclasses: flags, YAML files, short names and error messages."""
 
 import dataclasses
 import errno
@@ -21,7 +21,7 @@ from pipelines.settings.values import home, settle_value
 from pipelines.settings.yaml_file import read_yaml
 
 Config = TypeVar("Config")
-# Logger -> what it says while it is imported, of machines without a GPU and of other libraries; all else is passed on.
+# Logger -> harmless warning that it logs on import, such as on machines without a GPU; other records pass.
 KNOWN_WARNINGS = {
     "DeepSpeed": "Setting accelerator to CPU",
     "torchao": "Failed to load",
@@ -33,18 +33,20 @@ KNOWN_WARNINGS = {
 def parse(
     config_class: type[Config], argv: Sequence[str], *, prog: str, about: str, examples: str, short: Mapping[str, str]
 ) -> Config:
-    """Reads every `--config FILE.yaml` in order, then the flags, into `config_class`; what comes later wins.
+    """Returns an instance of `config_class` with the values of the YAML files and flags.
+
+    Every `--config FILE.yaml` is read in order, then the flags; later values override earlier ones.
 
     Args:
-        config_class: A frozen dataclass, nested ones become `--group.field`.
-        argv: Words of the command line.
-        prog, about, examples: For `--help`.
-        short: Short name -> full name, such as `teacher` -> `teacher.model`; valid in YAML too.
+        config_class: A frozen dataclass; fields of nested dataclasses become `--group.field`.
+        argv: Command-line arguments.
+        prog, about, examples: Shown by `--help`.
+        short: Short name -> full name, such as `teacher` -> `teacher.model`; also valid in YAML.
 
     Raises:
-        InputError: A config file that is missing or broken; a key or flag that isn't known, is given twice or has no
-            value; a value that no setting of that kind can have.
-        SystemExit: With 2 on a value of another type, with 0 after `--help`.
+        InputError: A config file is missing or malformed; a key or flag is unknown, is given twice or has no value; or
+            a value isn't allowed for its setting.
+        SystemExit: A value has the wrong type (exit code 2), or `--help` was given (exit code 0).
     """
     fields = leaves(config_class)
     words, files = split_words(argv, fields, short, prog)
@@ -53,13 +55,13 @@ def parse(
         given |= read_yaml(home(f"--{CONFIG}", file), fields, short)
     parser = build_parser(config_class, prog=prog, about=about, examples=examples, short=short)
     if given:
-        checked = parser.parse_object(given)  # a default is taken as it is, whatever its type
+        checked = parser.parse_object(given)  # defaults are not type-checked by the parser
         parser.set_defaults({name: checked[name] for name in given})
     return made(config_class, parser.parse_args(words))
 
 
 def build_parser(config_class: type, *, prog: str, about: str, examples: str, short: Mapping[str, str]) -> "Parser":
-    """Knows the types of all settings, and writes the help."""
+    """Returns a parser that knows the types of all settings and formats the help."""
     listed = ", ".join(f"--{name} for --{full}" for name, full in short.items())
     parser = Parser(
         prog=prog,
@@ -68,14 +70,17 @@ def build_parser(config_class: type, *, prog: str, about: str, examples: str, sh
         epilog=f"short names: {listed}\n\nexamples:\n{examples}",
         formatter_class=PlainHelp,
     )
-    help_of_config = "YAML file with any of these settings; of several the later ones win, and flags over all"
+    help_of_config = "YAML file, or recipe:NAME; later files override earlier ones, and flags override files"
     parser.add_argument(f"--{CONFIG}", type=str, default=None, help=help_of_config)
     parser.add_class_arguments(config_class, as_group=False)
     return parser
 
 
 def made(config_class: type[Config], values: Any, group: str = "") -> Config:
-    """The settings of a group, and of the groups in it; an error names the group in full, as the command line does."""
+    """Returns an instance of the dataclass of a group, including nested groups.
+
+    Error messages name the group in full, as on the command line.
+    """
     fields = {
         field.name: made(field.type, values[field.name], f"{group}{field.name}.")  # type: ignore[arg-type]
         if dataclasses.is_dataclass(field.type)
@@ -89,7 +94,7 @@ def made(config_class: type[Config], values: Any, group: str = "") -> Config:
 
 
 def named_in_full(message: str, group: str) -> str:
-    """`loss.kl: …` of the group `general.loss.` as `general.loss.kl: …`, wherever the message names it."""
+    """Replaces a setting's name in a message: `loss.kl: …` -> `general.loss.kl: …` in the group `general.loss.`."""
     owner = re.match(r"\w*", message)[0]  # type: ignore[index]  # `train`, of `teacher_train` and `general.train` too
     if not owner or not group.endswith(f"{owner}."):
         return message
@@ -97,14 +102,14 @@ def named_in_full(message: str, group: str) -> str:
 
 
 class PlainHelp(DefaultHelpFormatter):
-    """Keeps the line breaks of the examples."""
+    """Help formatter that preserves the line breaks of the examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(indent + line for line in text.splitlines())
 
 
 class Parser(ArgumentParser):
-    """Answers a value of another type with one message."""
+    """Argument parser that reports a value of the wrong type as a single message."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         fail(f"{message} (see python -m {self.prog} --help)")
@@ -112,7 +117,7 @@ class Parser(ArgumentParser):
 
 
 def leaves(config_class: type, prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> type of every field that holds a value."""
+    """Returns dotted name -> type of every field that isn't a nested dataclass."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(config_class):
         if dataclasses.is_dataclass(field.type):
@@ -123,11 +128,11 @@ def leaves(config_class: type, prefix: str = "") -> dict[str, Any]:
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
-    """Runs a command; bad input ends with exit code 2 and one message instead of a traceback."""
-    # stated here and not in the library: a notebook's own settings stay as they are
+    """Runs a command; invalid input exits with code 2 and a message instead of a traceback."""
+    # set here and not in the library, so that a notebook's own settings are unaffected
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # Or a product's last bits depend on where in memory its weights lie, and differ between layouts.
+    # Otherwise the last bits of a product depend on the memory alignment of its weights, and differ between layouts.
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     for name, text in KNOWN_WARNINGS.items():
         logging.getLogger(name).addFilter(without(text))
@@ -146,12 +151,12 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
 
 
 def without(text: str) -> Callable[[logging.LogRecord], bool]:
-    """A filter of log records that drops those with this text."""
+    """Returns a filter that drops log records that contain this text."""
     return lambda record: text not in record.getMessage()
 
 
 def explain(error: BaseException) -> str | None:
-    """The message for an error that a person can mend; None for one that is ours."""
+    """Returns the message for an error that the user can fix; None for any other error."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, InputError | ArtefactError | CompressError | VerificationError):
@@ -161,7 +166,7 @@ def explain(error: BaseException) -> str | None:
         if number(seen) in (errno.ENOSPC, errno.EDQUOT):
             return f"{where}: the disk is full; what was complete is kept: make room and run the same command again"
         if number(seen) in (errno.EACCES, errno.EPERM, errno.EROFS):
-            if named is None and number(seen) != errno.EROFS:  # safetensors' and arrow's say in words what failed
+            if named is None and number(seen) != errno.EROFS:  # safetensors and arrow describe the failure in words
                 return f"no permission: {str(seen).splitlines()[0]}; nothing was changed"
             if number(seen) != errno.EROFS and is_unreadable(Path(str(where))):
                 return f"{where}: no permission to read it; nothing was changed"
@@ -171,19 +176,19 @@ def explain(error: BaseException) -> str | None:
 
 
 def is_unreadable(place: Path) -> bool:
-    """Whether there is something at a place, or on the way to it, that this user may not read."""
+    """Returns whether a path, or its closest visible parent, exists and this user may not read it."""
     for each in (place, *place.parents):
         try:
             each.lstat()
         except OSError:
-            continue  # what is above it says whether it may be looked at
+            continue  # a parent folder decides whether it can be accessed
         effective = os.access in os.supports_effective_ids
         return not os.access(each, os.R_OK | os.X_OK if each.is_dir() else os.R_OK, effective_ids=effective)
     return False
 
 
 def number(error: BaseException) -> int | None:
-    """The system's error number; safetensors and arrow tell it in words alone."""
+    """Returns the system's error number; safetensors and arrow give it only in the message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     told = re.search(r"(?:os error|errno) (\d+)", str(error))

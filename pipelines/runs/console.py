@@ -1,4 +1,4 @@
-"""What a person sees: progress with examples a second and time left, or plain lines where there is no terminal."""
+"""Terminal output: progress with rate and remaining time, or plain lines if there is no terminal."""
 
 import os
 import sys
@@ -16,25 +16,25 @@ PLAIN_EVERY = 10.0  # seconds between two plain lines of the same task
 
 
 class Console:
-    """Prints for the first process; the others are quiet."""
+    """Prints for the first process; other processes print nothing."""
 
     def __init__(self, *, quiet: bool | None = None):
         rank = int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")))
-        # A log has no width of its own; at rich's 80 columns a table would be cut.
+        # A log file has no width; rich's default of 80 columns would truncate tables.
         width = None if sys.stdout.isatty() else 160
         self.rich = RichConsole(
             quiet=rank > 0 if quiet is None else quiet, highlight=False, emoji=False, soft_wrap=True, width=width
         )
 
     def __reduce__(self) -> tuple:
-        """In a spawned process a new one is made: a terminal's locks can't travel."""
+        """Makes pickling recreate the console in a spawned process, because a terminal's locks can't be pickled."""
         return Console, ()
 
     def say(self, text: str) -> None:
         self.rich.print(text, markup=False)
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        # As Text: a string's [brackets] would be read as markup, and names of labels, columns and files have some.
+        # As Text: rich parses [brackets] in strings as markup, and names of labels, columns and files contain them.
         table = Table(title=Text(title, "table.title"), title_justify="left")
         for name in header:
             table.add_column(Text(name))
@@ -85,13 +85,13 @@ class Console:
 
 
 class Meter:
-    """Counts, and tells the rate and the time left."""
+    """Counts finished work and computes the rate and the remaining time."""
 
     def __init__(self, total: int):
         self.total, self.done, self.before, self.start = total, 0, 0, time.monotonic()
 
     def add(self, count: int, resumed: bool = False) -> None:
-        """Counts; what an earlier attempt did counts as done, but not towards the rate."""
+        """Adds finished work; work resumed from an earlier attempt counts as done, but not towards the rate."""
         self.done += count
         self.before += count if resumed else 0
 
@@ -113,5 +113,5 @@ def rate_text(rate: float) -> str:
 
 
 def fail(message: str) -> None:
-    """Writes an error for a person, without a traceback."""
+    """Prints an error message for the user, without a traceback."""
     print(f"error: {message}", file=sys.stderr)

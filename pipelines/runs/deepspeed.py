@@ -1,7 +1,7 @@
-"""DeepSpeed's ZeRO as a strategy: `deepspeed_stage_1` to `3`, with `_offload`, or a file of DeepSpeed's settings.
+"""DeepSpeed's ZeRO as a Lightning strategy: `deepspeed_stage_1` to `3`, with `_offload`, or a settings file.
 
-Checkpoints while training are DeepSpeed's own: a run goes on with as many processes as it was killed with. What a run
-leaves is a stock checkpoint like any other's.
+Training checkpoints are in DeepSpeed's own format, so a run must resume with the same number of processes. The final
+checkpoint of a run is a stock checkpoint.
 """
 
 import os
@@ -17,14 +17,14 @@ from torch import nn
 
 from pipelines.settings.deepspeed_json import STAGE, check_strategy, read_file
 
-UNTESTED = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}  # PyTorch's own AdamW
+UNTESTED = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}  # allows PyTorch's own AdamW
 
 
 def deepspeed_settings(strategy: str) -> dict[str, Any]:
-    """DeepSpeed's settings for what `--strategy` says.
+    """Returns DeepSpeed's settings for the value of `--strategy`.
 
     Raises:
-        InputError: As `check_strategy`.
+        InputError: See `check_strategy`.
     """
     check_strategy(strategy)
     found = STAGE.fullmatch(strategy)
@@ -38,7 +38,10 @@ def deepspeed_settings(strategy: str) -> dict[str, Any]:
 
 
 class OnDeepSpeed(DeepSpeedStrategy):
-    """ZeRO 1 to 3 by DeepSpeed, also on CPU, which Lightning refuses; it accumulates and clips by itself."""
+    """DeepSpeed strategy for ZeRO 1 to 3, also on CPUs, which Lightning doesn't support.
+
+    DeepSpeed accumulates and clips gradients itself.
+    """
 
     clips_gradients = True
 
@@ -49,7 +52,7 @@ class OnDeepSpeed(DeepSpeedStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        # DeepSpeed compares the index, which a plain cpu device hasn't.
+        # DeepSpeed compares the device index, which a plain cpu device doesn't have.
         return super().root_device if torch.cuda.is_available() else torch.device("cpu", 0)
 
     def setup_environment(self) -> None:
@@ -65,21 +68,21 @@ class OnDeepSpeed(DeepSpeedStrategy):
 
     @property
     def saving(self) -> Future[Any]:
-        """DeepSpeed writes before it returns."""
+        """A completed future, because DeepSpeed's checkpoints are written synchronously."""
         done: Future[Any] = Future()
         done.set_result(None)
         return done
 
     @contextmanager
     def whole(self, module: nn.Module) -> Iterator[None]:
-        """The weights of all processes, gathered while the context lasts."""
+        """Gathers the weights of all processes for the duration of the context."""
         import deepspeed
 
         with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=self.zero_stage_3):
             yield
 
     def release(self, module: nn.Module) -> None:
-        """Leaves plain weights: after the training DeepSpeed has no more to say of them."""
+        """Replaces DeepSpeed's partitioned weights by plain ones after training."""
         with self.whole(module):
             kept = {name: parameter.data.clone() for name, parameter in module.named_parameters()}
         for name, parameter in module.named_parameters():

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and their hashes."""
+"""Writing of files and folders, completely or not at all, and their hashes."""
 
 import json
 import os
@@ -17,12 +17,12 @@ def file_hashes(folder: Path) -> dict[str, str]:
 
 
 def content_hash(path: Path) -> str:
-    """Hash of a file, or of every file of a folder with its name; symbolic links are followed."""
+    """Returns the hash of a file, or of all files of a folder and their names; symbolic links are followed."""
     return sha256(path) if path.is_file() else digest_of(file_hashes(path))
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes beside the place and renames, so that a reader never sees half a file."""
+    """Writes a JSON file atomically: to a temporary file that is then renamed."""
     partial = path.with_name(f"{path.name}.partial")
     with partial.open("w") as file:
         json.dump(content, file, indent=1, default=str)
@@ -33,7 +33,7 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of `folder` when the block ends well."""
+    """Yields a new folder to fill, which replaces `folder` when the block ends without an error."""
     fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -46,5 +46,5 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def artefact_bytes(folder: Path) -> int:
-    """Bytes on disk of everything needed to deploy the folder."""
+    """Returns the bytes on disk of all files in the folder, which are all needed to deploy it."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -1,4 +1,4 @@
-"""How gradients travel between copies of a student: whole, in 16 bits, or as matrices of low rank."""
+"""Compression of the gradients that replicas of a student exchange: none, 16 bits, or low-rank matrices."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 POWER_RANK = 4
-POWER_START = 10  # whole gradients in the first steps: PowerSGD's memory of what it left out begins with them
+POWER_START = 10  # the first steps send uncompressed gradients; PowerSGD's error feedback starts after them
 
 
 def register_compression(model: Any, compress: str) -> None:
-    """Makes DDP send gradients as `compress` says.
+    """Registers the communication hook for `compress` on a DDP model.
 
     Source: PowerSGD is Vogels et al. 2019 (arXiv 1905.13727), with error feedback and warm start.
     """
@@ -25,7 +25,10 @@ def register_compression(model: Any, compress: str) -> None:
 
 
 def halved(kind: torch.dtype, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Sums in `kind`, divided before: half the bytes. PyTorch's own hook for bf16 is refused outside CUDA."""
+    """Averages a bucket of gradients in the 16-bit type `kind`, dividing before the sum.
+
+    PyTorch's own bf16 hook is only available on CUDA.
+    """
     whole = bucket.buffer()
     sent = whole.to(kind).div_(dist.get_world_size())
     future = dist.all_reduce(sent, async_op=True).get_future()

@@ -1,4 +1,4 @@
-"""Starts a command again as several processes, and passes on how they end."""
+"""Launches a command as several processes and propagates their exit status."""
 
 import logging
 import os
@@ -17,26 +17,24 @@ from pipelines.settings.this_machine import cores
 
 STOPPED = {128 + number for number in stops.SIGNALS}
 POLL_SECONDS = 0.1
-STOP_SECONDS = 24 * 3600  # for a checkpoint: who can't wait presses Ctrl-C again
 
 
 def launch(module: str, argv: Sequence[str], processes: int, restarts: int = 0) -> None:
-    """Runs `python -m module argv` in `processes` processes on this machine; ends this one with the exit code of the
-    first of them that failed.
+    """Runs `python -m module argv` in `processes` processes on this machine.
 
-    When one of them dies, all are started again, at most `restarts` times: stages and checkpoints go on where they
-    stood. A stop that is requested, of this process or of one of them, stops them all for good. Each process gets its
-    share of the cores.
+    If a process fails for good, this process exits with the code of the first that failed. When a process dies, all are
+    restarted, at most `restarts` times, and resume from their stages and checkpoints. A stop request to this process or
+    to any of them stops all without a restart. Each process gets its share of the cores.
 
     Raises:
-        StopRequested: They were stopped.
+        StopRequested: The processes were stopped.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     os.environ[stops.LAUNCHED] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # how they ended is said below
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # exit statuses are reported below
     stops.hold(lambda number: threading.Thread(target=stop_processes, daemon=True).start())
     for left in range(restarts, -1, -1):
         try:
@@ -53,9 +51,10 @@ def launch(module: str, argv: Sequence[str], processes: int, restarts: int = 0) 
 
 
 def run_processes(module: str, argv: Sequence[str], processes: int) -> None:
-    """
+    """Runs the command in several processes and waits for them.
+
     Raises:
-        ChildFailedError: One of them failed; the others were ended.
+        ChildFailedError: A process failed; the others were ended.
     """
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -66,7 +65,7 @@ def run_processes(module: str, argv: Sequence[str], processes: int) -> None:
         run_id=uuid4().hex,
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
-        max_restarts=0,  # it would also start again what was stopped on purpose
+        max_restarts=0,  # elastic would also restart processes that were stopped on request
         monitor_interval=0.2,
         signals_to_handle="SIGHUP,SIGQUIT",
     )
@@ -74,22 +73,22 @@ def run_processes(module: str, argv: Sequence[str], processes: int) -> None:
 
 
 def stop_processes() -> None:
-    """Passes a stop on to every process that this one has started, and to those that it is still starting."""
+    """Passes a stop request on to all child processes, including those that are still being started."""
     asked: set[int] = set()
     while True:
         for process in stops.children(os.getpid()):
             if process not in asked:
                 asked.add(process)
-                with suppress(ProcessLookupError):  # it has just ended
-                    os.kill(process, signal.SIGTERM)  # SIGINT would leave a traceback of one that has just started
+                with suppress(ProcessLookupError):  # the process has just ended
+                    os.kill(process, signal.SIGTERM)  # SIGINT prints a traceback in a process that is starting
         time.sleep(POLL_SECONDS)
 
 
 def end_as(rank: int, code: int, processes: int, left: int) -> None:
-    """Ends this process as the process `rank` did, or returns where it is to be started again.
+    """Exits with the status of the process `rank`, or returns if the processes are to be restarted.
 
     Raises:
-        StopRequested: It was stopped on purpose.
+        StopRequested: The process was stopped on request.
     """
     if code in STOPPED or -code in stops.SIGNALS:
         raise stops.StopRequested(code - 128 if code > 0 else -code)
@@ -97,6 +96,6 @@ def end_as(rank: int, code: int, processes: int, left: int) -> None:
     if left:
         print(f"process {rank} of {processes} {how}: started again, {left} restarts left", file=sys.stderr)
         return
-    if code < 0:  # it couldn't say so itself
+    if code < 0:  # a killed process can't report this itself
         fail(f"process {rank} of {processes} {how}; the same command goes on from the last checkpoint")
     sys.exit(128 - code if code < 0 else code)

@@ -1,4 +1,4 @@
-"""The manifest of a stage: what it was made from and what it wrote, and whether that is still what lies there."""
+"""The manifest of a stage: its inputs and outputs, and checks that the stage's files are unchanged."""
 
 import hashlib
 import json
@@ -11,26 +11,27 @@ from typing import Any
 from distill.errors import InputError
 
 MANIFEST = "manifest.json"
-SCRATCH = "scratch"  # inside a stage under way: checkpoints and the like, removed when it is complete
-LOGS = "logs"  # kept, but no part of the result: they hold times
+SCRATCH = "scratch"  # subfolder of a running stage, for checkpoints and the like; removed when it is complete
+LOGS = "logs"  # retained, but not part of the result, because logs contain times
 CHECKSUM = "checksum"
 
 
 class ManifestError(Exception):
-    """A manifest that says nothing reliable about its folder; the message is the rest of a sentence about the stage."""
+    """A manifest that doesn't describe its folder reliably; the message completes a sentence about the stage."""
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content as JSON holds it, with a checksum of all of it."""
+    """Returns the content converted to JSON types, with a checksum of all of it."""
     plain = json.loads(json.dumps(content, default=str))
     return plain | {CHECKSUM: digest_of(plain)}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """
+    """Returns the manifest of a stage's folder.
+
     Raises:
-        ManifestError: There is none, or it isn't what was written.
-        InputError: It can't be read.
+        ManifestError: There is no manifest, or it isn't as the stage wrote it.
+        InputError: The manifest can't be read.
     """
     file = folder / MANIFEST
     if file.is_symlink() or not file.is_file():
@@ -56,11 +57,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def complete_manifest(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest of a complete stage whose files are all there, unchanged, and alone.
+    """Returns the manifest of a complete stage whose files exist, are unchanged, and are the only ones.
 
     Raises:
-        ManifestError: Nothing reliable says what the folder holds.
-        InputError: The stage is another one, or a file of it is missing, was changed or was added.
+        ManifestError: The manifest is missing or unreliable.
+        InputError: The manifest is of another stage, or a file is missing, was changed or was added.
     """
     manifest = read_manifest(folder)
     if any(manifest.get(key) != value for key, value in json.loads(json.dumps(wanted, default=str)).items()):
@@ -70,9 +71,10 @@ def complete_manifest(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]
 
 
 def check_files(folder: Path, outputs: Mapping[str, Mapping[str, Any]]) -> None:
-    """
+    """Checks that a stage's folder contains exactly the files that its manifest lists.
+
     Raises:
-        InputError: The folder holds something else than the files that its manifest lists.
+        InputError: A file is missing, was changed or was added, or leads out of the folder.
     """
     root = folder.resolve()
     for name, stated in outputs.items():
@@ -98,7 +100,7 @@ def check_files(folder: Path, outputs: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def set_aside(folder: Path) -> Path:
-    """Gives what can't be trusted another name, and returns it."""
+    """Renames a folder that can't be trusted, and returns its new path."""
     for number in count(1):
         aside = folder.with_name(f"{folder.name}.damaged-{number}")
         if not os.path.lexists(aside):
@@ -108,7 +110,7 @@ def set_aside(folder: Path) -> Path:
 
 
 def written_files(folder: Path) -> list[str]:
-    """Names of the files and links in a stage's folder, but for its scratch and its manifest."""
+    """Returns the names of the files and links in a stage's folder, except its scratch folder and manifest."""
     found = []
     for place, folders, files in os.walk(folder):
         links = [name for name in folders if (Path(place) / name).is_symlink()]
@@ -118,13 +120,13 @@ def written_files(folder: Path) -> list[str]:
 
 
 def outputs_of(folder: Path) -> dict[str, dict[str, Any]]:
-    """The files that a stage wrote, as its manifest lists them."""
+    """Returns the files that a stage wrote, as its manifest lists them."""
     paths = {name: folder / name for name in written_files(folder)}
     return {name: {"sha256": sha256(path), "bytes": path.stat().st_size} for name, path in paths.items()}
 
 
 def digest_of_outputs(outputs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of what later stages build on: names and contents, without the logs."""
+    """Returns the digest of the outputs that later stages depend on: names and contents, without logs."""
     return digest_of({name: each["sha256"] for name, each in outputs.items() if not name.startswith(f"{LOGS}/")})
 
 

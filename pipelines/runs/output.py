@@ -1,4 +1,4 @@
-"""The output folder of a run: what it may be, who writes in it, and that it is still there."""
+"""The output folder of a run: checks, locking, and detection of its removal."""
 
 import errno
 import fcntl
@@ -14,8 +14,8 @@ from distill.errors import InputError
 from pipelines.runs.files import write_json
 
 MARKER = "stillroom.json"
-FORMAT = 2  # of the stages: since 2 their keys hold the versions of their algorithms
-DEEPEST = Path(*("n" * 100 for _ in range(3)))  # about as far as names in a run's folder go
+FORMAT = 2  # format of the stages; since 2, their keys include the versions of their algorithms
+DEEPEST = Path(*("n" * 100 for _ in range(3)))  # approximate maximum length of paths within a run's folder
 REASONS = {
     errno.EACCES: "no permission to write there",
     errno.EPERM: "no permission to write there",
@@ -26,7 +26,8 @@ REASONS = {
 
 
 def check_output(output: Path) -> None:
-    """
+    """Checks that a run can be written to a folder.
+
     Raises:
         InputError: No run can be written there.
     """
@@ -46,9 +47,10 @@ def check_output(output: Path) -> None:
 
 
 def check_way(output: Path) -> None:
-    """
+    """Checks that the output's path can be created.
+
     Raises:
-        InputError: The output, or a folder on the way to it, is a file or a link that leads nowhere.
+        InputError: The output or one of its parents is a file or a broken link.
     """
     for place in (output, *output.parents):
         if place.is_dir():
@@ -69,13 +71,13 @@ def at(place: Path, output: Path) -> str:
 
 
 def open_output(output: Path) -> tuple[Any, bool]:
-    """Makes the folder and holds it until the process ends, however it ends.
+    """Creates the folder and locks it until the process ends, however it ends.
 
     Returns:
-        (what holds it, whether its stages are of an older format)
+        (lock, whether the folder's stages have an older format)
 
     Raises:
-        InputError: It can't be written, or another process is writing there.
+        InputError: The folder can't be written, or another process is writing there.
     """
     with explained(output):
         output.mkdir(parents=True, exist_ok=True)
@@ -88,7 +90,7 @@ def open_output(output: Path) -> tuple[Any, bool]:
 def format_of(marker: Path) -> Any:
     try:
         about = json.loads(marker.read_bytes())
-    except ValueError:  # cut off; the stages' own manifests say what they are
+    except ValueError:  # truncated; the stages' own manifests are checked separately
         return FORMAT
     return about.get("format") if isinstance(about, dict) else FORMAT
 
@@ -104,7 +106,7 @@ def take_lock(output: Path) -> Any:
 
 @contextmanager
 def explained(output: Path) -> Iterator[None]:
-    """Names the output in what the system says of it; a full disk is explained elsewhere."""
+    """Adds the output's name to the system's error messages; a full disk is reported elsewhere."""
     try:
         yield
     except OSError as error:
@@ -115,9 +117,10 @@ def explained(output: Path) -> Iterator[None]:
 
 
 def check_still_there(output: Path) -> None:
-    """
+    """Checks that the folder of a run still exists.
+
     Raises:
-        InputError: The folder of a run under way was removed.
+        InputError: The folder was removed during the run.
     """
     if not (output / MARKER).is_file():
         raise InputError(

@@ -1,4 +1,4 @@
-"""Puts a model on the processes of a run: built once, then read by each process in its parts."""
+"""Places a model on the processes of a run: built once, then loaded by each process in shards."""
 
 import shutil
 from collections.abc import Callable
@@ -39,9 +39,9 @@ def placed(
     offload: bool = False,
     prefetch: int = 1,
 ) -> tuple[PreTrainedModel, DeviceMesh | None]:
-    """The model that `build()` makes, laid out, and the mesh it lies on; every process of the run calls it.
+    """Returns the model built by `build()` in the given layout, and its mesh; every process of the run calls it.
 
-    The first process alone builds it, and keeps it in the stage's scratch folder for a run that is started again.
+    The first process alone builds the model, and stores it in the stage's scratch folder for a restarted run.
     """
     if layout.processes == 1:
         return build(), None
@@ -68,7 +68,10 @@ def laid_out(
     offload: bool = False,
     prefetch: int = 1,
 ) -> PreTrainedModel:
-    """A checkpoint's parts for this process, in eval mode; a frozen one gives the same bits as a whole one."""
+    """Returns this process's shards of a checkpoint, in eval mode.
+
+    A frozen model computes bit-identical outputs to an unsharded one.
+    """
     if layout.pp > 1:
         stage = load_stage(folder, auto_class, mesh.get_local_rank("pp"), layout.pp)
         return stage.requires_grad_(not frozen).to(device_type())  # type: ignore[arg-type]
@@ -78,18 +81,19 @@ def laid_out(
 
 
 def stages_of(stage: PreTrainedModel, layout: Layout, mesh: DeviceMesh | None) -> PipelineTrainer | None:
-    """What trains a model of this layout in stages, where it has any."""
+    """Returns the trainer of a pipeline-parallel model; None for other layouts."""
     if mesh is None or layout.pp == 1:
         return None
     return PipelineTrainer(stage, mesh.get_group("pp"), copies=mesh.get_group("dp"))
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """A stock checkpoint of a model in any layout; every process calls it.
+    """Writes a stock checkpoint of a model in any layout; every process calls it.
 
-    Where weights are cut, each process writes its parts and these are joined on disk: none ever holds all of them.
+    If weights are sharded, each process writes its shards, which are merged on disk, so that no process holds all
+    weights.
     """
-    reshard(model)  # after an evaluation the weights are still gathered, and look like those of a model that isn't cut
+    reshard(model)  # after an evaluation the weights are still gathered, and the model appears unsharded
     if not hasattr(model, "relay") and not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         if first():
             export_huggingface(model, tokenizer, folder)

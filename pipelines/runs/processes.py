@@ -1,4 +1,4 @@
-"""The processes of a run: which one this is, how they wait for one another, and what they have to agree on."""
+"""The processes of a run: rank and size, synchronization, exchange of values, and agreement on settings."""
 
 import json
 import os
@@ -14,26 +14,26 @@ from distill.errors import InputError
 from pipelines.runs import stops
 
 POLL_SECONDS = 0.05
-STOP, FAILED = "stop", "failed"  # keys of the store
+STOP, FAILED = "stop", "failed"  # keys in the store
 
 
 class LostError(RuntimeError):
-    """Another process failed at what all were to do together."""
+    """Another process failed during an operation that all processes take part in."""
 
 
 @dataclass
 class World:
-    """One process among `size`. The default is a run of one process, where nothing is ever waited for.
+    """One process among `size`. The default is a run of one process, which never waits.
 
-    What the processes tell one another here goes through a key-value store and has no time limit: the first process
-    may train for hours while the others wait. If it dies, the launcher ends the others.
+    Values exchanged here go through a key-value store and have no time limit: the first process may train for hours
+    while the others wait. If it dies, the launcher ends the others.
     """
 
     rank: int = 0
     size: int = 1
     store: Any = None
-    bridge: Any = None  # a `distill.teacher.remote.Bridge`, where a teacher has processes of its own
-    around: "World | None" = None  # with those
+    bridge: Any = None  # a `distill.teacher.remote.Bridge` if the teacher has its own processes
+    around: "World | None" = None  # the world that includes those processes
     told: int = field(default=0, init=False)
 
     @property
@@ -42,16 +42,16 @@ class World:
 
     @property
     def everyone(self) -> "World":
-        """All processes of the run, a teacher's own among them."""
+        """The world of all processes of the run, including the teacher's own."""
         return self.around or self
 
     @property
     def teaches(self) -> bool:
-        """Whether this is one of the teacher's own processes."""
+        """Whether this process is one of the teacher's own."""
         return self.bridge is not None and self.bridge.rank >= self.bridge.students
 
     def tell(self, value: Any = None) -> Any:
-        """What the first process passes, in JSON's types; every process calls it, in the same order."""
+        """Returns the first process's value (JSON types); every process calls it, in the same order."""
         if self.size == 1:
             return value
         key = self.next_key()
@@ -60,7 +60,7 @@ class World:
         return json.loads(self.get(key))
 
     def gather(self, value: Any) -> list[Any]:
-        """What every process passes, in JSON's types, by rank."""
+        """Returns the values of all processes (JSON types), ordered by rank."""
         if self.size == 1:
             return [json.loads(json.dumps(value))]
         key = self.next_key()
@@ -81,12 +81,12 @@ class World:
         return self.store.get(key).decode()
 
     def note(self, place: str) -> None:
-        """Says where this process is."""
+        """Records the current position of this process."""
         if self.size > 1:
             self.store.set(f"place/{self.rank}", json.dumps([place, time.time()]))
 
     def places(self) -> list[str]:
-        """Where each process last said it was, and how long ago."""
+        """Returns the last recorded position of each process and its age."""
         found = []
         for rank in range(self.size):
             if self.store.check([f"place/{rank}"]):
@@ -97,30 +97,34 @@ class World:
         return found
 
     def ask_to_stop(self, number: int) -> None:
-        """Tells the others that this process was asked to stop."""
+        """Informs the other processes that a stop of this process was requested."""
         if self.size > 1:
             self.store.set(STOP, str(int(number)))
 
     def stop_asked(self) -> int | None:
-        """The signal by which this process, or one that says so, was asked to stop."""
+        """Returns the signal that requested a stop of this or another process; None if there was none."""
         number = stops.requested()
         if number is None and self.size > 1 and self.store.check([STOP]):
             return int(self.store.get(STOP))
         return number
 
     def report_failure(self, message: str) -> None:
-        """Says why this process ends, for those that lose it."""
+        """Records why this process ends, for the processes that lose it."""
         self.store.set(FAILED, json.dumps([self.rank, message]))
 
     def failure(self) -> tuple[int, str] | None:
-        """The process that failed, and why, where one has said so."""
+        """Returns the rank and message of the process that failed, if one has recorded its failure."""
         if not self.store.check([FAILED]):
             return None
         rank, message = json.loads(self.store.get(FAILED))
         return rank, message
 
     def agree(self, facts: Mapping[str, Any]) -> None:
-        """Raises InputError, naming what differs and on which process, unless all processes pass the same facts."""
+        """Checks that all processes pass the same facts.
+
+        Raises:
+            InputError: The facts differ; the message names the process and the difference.
+        """
         found = self.gather(facts)
         for rank, theirs in enumerate(found):
             for name in {**found[0], **theirs}:
@@ -132,7 +136,11 @@ class World:
                     )
 
     def check_folder(self, folder: Path) -> None:
-        """Raises InputError where a process doesn't see the first one's folder."""
+        """Checks that all processes see the first process's folder.
+
+        Raises:
+            InputError: A process doesn't see the folder.
+        """
         if self.size == 1:
             return
         token = folder / ".seen"
@@ -151,7 +159,7 @@ class World:
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, `train.epochs` and the like."""
+    """Returns nested settings as a flat dict with dotted names, such as `train.epochs`."""
     found: dict[str, Any] = {}
     for name, inner in value.items():
         found |= flat(inner, f"{prefix}{name}.") if isinstance(inner, Mapping) else {f"{prefix}{name}": inner}
@@ -164,28 +172,28 @@ def shown(value: Any) -> str:
 
 
 def launched() -> bool:
-    """Whether this process is one of several, started by torchrun or by one of our commands."""
+    """Returns whether this process is one of several, started by torchrun or by a Stillroom command."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def is_first() -> bool:
-    """Whether this process is the only one, or the first of several; known before they are connected."""
+    """Returns whether this process is the only one or the first of several; works before they are connected."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def processes() -> int:
-    """How many processes this run was started as."""
+    """Returns the number of processes that this run was started with."""
     return int(os.environ["WORLD_SIZE"]) if launched() else 1
 
 
 def join_world(seconds: float, teachers: int = 0) -> World:
-    """Connects this process with the others; a collective that takes longer than `seconds` fails.
+    """Connects this process with the others; collectives that take longer than `seconds` fail.
 
-    The last `teachers` processes are the teacher's: they and the others are each a world of their own, to Lightning
-    and to `torch.distributed` too, joined by a bridge.
+    The last `teachers` processes hold the teacher. They and the students' processes are separate worlds, also for
+    Lightning and `torch.distributed`, connected by a bridge.
 
     Raises:
-        InputError: No process is left for the student, or those that are don't fill whole machines.
+        InputError: No process is left for the student, or the student's processes don't fill whole machines.
     """
     if not launched():
         return World()
@@ -212,13 +220,13 @@ def join_world(seconds: float, teachers: int = 0) -> World:
 
 
 def start_of(store: Any, rank: int, size: int, seconds: float) -> str:
-    """A name that the processes of this start of the run share, and those of an earlier start have not.
+    """Returns a name that the processes share in this start of the run, distinct from that of any earlier start.
 
-    The launcher keeps its store when it starts the processes again: without a name of their own they would read what
-    the dead ones wrote, and try to connect with them.
+    The launcher keeps its store when it restarts the processes. Without a new name they would read the values of the
+    dead processes, and try to connect with them.
 
     Raises:
-        InputError: Not all of them have come within `seconds`.
+        InputError: Not all processes have started within `seconds`.
     """
     own, end = uuid4().hex, time.monotonic() + seconds
     store.set(f"come/{rank}", own)
@@ -233,7 +241,7 @@ def start_of(store: Any, rank: int, size: int, seconds: float) -> str:
 
 
 def calling(store: Any, size: int) -> Iterator[str]:
-    """The first process's part: it names those who have come until all of these answer to the name."""
+    """First process's side: proposes a name to the processes that have started, until all of these confirm it."""
     named: list[str] = []
     name = ""
     while True:
@@ -249,7 +257,7 @@ def calling(store: Any, size: int) -> Iterator[str]:
 
 
 def following(store: Any, rank: int, own: str) -> Iterator[str]:
-    """Another process's part: it answers to a name that was given to it, and not to one before it."""
+    """Other processes' side: confirms a name that was proposed to this process, but none proposed earlier."""
     answered = ""
     while True:
         name, named = json.loads(store.get("named")) if store.check(["named"]) else ("", [])
@@ -260,14 +268,14 @@ def following(store: Any, rank: int, own: str) -> Iterator[str]:
 
 
 def part_of(everyone: World, store: Any, teachers: int) -> tuple[World, Any]:
-    """The world of the students or of the teachers, whichever this process belongs to, and its store."""
+    """Returns this process's world, that of the students or of the teachers, and its store."""
     import torch.distributed as dist
 
     from distill.teacher.remote import Bridge
 
     students = everyone.size - teachers
     here = students_here(everyone.size, students)
-    # A teacher waits while the students validate; one that dies is seen by its connection.
+    # Long timeout: teachers wait while the students validate; a dead process is detected by its connection.
     group = dist.ProcessGroupGloo(dist.PrefixStore("bridge", store), everyone.rank, everyone.size, timedelta(weeks=1))
     bridge = Bridge(group, everyone.rank, students, teachers)
     teaches = everyone.rank >= students
@@ -278,7 +286,11 @@ def part_of(everyone: World, store: Any, teachers: int) -> tuple[World, Any]:
 
 
 def students_here(size: int, students: int) -> int:
-    """How many of a machine's processes are students'."""
+    """Returns the number of student processes per machine.
+
+    Raises:
+        InputError: No process is left for the student, or the student's processes don't fill whole machines.
+    """
     here = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
     if students < 1:
         raise InputError(f"teacher.ranks: leaves {students} of {size} processes to the student; expected at least 1")
@@ -291,7 +303,7 @@ def students_here(size: int, students: int) -> int:
 
 
 def leave_world() -> None:
-    """Lets the process group go, so that a process that ends early isn't taken for a failed one."""
+    """Destroys the process group, so that a process that ends early isn't treated as failed."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():

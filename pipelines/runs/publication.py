@@ -1,4 +1,4 @@
-"""A folder that every run of an output publishes anew, and in which a person may keep files of their own."""
+"""A folder that every run of an output publishes again, and in which users may store files of their own."""
 
 import json
 import os
@@ -12,17 +12,18 @@ from distill.errors import InputError
 from pipelines.runs.files import file_hashes, write_json
 from pipelines.runs.manifest import sha256
 
-RECORD = "published.json"  # beside the folder: every content that was ever published under a name
-KEPT = ".yours"  # added to the name of a person's file where a published one takes it
+RECORD = "published.json"  # beside the folder: hashes of all contents ever published under each name
+KEPT = ".yours"  # appended to the name of a user's file if a published file has the same name
 
 Record = dict[str, list[str]]
 
 
 @contextmanager
 def republished(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of `folder` when the block ends well.
+    """Yields a new folder to fill, which replaces `folder` when the block ends without an error.
 
-    What was published in `folder` before goes; all else in it is a person's and stays. No link is followed.
+    Files published in `folder` earlier are removed; all other files belong to the user and are retained. Links are not
+    followed.
 
     Raises:
         InputError: `folder` is a file or a link.
@@ -30,7 +31,7 @@ def republished(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
     check_publishable(folder)
     fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     if os.path.lexists(old) and not os.path.lexists(folder):
-        old.rename(folder)  # a kill came between the two renames below
+        old.rename(folder)  # a run was killed between the two renames below
     for leftover in (fresh, old):
         discard(leftover)
     fresh.mkdir(parents=True)
@@ -38,7 +39,7 @@ def republished(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
     hashes = file_hashes(fresh)
     record = read_record(folder.parent / RECORD)
     own = own_files(folder, record, hashes) if folder.is_dir() else []
-    # Before the folder has its name: after a kill in between, what was published is still known.
+    # Written before the rename, so that published contents are known even after a kill in between.
     write_json(folder.parent / RECORD, joined(record, folder.name, hashes))
     carry(own, folder, fresh, say)
     if folder.is_dir():
@@ -48,9 +49,10 @@ def republished(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
 
 
 def check_publishable(folder: Path) -> None:
-    """
+    """Checks that a folder can be published at this path.
+
     Raises:
-        InputError: Something else has the name of a folder that is to be published.
+        InputError: The path is a file or a link.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         what = f"a link to {str(folder.readlink())!r}" if folder.is_symlink() else "a file"
@@ -61,7 +63,7 @@ def check_publishable(folder: Path) -> None:
 
 
 def own_files(folder: Path, record: Mapping[str, Sequence[str]], hashes: Mapping[str, str]) -> list[str]:
-    """Names of files and links in a published folder that no run put there, or that were changed since."""
+    """Returns the names of files and links in a published folder that no run wrote or that were changed since."""
     found = []
     for place, folders, files in os.walk(folder):
         links = [name for name in folders if (Path(place) / name).is_symlink()]
@@ -74,7 +76,7 @@ def own_files(folder: Path, record: Mapping[str, Sequence[str]], hashes: Mapping
 
 
 def carry(own: Sequence[str], folder: Path, fresh: Path, say: Callable[[str], None]) -> None:
-    """Brings a person's files into the new folder, those first whose names are free."""
+    """Links or copies the user's files into the new folder, starting with those whose names are free."""
     for name in sorted(own, key=lambda name: os.path.lexists(fresh / name)):
         place = free_place(fresh, Path(name))
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +90,7 @@ def carry(own: Sequence[str], folder: Path, fresh: Path, say: Callable[[str], No
 
 
 def free_place(fresh: Path, name: Path) -> Path:
-    """The path in `fresh`, with other names for what is taken on the way."""
+    """Returns the file's path in `fresh`, with a suffix on each name that is taken."""
     place = fresh
     for part in name.parts[:-1]:
         place /= part
@@ -101,7 +103,10 @@ def free_place(fresh: Path, name: Path) -> Path:
 
 
 def read_record(file: Path) -> Record:
-    """Nothing where it is missing or damaged: then all that isn't published anew is taken for a person's, and stays."""
+    """Returns the record of published contents; empty if it is missing or damaged.
+
+    With an empty record all files that aren't published again are treated as the user's, and are retained.
+    """
     try:
         content = json.loads(file.read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
@@ -116,7 +121,7 @@ def joined(record: Record, folder: str, hashes: Mapping[str, str]) -> Record:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """A copy of a folder, in links where they can be."""
+    """Copies a folder, with hard links if possible."""
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_dir():
@@ -126,7 +131,10 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Hard links cost no space; where the file system has none, copies. Of a symbolic link the link itself."""
+    """Creates a hard link, or a copy if the file system doesn't support hard links.
+
+    Of a symbolic link, the link itself is copied.
+    """
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -134,7 +142,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def discard(path: Path) -> None:
-    """Removes what is there, of a link the link alone."""
+    """Removes a file or folder; of a link, only the link itself."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.is_dir():

@@ -1,4 +1,7 @@
-"""A stage: (inputs, config, seed, version) to a folder with a manifest; skipped when there, resumed after a kill."""
+"""Stages: functions of (inputs, config, seed, version) that write a folder with a manifest.
+
+A complete stage is skipped, and a killed stage is resumed.
+"""
 
 import json
 import os
@@ -34,13 +37,13 @@ from pipelines.runs.manifest import sha256 as sha256
 from pipelines.runs.output import check_output, check_still_there, open_output
 from pipelines.runs.processes import World, flat
 
-REMOVAL_SECONDS = 1.0  # for whoever removes the output's files, one by one, to come to its end
+REMOVAL_SECONDS = 1.0  # wait, because a removal of the output may still be deleting its files one by one
 PACKAGES = ("stillroom", "torch", "transformers", "lightning", "datasets", "onnx", "onnxruntime", "numpy")
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """A complete stage, or (`digest` None) one that a dry run would have to make."""
+    """A complete stage, or a stage that a dry run would have to build (`digest` None)."""
 
     name: str
     folder: Path
@@ -57,21 +60,21 @@ class Run:
     """The stages of one output folder.
 
     Args:
-        output: Folder of the run; made when missing.
-        seed: Part of every stage's key.
-        console: Where progress is shown.
-        dry: Only look: no folder is made, nothing runs.
-        world: The processes that work on it together; the first one keeps the folder.
+        output: Folder of the run; created if missing.
+        seed: Part of every seeded stage's key.
+        console: Console that shows the progress.
+        dry: Only plan: no folder is created and no stage runs.
+        world: The processes that work on the run together; the first one manages the folder.
 
     Raises:
-        InputError: The folder holds something else, can't be written, or another process is writing in it.
+        InputError: The folder contains other files, can't be written, or another process is writing to it.
     """
 
     def __init__(self, output: Path, seed: int, console: Console, *, dry: bool = False, world: World | None = None):
         self.output, self.seed, self.console, self.dry = output, seed, console, dry
         self.world = world or World()
         self.done: list[Artefact] = []
-        self.plan: list[tuple[str, str, str]] = []  # (stage, what would happen, folder)
+        self.plan: list[tuple[str, str, str]] = []  # (stage, planned action, folder)
         self.lock: Any = None
         if self.world.leads:
             check_output(output)
@@ -95,19 +98,20 @@ class Run:
         together: bool = False,
         seeded: bool = True,
     ) -> Artefact:
-        """Returns the stage's folder, complete: found, or made by `work(folder)`, which returns the metrics.
+        """Returns the complete stage: an existing one, or one built by `work(folder)`, which returns the metrics.
 
-        `work` writes into the folder it is given, may keep checkpoints in its `scratch`, and is called again with the
-        same folder after a kill.
+        `work` writes to the folder that is passed to it, may store checkpoints in the folder's `scratch`, and is called
+        again with the same folder after a kill.
 
         Args:
-            name: Of the stage, and of the folder that holds its results.
-            config: Settings that its result depends on.
+            name: Name of the stage, and of the folder with its results.
+            config: Settings that the result depends on.
             inputs: Artefacts of earlier stages, or content hashes.
-            work: Makes it.
-            version: Of what `work` does, a constant beside it. Raised when the same settings and inputs give another
-                result than before, so that finished runs make the stage anew.
-            together: Every process works, and the first one's metrics count; else the first works and the others wait.
+            work: Function that builds the stage.
+            version: Version of the algorithm in `work`, a constant next to it. Bump it when the same settings and
+                inputs give a different result, so that finished runs rebuild the stage.
+            together: All processes call `work`, and the first one's metrics are recorded; otherwise only the first
+                calls it and the others wait.
             seeded: The result depends on the run's seed.
 
         Raises:
@@ -136,13 +140,16 @@ class Run:
         return artefact
 
     def planned(self, name: str, folder: Path | None = None, what: str = "will run") -> Artefact:
-        """A stage that a dry run would have to make."""
+        """Records and returns a stage that a dry run would have to build."""
         folder = folder or self.output / name
         self.plan.append((name, what, str(folder)))
         return Artefact(name, folder, None, {})
 
     def _found(self, folder: Path, wanted: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
-        """The manifest of the finished stage; or None, and what is wrong with the folder that is set aside."""
+        """Returns (manifest of the finished stage, ""), or (None, the reason why it has to be rebuilt).
+
+        The reason is empty if there is no folder. A damaged folder is renamed, except in a dry run.
+        """
         if not self.dry:
             check_still_there(self.output)
         if not os.path.lexists(folder):
@@ -213,7 +220,7 @@ class Run:
 
     @contextmanager
     def _watched(self, folders: Sequence[Path]) -> Iterator[None]:
-        """Where a stage fails because a folder that it reads or writes was removed, the error says so."""
+        """Explains an error of the stage if a folder that it reads or writes was removed."""
         try:
             yield
         except Exception as error:
@@ -230,7 +237,10 @@ class Run:
 
 
 def is_finished(partial: Path, wanted: Mapping[str, Any]) -> bool:
-    """Whether the stage was killed after the last line of its manifest and before the renaming."""
+    """Returns whether the stage was killed after its manifest was written and before its folder was renamed.
+
+    Removes an unreliable manifest.
+    """
     if not os.path.lexists(partial / MANIFEST):
         return False
     try:
@@ -252,7 +262,10 @@ def make_partial(partial: Path) -> None:
 
 
 def settle(partial: Path, folder: Path) -> dict[str, Any]:
-    """Gives a finished stage its name; the checkpoints go last, so a kill here never costs the training again."""
+    """Gives a finished stage its final name and returns its manifest.
+
+    The checkpoints are deleted last, so that a kill here never requires training again.
+    """
     partial.rename(folder)
     shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     return json.loads((folder / MANIFEST).read_text())

@@ -1,7 +1,8 @@
-"""SIGTERM and Ctrl-C: a command ends at once, or after a checkpoint where it trains, with one line and its exit code.
+"""Handling of SIGTERM and Ctrl-C: a command ends at once, or after a checkpoint if it is training.
 
-What is complete on disk survives an end at any moment, so nothing is unwound: a thread reads the signals, whatever the
-main thread is busy with, ends the processes that this one started, and then this one.
+It prints one line and exits with the signal's exit code. All complete files on disk survive an end at any moment, so
+nothing is unwound: a thread receives the signals, even while the main thread is busy, ends the child processes, and
+then this process.
 """
 
 import os
@@ -19,15 +20,15 @@ from compress.subprocesses import end_with_parent
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 NAMES = {signal.SIGINT: "Ctrl-C (SIGINT)"}
-LAUNCHED = "STILLROOM_LAUNCHED"  # in processes that one of our own commands started: the id of that command's process
-REPEAT_SECONDS = 0.2  # `timeout` sends its signal twice, to the command and to its group: one request
-PARK_SECONDS = 0.2  # for the main thread to stand still
-EXIT_SECONDS = 10.0  # for libraries to finish their work at exit
-SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
+LAUNCHED = "STILLROOM_LAUNCHED"  # set in processes that a Stillroom command started, to the command's process id
+REPEAT_SECONDS = 0.2  # `timeout` signals both the command and its group; this counts as one request
+PARK_SECONDS = 0.2  # time for the main thread to park
+EXIT_SECONDS = 10.0  # time limit for libraries to finish at exit
+SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide the cursor
 
 
 class StopRequested(BaseException):
-    """The command stops here: all that it needs to go on is on disk."""
+    """Raised to stop the command; everything needed to resume is on disk."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -35,9 +36,9 @@ class StopRequested(BaseException):
 
 
 class Watch:
-    """The signals that ask this process to stop.
+    """Receives the signals that request a stop of this process.
 
-    `requested` is the first of them. While the stop is held, the process goes on until it calls `check`.
+    `requested` is the first of them. While the stop is held, the process continues until it calls `check`.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class Watch:
         self.ending = self.parked = False
         self.launched = is_launched()
         self.speaks = not self.launched and os.environ.get("RANK", "0") == "0"
-        self.notify: Callable[[signal.Signals], None] | None = None  # called once, where a stop is held
+        self.notify: Callable[[signal.Signals], None] | None = None  # called once, if the stop is held
         self.since = 0.0
         self.lock = threading.Lock()
         self.before = [signal.getsignal(number) for number in SIGNALS]
@@ -57,7 +58,7 @@ class Watch:
         threading.Thread(target=self.read, args=(reading,), name="stops", daemon=True).start()
 
     def install(self) -> None:
-        """Takes the signals, also where a shell without job control, or a library, has set something else."""
+        """Installs the handlers, replacing those of libraries or of a shell without job control."""
         for number in SIGNALS:
             signal.signal(number, received)
 
@@ -74,17 +75,17 @@ class Watch:
             if first:
                 self.requested, self.since = number, time.monotonic()
             elif time.monotonic() - self.since < REPEAT_SECONDS or self.launched:
-                return  # a launched process that is in the way is ended by its launcher
+                return  # a launched process that doesn't stop is ended by its launcher
             waits = first and self.held
             self.ending = not waits
         if waits and self.notify is not None:
-            with suppress(RuntimeError):  # the store goes with the process that keeps it
+            with suppress(RuntimeError):  # the store disappears with the process that hosts it
                 self.notify(number)
         if not waits:
             end_at_once(number, self)
 
     def park(self) -> None:
-        """Keeps the main thread from going on in a process that ends."""
+        """Blocks the main thread of a process that is ending."""
         self.parked = True
         while self.ending:
             time.sleep(PARK_SECONDS)
@@ -105,13 +106,14 @@ watch: Watch | None = None
 
 
 def is_launched() -> bool:
-    """Whether a command of ours started this process, and ends it where another fails."""
+    """Returns whether a Stillroom command started this process, and will end it if another process fails."""
     return LAUNCHED in os.environ
 
 
 def received(number: int, frame: object) -> None:
-    """In the main thread, which stands still until the thread that reads the signals has decided: it would take the
-    end of a process that it waits for as a failure.
+    """Signal handler: blocks the main thread until the signal-reading thread has decided what to do.
+
+    Otherwise the main thread would treat the end of a child process that it waits for as a failure.
     """
     if watch is not None:
         time.sleep(PARK_SECONDS)
@@ -119,7 +121,10 @@ def received(number: int, frame: object) -> None:
 
 
 def begin() -> None:
-    """Watches this process until it ends; a process that a command of ours started ends with that command."""
+    """Watches this process for signals until it ends.
+
+    A process that was started by a Stillroom command ends together with that command.
+    """
     global watch
     if watch is None:
         watch = Watch()
@@ -129,7 +134,7 @@ def begin() -> None:
 
 
 def forget() -> None:
-    """In a forked process the signals have their usual effect; its parent ends it where it is stopped itself."""
+    """Restores the default signal handlers in a forked process, whose parent ends it when it is stopped itself."""
     global watch
     if watch is not None:
         signal.set_wakeup_fd(-1)
@@ -140,7 +145,7 @@ def forget() -> None:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Watches the process while the block runs; a `StopRequested` that leaves the block ends it with its exit code."""
+    """Watches the process during the block; a `StopRequested` that leaves the block exits with its exit code."""
     global watch
     own = watch is None and threading.current_thread() is threading.main_thread()
     if own:
@@ -160,29 +165,30 @@ def watched() -> Iterator[None]:
 
 
 def requested() -> signal.Signals | None:
-    """The signal that asked this process to stop."""
+    """Returns the signal that requested a stop of this process; None if there was none."""
     return watch.requested if watch is not None else None
 
 
 def hold(notify: Callable[[signal.Signals], None] | None = None) -> None:
-    """From here a stop waits for `check`; a second signal ends the process at once all the same.
+    """Defers stops to the next `check`; a second signal still ends the process at once.
 
-    `notify` is called as soon as one is requested, on another thread.
+    `notify` is called from another thread as soon as a stop is requested.
     """
     if watch is not None:
-        watch.install()  # Lightning and others set their own when they start
+        watch.install()  # Lightning and other libraries install their own handlers
         watch.notify = notify
         watch.hold(True)
 
 
 def release() -> None:
-    """From here a stop ends the process at once again; one that was requested meanwhile is left to `check`."""
+    """Makes stops end the process at once again; a stop requested in the meantime is left to `check`."""
     if watch is not None:
         watch.hold(False)
 
 
 def check() -> None:
-    """
+    """Raises the stop that was requested, if any.
+
     Raises:
         StopRequested: A stop was requested.
     """
@@ -192,11 +198,11 @@ def check() -> None:
 
 
 def end_at_once(number: int, ending: Watch) -> NoReturn:
-    """Ends the processes that this one started, and this one, whatever it is doing."""
+    """Ends all child processes and this process, regardless of what they are doing."""
     until = time.monotonic() + 2 * PARK_SECONDS
     while not ending.parked and time.monotonic() < until:
         time.sleep(PARK_SECONDS / 20)
-    for _ in range(2):  # one may be starting another
+    for _ in range(2):  # a child may be starting another process
         for process in descendants(os.getpid()):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -209,7 +215,7 @@ def end_at_once(number: int, ending: Watch) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits; what hangs while it does is cut short."""
+    """Exits with a time limit for libraries that hang at exit."""
     timer = threading.Timer(EXIT_SECONDS, os._exit, [code])
     timer.daemon = True
     timer.start()
@@ -217,14 +223,14 @@ def leave(code: int) -> NoReturn:
 
 
 def say(number: int) -> None:
-    """Straight to the terminal: the main thread may hold the lock of the stream."""
+    """Writes the message directly to the terminal, because the main thread may hold the stream's lock."""
     name = NAMES.get(signal.Signals(number), signal.Signals(number).name)
     with suppress(OSError):
         os.write(2, f"stopped by {name}: what is complete is kept; the same command goes on from here\n".encode())
 
 
 def descendants(root: int) -> list[int]:
-    """The processes that `root` started, and those that these started."""
+    """Returns all direct and indirect child processes of `root`."""
     parents = process_parents()
     found: list[int] = []
     level = [root]
@@ -239,7 +245,7 @@ def children(root: int) -> list[int]:
 
 
 def process_parents() -> dict[int, int]:
-    """Parent of each process of this machine, without those that have ended and aren't collected."""
+    """Returns process id -> parent id for all processes on this machine, except zombies."""
     if Path("/proc/self/stat").exists():
         return dict(pair for pair in map(stat_of, Path("/proc").glob("[0-9]*/stat")) if pair is not None)
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
@@ -249,9 +255,9 @@ def process_parents() -> dict[int, int]:
 def stat_of(file: Path) -> tuple[int, int] | None:
     try:
         text = file.read_text()
-    except OSError:  # ended meanwhile
+    except OSError:  # the process has ended
         return None
-    state, parent = text.rpartition(")")[2].split()[:2]  # the name before it may hold anything
+    state, parent = text.rpartition(")")[2].split()[:2]  # the process name before it may contain any character
     return None if state == "Z" else (int(file.parent.name), int(parent))
 
 

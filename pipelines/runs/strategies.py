@@ -1,6 +1,6 @@
-"""Lightning strategies: one process, copies (DDP, ZeRO-1), and students on a mesh (FSDP2, tensor, 2D, HSDP, pipeline).
+"""Lightning strategies: one process, replicas (DDP, ZeRO-1), and students on a mesh (FSDP2, TP, 2D, HSDP, pipeline).
 
-They save and restore through `pipelines.runs.training_checkpoint`, each process its own parts, whatever the layout.
+They save and restore through `pipelines.runs.training_checkpoint`: each process its own shards, in any layout.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,13 +28,13 @@ from pipelines.settings.distill_config import MachineConfig
 
 
 class Portable(Strategy):
-    """Checkpoints of `pipelines.runs.training_checkpoint` in the place of Lightning's, written while training goes on.
+    """Replaces Lightning's checkpoints by those of `pipelines.runs.training_checkpoint`, written asynchronously.
 
-    `saving` is done when the newest is on disk.
+    `saving` is done when the newest checkpoint is on disk.
     """
 
     saving: Future[Any] | None = None
-    savers: Any = None  # a group of its own: a checkpoint's collectives may not come between those of training
+    savers: Any = None  # separate group, so that a checkpoint's collectives don't interleave with those of training
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -63,26 +63,26 @@ class Portable(Strategy):
         return load_training(Path(checkpoint_path), self.lightning_module, self.optimizers)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Done by `load_checkpoint`."""
+        """Does nothing; `load_checkpoint` loads the weights."""
 
     def whole(self, module: nn.Module) -> AbstractContextManager[None]:
-        """While weights are read or set; each process's parts are all that is needed here."""
+        """Context in which all weights can be read or set; here each process only needs its own shards."""
         return nullcontext()
 
     def release(self, module: nn.Module) -> None:
-        """After the training."""
+        """Called after training; does nothing here."""
 
 
 class OneProcess(Portable, SingleDeviceStrategy):
-    """All on one device."""
+    """Strategy for a single device."""
 
 
 class Copies(Portable, DDPStrategy):
-    """A copy on every process, gradients averaged after the last batch of a step.
+    """A replica on every process; gradients are averaged after the last batch of a step.
 
     Args:
-        compress: What gradients are sent as: none, fp16, bf16 or powersgd.
-        bucket_mb: Gradients that are sent together.
+        compress: Format in which gradients are sent: none, fp16, bf16 or powersgd.
+        bucket_mb: Size in MiB of the gradient buckets that are sent together.
     """
 
     def __init__(self, *, compress: str, bucket_mb: int):
@@ -90,12 +90,12 @@ class Copies(Portable, DDPStrategy):
         self.compress = compress
 
     def _register_ddp_hooks(self) -> None:
-        """Lightning registers hooks on CUDA alone, and says nothing elsewhere."""
+        """Registers the compression hook, which Lightning silently skips on devices other than CUDA."""
         register_compression(self.model, self.compress)
 
 
 class Meshed(Portable, ModelParallelStrategy):
-    """A student whose parameters already lie on the mesh; gradients are reduced by what laid them out."""
+    """A student whose parameters are already on the mesh; its parallel modules reduce the gradients."""
 
     def __init__(self, layout: Layout, mesh: DeviceMesh):
         super().__init__(data_parallel_size=layout.data_parallel, tensor_parallel_size=layout.tp)
@@ -115,7 +115,7 @@ class Meshed(Portable, ModelParallelStrategy):
         assert self.model is not None
         self.accelerator.setup(trainer)
         for child in self.model.children():
-            # Weights on the mesh lie where they should: in the CPU's memory where they are offloaded.
+            # Weights on the mesh are already on their device, which is the CPU for offloaded weights.
             if not any(isinstance(parameter, DTensor) for parameter in child.parameters()):
                 child.to(self.root_device)
         self.barrier()
@@ -125,7 +125,7 @@ class Meshed(Portable, ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """No reduction of gradients while they are accumulated; Lightning has this for DDP alone."""
+        """Disables gradient reduction during accumulation, which Lightning supports for DDP only."""
         assert self.model is not None
         modules = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
         for module in modules:
@@ -138,14 +138,14 @@ class Meshed(Portable, ModelParallelStrategy):
 
 
 class Staged(Meshed):
-    """A student in pipeline stages: the schedule has run the backward pass before the loss is known."""
+    """A student in pipeline stages; the pipeline schedule runs the backward pass before it returns the loss."""
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         return closure_loss
 
 
 def strategy_of(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | None) -> Strategy:
-    """The strategy that trains a student of this layout."""
+    """Returns the strategy that trains a student with this layout."""
     if machine.strategy:
         return OnDeepSpeed(deepspeed_settings(machine.strategy))
     if layout.processes == 1:
@@ -157,10 +157,10 @@ def strategy_of(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | None)
 
 
 def device_of(accelerator: str) -> torch.device:
-    """The device of a run of one process.
+    """Returns the device of a run with one process.
 
     Raises:
-        RuntimeError: The machine has none of this kind.
+        RuntimeError: The machine has no device of this kind.
     """
     if accelerator in ("gpu", "cuda") or (accelerator == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", torch.cuda.current_device())

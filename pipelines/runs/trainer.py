@@ -1,4 +1,4 @@
-"""The Lightning Trainer of a stage: progress, logs, checkpoints that a killed run goes on from to the bit."""
+"""The Lightning Trainer of a stage: progress, logs, and checkpoints from which a run resumes bit-identically."""
 
 import logging
 import os
@@ -50,13 +50,13 @@ def fit(
     world: World | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Trains `module` to its end, from the last checkpoint in `folder` if there is one; returns the last metrics.
+    """Trains `module`, resuming from the last checkpoint in `folder` if there is one; returns the last metrics.
 
-    Every process of the run calls it with the student laid out on `mesh` as `layout` says. What `callbacks` change
-    after a batch is in the checkpoint that is written after it.
+    Every process of the run calls this with the student laid out on `mesh` according to `layout`. Changes that
+    `callbacks` make after a batch are included in the checkpoint written after it.
 
     Raises:
-        InputError: Lightning can't make the devices and precision asked for.
+        InputError: Lightning doesn't support the requested devices and precision here.
     """
     hush()
     world = world or World()
@@ -101,7 +101,7 @@ def fit(
 def validate(
     module: DistillationModule, data: RowsDataModule, *, machine: MachineConfig, precision: str
 ) -> dict[str, Any]:
-    """The validation metrics of a student that isn't trained, on one process."""
+    """Returns the validation metrics of a student without training it, on one process."""
     hush()
     trainer = lightning.Trainer(
         accelerator=machine.accelerator,
@@ -131,7 +131,10 @@ def computes_as(precision: str, module: DistillationModule) -> None:
 
 
 def loggers(folder: Path, machine: MachineConfig, label: str, wandb_folder: Path) -> list[Logger]:
-    """CSV always: a file for each attempt, so that a resumed run keeps the rows before the kill."""
+    """Returns the CSV logger and, if requested, the Weights & Biases logger.
+
+    Each attempt has its own CSV file, so that a resumed run keeps the rows written before a kill.
+    """
     attempts = len(list((folder / LOGS).glob("attempt-*")))
     chosen: list[Logger] = [CSVLogger(folder / LOGS, name="", version=f"attempt-{attempts}")]
     if machine.wandb != "off":
@@ -146,15 +149,18 @@ def loggers(folder: Path, machine: MachineConfig, label: str, wandb_folder: Path
 
 
 def hush() -> None:
-    """Lightning's hints are about its defaults, which this module sets on purpose."""
+    """Silences Lightning's hints, which concern defaults that this module overrides on purpose."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # a checkpoint of one process
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # when one process saves a checkpoint
 
 
 class StepSeed(Callback):
-    """Seeds dropout anew for each batch, so that the numbers drawn depend on the batch's number and not on history."""
+    """Seeds dropout for each batch.
+
+    The random numbers depend on the batch's number and not on previous batches.
+    """
 
     def __init__(self, seed: int):
         self.seed = seed
@@ -166,12 +172,12 @@ class StepSeed(Callback):
 
 
 class EarlyStop(Callback):
-    """Keeps the weights of the best validation score and stops after `patience` epochs without a better one."""
+    """Saves the best-scoring weights on validation and stops after `patience` epochs without a better score."""
 
     def __init__(self, folder: Path, patience: int):
         self.folder, self.patience = folder, patience
         self.best, self.waited = float("-inf"), 0
-        self.metrics: dict[str, Any] = {}  # of the last validation
+        self.metrics: dict[str, Any] = {}  # of the most recent validation
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "waited": self.waited, "metrics": self.metrics}
@@ -180,7 +186,7 @@ class EarlyStop(Callback):
         self.best, self.waited, self.metrics = state["best"], state["waited"], state.get("metrics", {})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.stop(trainer)  # killed after the last epoch and before the end of the stage
+        self.stop(trainer)  # a resumed run may have been killed between its last epoch and the end of the stage
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self.metrics = last_metrics(trainer)
@@ -199,7 +205,7 @@ class EarlyStop(Callback):
         trainer.should_stop = trainer.should_stop or 0 < self.patience <= self.waited
 
     def save(self, trainer: Any, student: Any) -> None:
-        """Beside its place, then renamed: a kill leaves the one before or this one."""
+        """Writes the weights beside the old ones, then renames, so that a partial write never replaces the old."""
         partial = self.folder.with_suffix(".partial")
         if trainer.is_global_zero:
             shutil.rmtree(partial, ignore_errors=True)
@@ -217,7 +223,7 @@ class EarlyStop(Callback):
 
 
 class FitProgress(Callback):
-    """Shows examples a second, time left and the last loss and score."""
+    """Shows examples per second, remaining time, and the last loss and score."""
 
     def __init__(self, console: Console, label: str, train: TrainConfig):
         self.console, self.label, self.train = console, label, train
@@ -238,7 +244,7 @@ class FitProgress(Callback):
         rows = len(trainer.datamodule.train)
         self.shown = self.console.track(self.label, rows * self.train.epochs)
         self.advance = self.shown.__enter__()
-        # The loader's own count: Lightning's is one behind in a checkpoint that is written at a batch's end.
+        # The loader's own count: Lightning's is one too low in a checkpoint written at the end of a batch.
         loader = trainer.datamodule.batches
         epochs, batches = divmod(loader.position, len(loader))
         if epochs or batches:

@@ -1,8 +1,8 @@
-"""Training checkpoints that any layout reads: weights and optimizer states by name, each process its own parts.
+"""Training checkpoints that are independent of the layout: each process reads and writes its own shards.
 
-A checkpoint is a folder: what `torch.distributed.checkpoint` writes, and `training.pt`, which is the same on every
-process (loops, schedules, callbacks, place in the data). Parameters are known by their names in the module, so that a
-run may go on with other processes and another layout.
+A checkpoint is a folder with the files of `torch.distributed.checkpoint` and `training.pt`, which is the same on every
+process (loops, schedules, callbacks, position in the data). Weights and optimizer states are stored under the
+parameters' names in the module, so that a run may resume with other processes and another layout.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,10 +28,10 @@ MODEL, STATE = "model", "optimizer"
 def save_training(
     folder: Path, module: nn.Module, optimizers: Iterable[Optimizer], rest: Mapping[str, Any], group: Any = None
 ) -> Future[Any]:
-    """Writes a checkpoint; every process calls it. The future is done when this process's parts are on disk.
+    """Writes a checkpoint; every process calls it. The future is done when this process's shards are on disk.
 
-    What is saved is copied before this returns: training may go on at once. `group` is a gloo group that nothing else
-    uses; without one the call returns when everything is written.
+    The tensors are copied before this returns, so training may continue immediately. `group` is a gloo group that is
+    used for nothing else; without it, the call returns when everything is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = model_tensors(module) | optimizer_tensors(module, optimizers)
@@ -48,8 +48,9 @@ def save_training(
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turns what `torch.distributed.checkpoint` raises on every process into the error of the one that failed; on the
-    others into one that says that they lost it.
+    """Replaces exceptions of `torch.distributed.checkpoint`, which are raised on every process.
+
+    The process that failed raises its own error, the others a `LostError`.
     """
     try:
         yield
@@ -61,10 +62,10 @@ def plain_errors() -> Iterator[None]:
 
 
 def load_training(folder: Path, module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
-    """Reads each process's parts into module and optimizers, in place; returns the rest.
+    """Loads each process's shards into module and optimizers, in place; returns the rest of the checkpoint.
 
     Raises:
-        InputError: A checkpoint of another model.
+        InputError: The checkpoint is of another model.
     """
     rest: dict[str, Any] = torch.load(folder / TRAINING, weights_only=True)
     reader = FileSystemReader(str(folder))
@@ -87,7 +88,7 @@ def load_training(folder: Path, module: nn.Module, optimizers: Iterable[Optimize
 
 
 def save_weights(folder: Path, module: nn.Module) -> None:
-    """The weights alone; every process calls it."""
+    """Writes the weights alone; every process calls it."""
     with plain_errors():
         dcp.save(model_tensors(module), checkpoint_id=str(folder), no_dist=not dist.is_initialized())
 
@@ -106,7 +107,7 @@ def model_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def untied(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, a tied one once, under the first of its names."""
+    """Returns parameters and persistent buffers by name; a tied tensor occurs once, under the first of its names."""
     seen: set[int] = set()
     found = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -121,7 +122,7 @@ def names_of(module: nn.Module) -> dict[Tensor, str]:
 
 
 def inner(optimizer: Any) -> Optimizer:
-    """The optimizer that holds the states: below Lightning's wrapper, and below ZeRO-1's."""
+    """Returns the optimizer that holds the states, without the wrappers of Lightning and ZeRO-1."""
     optimizer = getattr(optimizer, "optimizer", optimizer)
     return getattr(optimizer, "optim", optimizer)
 
@@ -140,7 +141,7 @@ def optimizer_tensors(module: nn.Module, optimizers: Iterable[Optimizer]) -> dic
 def empty_states(
     module: nn.Module, optimizers: Iterable[Optimizer], held: Mapping[str, Any]
 ) -> dict[Tensor, dict[str, Tensor]]:
-    """Room for every state that the checkpoint holds of this process's parameters, laid out as they are."""
+    """Returns empty tensors for all states in the checkpoint of this process's parameters, sharded like these."""
     names, found = names_of(module), {}
     for optimizer in optimizers:
         for group in inner(optimizer).param_groups:
@@ -158,7 +159,7 @@ def room_for(parameter: Tensor, wanted: Any) -> Tensor:
 
 
 def fit_schedules(schedules: Iterable[dict[str, Any]], optimizers: Iterable[Optimizer]) -> None:
-    """Gives a schedule's state a rate for each group: another layout may put the parameters into more of them."""
+    """Adapts schedules to the number of parameter groups, which may differ between layouts."""
     for state, optimizer in zip(schedules, optimizers, strict=False):
         groups = optimizer.param_groups
         rates = {"base_lrs": [g["initial_lr"] for g in groups], "_last_lr": [g["lr"] for g in groups]}
@@ -181,7 +182,7 @@ def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def restore_settings(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Gives each group the settings of the saved one that began like it: a stage may have fewer groups."""
+    """Restores each group's settings from a saved group with the same initial values; a stage may have fewer groups."""
     for group in optimizer.param_groups:
         alike = [g for g in groups if all(g.get(k) == group.get(k) for k in ("initial_lr", "weight_decay"))]
         group.update(alike[0] if alike else {})

@@ -1,4 +1,4 @@
-"""Where each process of a run is, so that a run which stands still ends with a name and not with silence."""
+"""Reports of the position of each process, so that a stalled run ends with an error that names the process."""
 
 import re
 import time
@@ -15,13 +15,13 @@ from pipelines.runs.processes import POLL_SECONDS, LostError, World, leave_world
 
 NOTE_SECONDS = 1.0
 LOSS = "lost"
-CAUSE_SECONDS = 15.0  # for a launcher to see that a process failed, and to end the others
+CAUSE_SECONDS = 15.0  # time for a launcher to detect a failed process and to end the others
 WAITED = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 LOST = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket closed", re.IGNORECASE)
 
 
 class Whereabouts(Callback):
-    """Notes the batch that this process is at, for the others to tell when they have waited too long."""
+    """Callback that records the current batch of this process, for error messages of other processes."""
 
     def __init__(self, world: World):
         self.world, self.noted = world, 0.0
@@ -37,10 +37,10 @@ class Whereabouts(Callback):
 
 @contextmanager
 def told(world: World) -> Iterator[None]:
-    """Turns a collective that waited too long, or lost a process, into an error that names who and what.
+    """Turns a collective that timed out or lost a process into an error that names the process and the operation.
 
-    A process that lost another says so only where nobody says what happened there: the error of the process that
-    failed is the one to read.
+    A process that lost another one reports this only if the other's own error is unknown: the error of the process that
+    failed first is the relevant one.
     """
     try:
         yield
@@ -64,7 +64,7 @@ def told(world: World) -> Iterator[None]:
 
 
 def lost_by(error: BaseException) -> str | None:
-    """What a collective's error says of the other processes; None for an error of this process's own."""
+    """Returns how a collective's error describes the other processes; None for an error of this process itself."""
     if isinstance(error, LostError):
         return LOSS
     if not isinstance(error, RuntimeError):
@@ -73,12 +73,15 @@ def lost_by(error: BaseException) -> str | None:
 
 
 def report(world: World, error: Exception) -> None:
-    with suppress(RuntimeError):  # the store goes with the process that keeps it
+    with suppress(RuntimeError):  # the store disappears with the process that hosts it
         world.report_failure(f"{type(error).__name__}: {error}" if not isinstance(error, InputError) else str(error))
 
 
 def cause_of(world: World, seconds: float) -> str:
-    """What the process that failed said, waited for; a process that was launched is ended by its launcher meanwhile."""
+    """Returns the message of the process that failed, as the end of a sentence; empty if there is none in time.
+
+    A process that was started by a launcher keeps waiting, because the launcher ends it in the meantime.
+    """
     end = time.monotonic() + seconds
     with suppress(RuntimeError):
         while True:
@@ -92,7 +95,7 @@ def cause_of(world: World, seconds: float) -> str:
 
 
 def collective(error: BaseException) -> str:
-    """The call of torch.distributed that failed, or what reduces gradients without one."""
+    """Returns the name of the torch.distributed call that failed, or a description of the gradient reduction."""
     frames = traceback.extract_tb(error.__traceback__)
     calls = [frame.name for frame in frames if "/torch/distributed/" in frame.filename and "wrapper" not in frame.name]
     if calls:

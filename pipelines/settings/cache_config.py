@@ -18,21 +18,23 @@ Task = Literal[
 
 @dataclass(frozen=True)
 class KeepConfig:
-    """What is kept of the teacher's answer.
+    """Which signals of the teacher are stored.
 
     Args:
-        signals: Names joined by commas: logits, topk, sampled, hidden, relations, embedding, generated. `auto` takes
-            logits for a classifier, sampled for a language model, embedding for a sentence encoder.
-        draws: Of `sampled`: draws a position; fewer different ids are kept.
-        k: Of `topk`: ids a position.
-        step: Of `topk`: grid of the log-probabilities in nats.
-        layers: Of `hidden` and `relations`: numbers joined by commas; 0 of `hidden` is the embeddings' output, 0 of
-            `relations` the first layer. `last` is the last.
-        vectors: Of `relations`, where they are others than `layers`.
-        dtype: Of `logits` and `embedding`.
-        temperature: Of `topk` and `sampled`: the logits are divided by it. Of `generated`: 0 takes the likeliest.
-        new_tokens: Of `generated`: most tokens a sequence.
-        compression: `zstd` also compresses each record; coded ids don't get smaller by it, features a little.
+        signals: Names separated by commas: logits, topk, sampled, hidden, relations, embedding, generated. auto stores
+            logits for a classifier, sampled for a language model and embedding for a sentence encoder.
+        draws: For `sampled`: number of draws per position; fewer distinct ids are stored.
+        k: For `topk`: number of ids per position.
+        step: For `topk`: grid spacing of the quantized log-probabilities, in nats.
+        layers: For `hidden` and `relations`: layer numbers separated by commas, or `last`. In `hidden`, 0 is the output
+            of the embeddings; in `relations`, 0 is the first layer.
+        vectors: For `relations`: layer numbers or `last`, if they differ from `layers`.
+        dtype: For `logits` and `embedding`: stored data type, float32 or float16.
+        temperature: For `topk` and `sampled`: the logits are divided by it; 1 if omitted. For `generated`: sampling
+            temperature; 0, or omitting it, is greedy decoding.
+        new_tokens: For `generated`: maximum number of tokens per sequence.
+        compression: none, or zstd, which also compresses each record; this doesn't reduce encoded ids, and features
+            only a little.
     """
 
     signals: str = "auto"
@@ -57,24 +59,28 @@ class WriteConfig:
     """Settings of `write`.
 
     Args:
-        cache: Folder of the cache; one that is there goes on, and grows by what is new in the data.
-        teacher: A hub id or a local folder.
-        task: `auto` takes it from the teacher's head.
-        data: The text. Classifiers read a row a sample, language models blocks of data.max_length tokens.
-        keep: What is kept of the answer.
-        masking: Masks of a masked language model; the training takes the same ones.
-        chat: What of conversations is learnt.
-        batch_tokens: Tokens, padding included, that the teacher is asked about at once.
-        limit: Only the first so many samples; 0 takes all.
-        threads: CPU threads; 0 leaves it to PyTorch.
-        device: Where the teacher runs; auto takes a GPU if there is one.
-        rank, ranks: Of several writers started by hand at once, where this one begins.
-        devices: Processes to start on this machine, which share the work; under torchrun it says how many.
-        layout: How the teacher lies on them: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M.
-        timeout: Seconds that a process waits in a collective for the others before the run ends.
+        cache: Folder of the cache; an existing cache is resumed, and extended by samples that are new in the data.
+        teacher: Checkpoint of the teacher: a hub id or a local folder.
+        task: Task of the teacher; auto infers it from the teacher's head.
+        data: The data set. For classifiers each row is a sample, for language models each block of data.max_length
+            tokens.
+        keep: Which signals of the teacher are stored.
+        masking: Masks for a masked language model; training uses the same masks.
+        chat: Which parts of conversations a student is trained on.
+        batch_tokens: Tokens per batch of the teacher, including padding; at least 1.
+        limit: Use only this number of samples, from the start of the data; 0 uses all.
+        threads: CPU threads; 0 uses PyTorch's default.
+        device: Device of the teacher, such as cpu or cuda; auto uses a GPU if there is one.
+        rank: Index of this writer, from 0 to ranks - 1, if several writers are started by hand; each begins at a
+            different shard.
+        ranks: Number of writers that are started by hand.
+        devices: Number of processes to start on this machine, which share the work; with torchrun, its own options
+            determine the number.
+        layout: Layout of the teacher on the processes: replicated, fsdp=N, hsdp=RxS, tp=N or fsdp=N,tp=M.
+        timeout: Seconds that a process waits for the others in a collective operation before the run fails.
         seed: Seed of the draws.
-        force: Write although the disk is too small.
-        dry_run: Measure, say what it would take, and write nothing.
+        force: Write even if the disk has too little space.
+        dry_run: Measure, print the predicted disk space, time and memory, and write nothing.
     """
 
     cache: str = ""
@@ -129,9 +135,9 @@ class RebuildConfig(VerifyConfig):
 
     Args:
         cache: Folder of the cache.
-        teacher: The teacher, where it isn't any more where it was.
-        data: The text, where it isn't any more where it was.
-        threads: CPU threads; 0 leaves it to PyTorch.
+        teacher: Checkpoint of the teacher, if it has moved since the cache was written.
+        data: Path of the data, if it has moved since the cache was written.
+        threads: CPU threads; 0 uses PyTorch's default.
     """
 
     teacher: str = ""
@@ -145,11 +151,12 @@ class InspectConfig(RebuildConfig):
 
     Args:
         cache: Folder of the cache.
-        teacher: The teacher, where it isn't any more where it was.
-        data: Coverage of this text is told, instead of the one the cache was written for.
-        threads: CPU threads; 0 leaves it to PyTorch.
-        fidelity: Batches on which the cache is compared with the dense teacher; 0 leaves it out.
-        student: Checkpoint whose gradient is looked at; the teacher's first half of layers where left out.
+        teacher: Checkpoint of the teacher, if it has moved since the cache was written.
+        data: Data whose coverage by the cache is reported; if omitted, the data that the cache was written for.
+        threads: CPU threads; 0 uses PyTorch's default.
+        fidelity: Number of batches on which the cache is compared with the teacher's full output; 0 disables the
+            comparison.
+        student: Checkpoint whose gradients are compared; if omitted, the first half of the teacher's layers.
     """
 
     fidelity: int = 0

@@ -1,17 +1,18 @@
-"""What of a run's settings doesn't go together, once its layouts and its precision are known."""
+"""Checks of combinations of a run's settings, once its layouts and its precision are known."""
 
 from distill.errors import InputError
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.layouts import Layouts
 
-STOCK = ("32", "bf16-mixed", "16-mixed")  # precisions that Lightning trains in by itself
+STOCK = ("32", "bf16-mixed", "16-mixed")  # precisions that Lightning implements
 
 
 def check_together(config: DistillConfig, precision: str, layouts: Layouts) -> None:
-    """
+    """Checks that the settings, precision and layouts of a run can be combined.
+
     Raises:
-        InputError: Too few epochs for the schedule, or a gradual one on several processes or in fp16; something that
-            one process does alone, on several.
+        InputError: The schedule needs more epochs; gradual pruning is combined with several processes or fp16; or a
+            feature that works on one process only is combined with several.
     """
     if config.quantize.scheme:
         check_one_process(
@@ -66,9 +67,10 @@ def check_together(config: DistillConfig, precision: str, layouts: Layouts) -> N
 
 
 def check_one_process(name: str, why: str, config: DistillConfig, layouts: Layouts) -> None:
-    """
+    """Checks that the student is trained by one process.
+
     Raises:
-        InputError: The student is trained by several.
+        InputError: The student is trained by several processes, or by DeepSpeed.
     """
     if layouts.student.processes > 1 or config.machine.strategy:
         raise InputError(

@@ -1,4 +1,4 @@
-"""DeepSpeed's settings, read and checked without DeepSpeed or torch."""
+"""DeepSpeed's settings, read and checked without importing DeepSpeed or torch."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ from distill.errors import InputError
 
 STAGE = re.compile(r"deepspeed_stage_([123])(_offload)?")
 FORMS = "deepspeed_stage_1, 2 or 3, each with or without _offload, or a JSON file of DeepSpeed's settings"
-# What our own settings decide, by the key of DeepSpeed's file that would decide it a second time.
+# Keys of DeepSpeed's file that would conflict with this project's own settings -> those settings.
 OURS = {
     "optimizer": "--learning-rate and --train.*",
     "scheduler": "--train.schedule and --train.warmup",
@@ -23,24 +23,27 @@ OURS = {
 
 
 def check_strategy(strategy: str) -> None:
-    """
+    """Checks that DeepSpeed is installed and that the strategy is a ZeRO stage or a valid file of settings.
+
     Raises:
-        InputError: DeepSpeed isn't installed; neither a stage nor a file of settings; settings that ours decide.
+        InputError: DeepSpeed isn't installed; the strategy is neither a stage nor a file; or the file contains settings
+            that this project's own settings determine.
     """
     if STAGE.fullmatch(strategy) is None:
         read_file(strategy)
     if importlib.util.find_spec("deepspeed") is None:
         raise InputError(
-            f"machine.strategy {strategy!r}: DeepSpeed isn't installed: pip install 'stillroom[deepspeed]', or use "
+            f"machine.strategy {strategy!r}: DeepSpeed isn't installed: pip install -e '.[deepspeed]', or use "
             "--student.layout zero1, zero2 or fsdp=N, which need nothing"
         )
 
 
 def read_file(file: str) -> dict[str, Any]:
-    """DeepSpeed's settings in a JSON file.
+    """Returns DeepSpeed's settings from a JSON file.
 
     Raises:
-        InputError: No such file, one that can't be read or is no JSON object, or settings that ours decide.
+        InputError: The file doesn't exist, can't be read or isn't a JSON object with zero_optimization; or it contains
+            settings that this project's own settings determine.
     """
     where = f"machine.strategy {file!r}"
     try:

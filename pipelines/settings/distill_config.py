@@ -1,4 +1,4 @@
-"""Settings of the commands: frozen dataclasses, no torch behind them, so that --help is quick."""
+"""Settings of the commands: frozen dataclasses that don't import torch, so that --help is fast."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -49,29 +49,35 @@ SHORT = {
 }
 
 
-LONGEST = 31_536_000  # seconds; a year
+LONGEST = 31_536_000  # maximum timeout in seconds: one year
 
 
 @dataclass(frozen=True)
 class MachineConfig:
-    """Where and how training runs.
+    """Hardware, processes, precision and logging of training.
 
     Args:
-        accelerator: cpu, gpu (or cuda) or mps; auto takes what is there.
-        devices: Processes on this machine, a GPU each where there are GPUs; under torchrun it says how many.
-        restarts: How often all processes are started again after one died.
-        timeout: Seconds that a process waits in a collective for the others before the run ends.
-        strategy: Leaves what is trained to DeepSpeed: deepspeed_stage_1, 2 or 3, with or without _offload, or a JSON
-            file of its settings; empty lays it out as student.layout says.
-        compress: What copies of a student send their gradients as: whole, fp16, bf16, or powersgd (rank 4).
-        bucket_mb: Gradients that copies send together, while the backward pass goes on.
-        prefetch: Layers whose weights FSDP gathers ahead of the one at work.
-        precision: 32, bf16-mixed, 16-mixed (GPUs), fp8 (GPUs that have it), bf16-stochastic (weights in bfloat16,
-            updates rounded by chance) or int8-mixed (products in 8 bits, a prototype); auto measures a few steps of the
-            first four, as far as they can be here, and takes the fastest.
-        threads: CPU threads for training; 0 leaves it to PyTorch.
-        wandb: Also log to Weights & Biases.
-        log_every: Steps between two rows of the logs.
+        accelerator: Device that trains: cpu, gpu (or cuda), mps, or auto, which uses what the machine has.
+        devices: Number of processes on this machine, at least 1, each with its own GPU if there are GPUs; with
+            torchrun, its own options determine the number.
+        restarts: Number of times that all processes are restarted after one has died; above 0 only with 2 or more
+            devices.
+        timeout: Seconds that a process waits for the others in a collective operation before the run fails; above 0, at
+            most 31536000 (one year).
+        strategy: Train with DeepSpeed: deepspeed_stage_1, deepspeed_stage_2 or deepspeed_stage_3, each with or without
+            _offload, or a JSON file with DeepSpeed's settings. Empty: use the layout that student.layout requests.
+        compress: Format in which replicas of the student send gradients: none (uncompressed), fp16, bf16, or powersgd
+            (rank 4).
+        bucket_mb: Size in MiB, at least 1, of the gradient buckets that replicas send together during the backward
+            pass.
+        prefetch: Number of layers whose weights FSDP gathers ahead of the layer that computes; 0 or more.
+        precision: Precision of training: 32, bf16-mixed, 16-mixed (GPUs only), fp8 (GPUs that support it),
+            bf16-stochastic (bfloat16 weights, updates rounded stochastically) or int8-mixed (8-bit matrix products,
+            experimental). auto times a few steps of each of the first four that the machine supports and uses the
+            fastest.
+        threads: CPU threads for training; 0 uses PyTorch's default.
+        wandb: Also log to Weights & Biases: off, offline or online.
+        log_every: Steps between two rows of the logs, at least 1; limited to a quarter of an epoch.
     """
 
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
@@ -109,14 +115,14 @@ class MachineConfig:
 
 @dataclass(frozen=True)
 class MeasureConfig:
-    """How speed is measured.
+    """How speed is measured, and how exported models are compared with the original.
 
     Args:
-        texts: Texts of the test split that are timed, drawn by the seed.
-        rounds: Times each of them is run.
-        batch: Rows of the larger of the two batch sizes; the other is 1.
-        threads: Threads of the runtime.
-        parity: Texts on which every exported artefact is compared with the model.
+        texts: Number of texts of the test split that are timed, at least 1, selected by the seed.
+        rounds: Number of times that each of them is run, at least 1.
+        batch: Rows of the larger of the two timed batch sizes, at least 1; the other size is 1.
+        threads: CPU threads of the runtime, at least 1.
+        parity: Number of texts, at least 1, on which every exported model is compared with the original.
     """
 
     texts: int = 64
@@ -133,18 +139,19 @@ class MeasureConfig:
 
 @dataclass(frozen=True)
 class GeneralConfig:
-    """Distillation on plain text, before the task: from the teacher as it came, not yet fine-tuned.
+    """Distillation on plain text before the task, from the teacher before its own fine-tuning.
 
     Args:
-        data: Text to learn on: txt files or a table, see `python -m pipelines.cache`; empty leaves this phase out.
-        text: Column of a table; `text` when left out.
-        length: Tokens of a block; texts are joined and cut into blocks.
-        blocks: Most of them, of texts drawn by the seed; 0 takes all.
-        loss: What is learnt. hidden, attention and relations need no head; kl and ce, the words behind the masks, need
-            a teacher with a masked-language head.
-        train: How.
-        masking: Which words are hidden, for kl and ce.
-        progressive: Share of the steps in which the student's layers learn one after another (MobileBERT); 0: together.
+        data: Text to train on: txt files or a table, see `python -m pipelines.cache`; empty disables this phase.
+        text: Column of a table that contains the text; `text` if omitted.
+        length: Tokens per block; texts are concatenated and split into blocks of this length.
+        blocks: Maximum number of blocks, from texts selected by the seed; 0 uses all.
+        loss: Loss terms of this phase. hidden, attention and relations need no head; kl and ce, on the masked tokens,
+            need a teacher with a masked-language-modelling head.
+        train: Optimizer, schedule and training loop of this phase.
+        masking: Which tokens are masked, for kl and ce.
+        progressive: Share of the steps, from 0 to 1, in which the student's layers are trained one after another
+            (MobileBERT); 0 trains all layers together.
     """
 
     data: str = ""
@@ -195,36 +202,37 @@ class DistillConfig:
     """Settings of `python -m pipelines.distill`.
 
     Args:
-        output: Folder for everything the run writes.
+        output: Folder that everything is written to.
         teacher: The model to learn from.
-        teacher_train: How the teacher is trained on the task, where it has to be.
+        teacher_train: How the teacher is trained on the task, if it needs to be.
         student: The model to train.
-        general: Distillation on plain text before that on the task.
-        budget: A speed that the student is pruned to, measured here; without one it is built as `student` says.
-        prune: How it is pruned.
-        sparsity: Which weights become zero while the student trains.
-        quantize: In how many bits it computes in the end, and how it is trained for that.
-        export: Formats that the student is handed over in, beside its checkpoint: onnx, onnxruntime, openvino,
-            executorch, litert, torchao, compressed-tensors, separated by commas.
-        data: The texts.
-        task: What they are about: text-classification (one class a text), multi-label, regression,
-            token-classification, question-answering, sentence-embedding, masked-lm, causal-lm or chat; auto goes by the
-            teacher's head, else by the data's columns.
-        masking: Which words are hidden, of masked-lm.
-        chat: What of conversations is learnt.
-        sequences: Share of the conversations whose answers the teacher writes before the training; 0 for none.
-        across: How a causal or masked student with another tokenizer, a checkpoint of its own, is compared with the
-            teacher.
-        on_policy: Share of the steps in which a causal student learns from what it writes itself; 0 for none.
-        keep: What is cached of a language teacher's words (signals: sampled, topk or logits); of other tasks the loss
-            decides all but dtype and compression. It is cached at the temperature of the loss.
-        loss: What the student learns.
-        train: How the student is trained.
-        machine: Where it runs.
+        general: Distillation on plain text before the distillation on the task.
+        budget: Speed to which the student is pruned, measured on this machine; without it, the student is built
+            according to `student`.
+        prune: How the student is pruned.
+        sparsity: Which weights are set to zero while the student trains.
+        quantize: Number of bits of the final student, and how the student is trained for them.
+        export: Formats in which the student is exported in addition to its checkpoint, separated by commas: onnx,
+            onnxruntime, openvino, executorch, litert, torchao, compressed-tensors.
+        data: The data set.
+        task: text-classification (one class per text), multi-label, regression, token-classification,
+            question-answering, sentence-embedding, masked-lm, causal-lm or chat. auto infers the task from the
+            teacher's head, or else from the columns of the data.
+        masking: Which tokens are masked; for masked-lm.
+        chat: Which parts of conversations the student is trained on; for chat.
+        sequences: Training conversations whose answers the teacher generates before training; none if share is 0.
+        across: How a causal-lm or masked-lm student with its own tokenizer is compared with the teacher; such a student
+            must be a checkpoint.
+        on_policy: Training of a causal-lm or chat student on text that it generates itself; none if share is 0.
+        keep: What is cached of a language model teacher's output; signals: sampled, topk or logits. For other tasks the
+            loss determines everything except dtype and compression. The temperature is always that of the loss.
+        loss: Loss terms that the student is trained on.
+        train: Optimizer, schedule and training loop of the student.
+        machine: Hardware, processes, precision and logging.
         measure: How speed is measured.
-        seed: Seed of splits, initial weights, order and dropout.
-        until: The last stage that runs: general, teacher, cache, distill, or report for all of them. The same command
-            without it goes on from there.
+        seed: Seed of splits, initial weights, data order and dropout, from 0 to 4294967295.
+        until: Last stage to run: general, teacher, cache, distill, or report for all stages. The same command without
+            it continues from there.
         dry_run: Print the plan and change nothing.
     """
 
@@ -306,9 +314,10 @@ class DistillConfig:
                 )
 
     def check_budget(self) -> None:
-        """
+        """Checks that every setting of the budget takes effect.
+
         Raises:
-            InputError: A budget of which something would be passed over.
+            InputError: A setting of the budget would be ignored.
         """
         budget, plain = self.budget, Budget()
         if budget.asked and self.student.given:

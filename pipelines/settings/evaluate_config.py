@@ -15,17 +15,18 @@ class EvaluateConfig:
     """Settings of `python -m pipelines.evaluate`.
 
     Args:
-        model: A checkpoint of any task: a local folder or a hub id.
-        output: Folder to write to.
-        teacher: A checkpoint to compare with; left out, the model stands alone.
+        model: Checkpoint of any task: a local folder or a hub id.
+        output: Folder that the results are written to.
+        teacher: Checkpoint to compare with, a local folder or a hub id; if omitted, only the model is evaluated.
         data: The data set; its test split is scored.
         measure: How speed is measured.
-        seed: Seed of the texts that are timed, and of the test split where the data set has none.
-        task: What the model is for; auto goes by its head, else by the data's columns.
-        export: Formats that it is scored and timed in beside PyTorch; of a quantized one with the integers it was
-            trained with.
-        dynamic: Also ONNX Runtime's own dynamic int8, of a model in float.
-        processor: Where that will run, see `ExportConfig`.
+        seed: Seed that selects the timed texts, and the test split if the data set has none.
+        task: Task of the model; auto infers it from the model's head, or else from the columns of the data.
+        export: Formats, separated by commas, in which the model is scored and timed in addition to PyTorch; a quantized
+            model is exported with the integers it was trained with.
+        dynamic: Also evaluate ONNX Runtime's dynamic int8 quantization; for float models only.
+        processor: Processor that the dynamic int8 model will run on: here, avx2, avx512, vnni or arm; see
+            `ExportConfig`.
     """
 
     model: str = ""
@@ -47,9 +48,10 @@ class EvaluateConfig:
 
 
 def check_places(config: EvaluateConfig) -> None:
-    """
+    """Checks that checkpoints and data given as local paths exist.
+
     Raises:
-        InputError: A checkpoint or data that is named by a path, and isn't there.
+        InputError: A path doesn't exist, or isn't a checkpoint.
     """
     models = [("student" if config.teacher else "model", config.model)]
     check_models([*([("teacher", config.teacher)] if config.teacher else []), *models])

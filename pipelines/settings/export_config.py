@@ -12,19 +12,20 @@ class ExportConfig:
     """Settings of `python -m pipelines.export`.
 
     Args:
-        model: A checkpoint of any task: a local folder or a hub id; with quantization.safetensors beside it its files
-            compute in few bits, as it was trained to.
-        data: File or folder with texts like those the model will see, for the comparison.
-        output: Folder to write to.
-        text: Column with the text; found by name when left out.
-        parity: Texts on which an artefact in float is compared with the model; one in few bits is on all of them.
-        max_length: Longest text in tokens; 0: 256, or as many as the model has positions for where these are fewer.
-        export: Formats to write beside the checkpoint: onnx (standard operators, for any runtime), onnxruntime
-            (operators joined for its CPU kernels), openvino, executorch, litert, torchao or compressed-tensors
-            (quantized checkpoints).
-        dynamic: Also ONNX Runtime's own dynamic int8, of a model in float.
-        processor: Where that will run: weights have 7 bits for avx2 and avx512, x86 without VNNI, and for here where
-            this machine is one.
+        model: Checkpoint of any task: a local folder or a hub id. If the folder contains quantization.safetensors, the
+            exported files compute with the low-bit integers that the model was trained with.
+        data: File or folder with texts like those that the model will process, for the comparison.
+        output: Folder that the files are written to.
+        text: Column with the text; found by its name if omitted.
+        parity: Number of texts on which an exported float model is compared with the original; a quantized model is
+            compared on all texts.
+        max_length: Maximum text length in tokens. 0: 256, or the number of positions of the model if that is smaller.
+        export: Formats to write in addition to the checkpoint, separated by commas: onnx (standard operators, for any
+            runtime), onnxruntime (operators fused for its CPU kernels), openvino, executorch, litert, torchao or
+            compressed-tensors (quantized checkpoints).
+        dynamic: Also export with ONNX Runtime's dynamic int8 quantization; for float models only.
+        processor: Processor that the dynamic int8 model will run on. Weights have 7 bits for avx2 and avx512 (x86
+            without VNNI), and for here if this machine is such a processor; otherwise (vnni, arm) 8 bits.
     """
 
     model: str = ""

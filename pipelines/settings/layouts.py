@@ -1,4 +1,4 @@
-"""Which layout teacher and student get, decided and checked before a process loads a weight."""
+"""The parallel layouts of the teacher and the student, determined and checked before any weight is loaded."""
 
 import os
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from pipelines.settings.distill_config import DistillConfig
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-SHARE = 0.5  # of a process's memory that weights and what trains them may take: activations need the rest
-TRAINED_BYTES = 16  # a parameter in fp32 with its gradient and AdamW's two moments
+SHARE = 0.5  # of a process's memory for weights, gradients and optimizer state; activations need the rest
+TRAINED_BYTES = 16  # per parameter: the fp32 weight, its gradient and AdamW's two moments
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """How the two models of a run lie on its processes."""
+    """Layouts of a run's two models on its processes."""
 
     teacher: Layout
     student: Layout
-    tuned: Layout  # the teacher while it is trained: on the student's processes
+    tuned: Layout  # the teacher during its own training, on the student's processes
 
 
 def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
-    """The layouts that the configuration names, `auto` decided by the models' sizes and this machine's memory.
+    """Returns the layouts that the configuration requests; `auto` is resolved from model sizes and total memory.
 
     Raises:
-        InputError: A layout for another number of processes, or one that the models can't take.
+        InputError: A layout is for a different number of processes, or a model doesn't support it.
     """
     from transformers import AutoConfig
 
@@ -51,13 +51,13 @@ def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
 
 @dataclass(frozen=True)
 class Text:
-    """A layout as the settings name it.
+    """A layout as written in the settings.
 
     Args:
         whose: Field of `Layouts`.
-        name: Of the setting.
-        text: What it says; `auto` is decided by sizes.
-        processes: That it is for.
+        name: Name of the setting.
+        text: Value of the setting; `auto` is resolved from sizes.
+        processes: Number of processes that the layout is for.
     """
 
     whose: str
@@ -66,10 +66,10 @@ class Text:
     processes: int
 
     def parsed(self) -> Layout | None:
-        """The layout; None where sizes decide it.
+        """Returns the layout, or None if it depends on sizes.
 
         Raises:
-            InputError: A layout for another number of processes, or none at all.
+            InputError: The layout is invalid, or for a different number of processes.
         """
         if self.text == "auto":
             return Layout() if self.processes == 1 else None
@@ -77,10 +77,10 @@ class Text:
 
 
 def texts_of(config: DistillConfig, processes: int) -> tuple[Text, Text, Text]:
-    """Layouts of the teacher, of the student and of the teacher while it is trained, as far as settings say it.
+    """Returns the requested layouts of the teacher, of the student, and of the teacher during its own training.
 
     Raises:
-        InputError: No process is left for the student, or a strategy that can't be had.
+        InputError: No process is left for the student, or the strategy is unavailable.
     """
     own, text, others = config.teacher.ranks, config.teacher.layout, config.student.layout
     if own and own >= processes:
@@ -91,7 +91,7 @@ def texts_of(config: DistillConfig, processes: int) -> tuple[Text, Text, Text]:
     tuned = "auto" if own else text
     if config.machine.strategy:
         check_deepspeed(config)
-        others = tuned = "replicated"  # as far as this project has a say in it
+        others = tuned = "replicated"  # DeepSpeed shards the model itself
     return (
         Text("teacher", "teacher.layout", text, own or processes),
         Text("student", "student.layout", others, processes - own),
@@ -100,10 +100,11 @@ def texts_of(config: DistillConfig, processes: int) -> tuple[Text, Text, Text]:
 
 
 def check_layouts(config: DistillConfig, teacher: Layout | None, student: Layout | None) -> None:
-    """Checks what goes with layouts; one that isn't known yet (None) is left for later.
+    """Checks the settings that depend on layouts; an undetermined layout (None) is not checked.
 
     Raises:
-        InputError: Gradients to compress that no copies send, or an offload of weights that aren't cut.
+        InputError: Gradient compression is requested without replicas that exchange gradients, or offloading for
+            weights that aren't sharded.
     """
     if student is not None:
         check_compress(config, student)
@@ -118,7 +119,11 @@ def check_layouts(config: DistillConfig, teacher: Layout | None, student: Layout
 
 
 def check_compress(config: DistillConfig, student: Layout) -> None:
-    """Raises InputError where gradients are to be compressed that no copies of a student send."""
+    """Checks that gradient compression is only requested if replicas of the student exchange gradients.
+
+    Raises:
+        InputError: The student isn't replicated.
+    """
     if config.machine.compress != "none" and (student.sharded or student.zero == 2 or config.machine.strategy):
         raise InputError(
             f"machine.compress {config.machine.compress}: expected a student that every process has a copy of, found "
@@ -128,7 +133,11 @@ def check_compress(config: DistillConfig, student: Layout) -> None:
 
 
 def check_deepspeed(config: DistillConfig) -> None:
-    """Raises InputError where DeepSpeed can't be had, or the student has a layout as well."""
+    """Checks that DeepSpeed is available and that no layout of the student is set beside it.
+
+    Raises:
+        InputError: DeepSpeed is unavailable, or the student has a layout too.
+    """
     check_strategy(config.machine.strategy)
     if config.student.layout not in ("auto", "replicated"):
         raise InputError(
@@ -152,7 +161,7 @@ def fitting_kind(own: Any, processes: int) -> str:
 
 
 def memory_of_process(processes: int) -> float:
-    """Bytes: a GPU's, or the process's part of the machine's."""
+    """Returns the bytes of memory per process: the GPU's, or the process's share of the machine's RAM."""
     import torch
 
     if torch.cuda.is_available():
@@ -162,8 +171,9 @@ def memory_of_process(processes: int) -> float:
 
 
 def parameters(config: "PretrainedConfig", auto: Any = None) -> int:
-    """Parameters of a model of this config, counted without memory for them; `auto` is the class that builds it, told
-    from the config when left out.
+    """Returns the number of parameters of a model with this config, counted without allocating memory.
+
+    `auto` is the auto class that builds the model; it is inferred from the config if omitted.
     """
     import torch
     import transformers

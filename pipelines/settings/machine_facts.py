@@ -1,4 +1,4 @@
-"""What of the machine settings ask for, told without torch."""
+"""Checks of the settings that depend on the machine's hardware."""
 
 import os
 import platform
@@ -8,15 +8,16 @@ from pathlib import Path
 from distill.errors import InputError
 
 GPUS = ("gpu", "cuda")
-# Of NVIDIA's, of its boards, of AMD's and of Windows' subsystem for Linux: without any of them none is usable.
+# Device files of NVIDIA's, NVIDIA's embedded, AMD's and WSL's drivers: without any of them no GPU is usable.
 DRIVERS = ("nvidiactl", "nvidia[0-9]*", "nvgpu", "nvhost-gpu", "kfd", "dxg")
-ON_GPUS = ("16-mixed", "fp8")  # precisions that no CPU trains in
+ON_GPUS = ("16-mixed", "fp8")  # precisions that CPUs can't train in
 
 
 def check_machine(accelerator: str, precision: str) -> None:
-    """
+    """Checks, without torch, that the machine has the accelerator and that the precision is available on it.
+
     Raises:
-        InputError: An accelerator that this machine hasn't, or a precision that takes another one.
+        InputError: The machine doesn't have the accelerator, or the precision requires a different one.
     """
     if accelerator in GPUS and not may_have_gpu():
         raise InputError(
@@ -37,16 +38,17 @@ def check_machine(accelerator: str, precision: str) -> None:
 
 
 def may_have_gpu() -> bool:
-    """Whether a driver is there that could make a GPU usable; `check_accelerator` asks torch itself."""
+    """Returns whether a GPU driver is present; `check_accelerator` then asks torch whether a GPU is usable."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return Path("/dev/kfd").exists()
     return sys.platform != "linux" or any(file for driver in DRIVERS for file in Path("/dev").glob(driver))
 
 
 def check_accelerator(accelerator: str) -> None:
-    """
+    """Checks that torch can use the accelerator.
+
     Raises:
-        InputError: A GPU whose driver is there, but which torch can't use.
+        InputError: A GPU's driver is present, but torch can't use the GPU.
     """
     import torch
 

@@ -12,15 +12,15 @@ class ReportConfig:
     """Settings of `python -m pipelines.report`.
 
     Args:
-        run: Folder of a finished run, whose page and card are drawn again; nothing is measured.
-        charts: With --run: also write each chart as an SVG file into `charts/` of the run's folder.
-        model: Or a checkpoint to evaluate and report on.
-        output: Folder to write to (with --model).
-        teacher: A checkpoint to compare the model with.
+        run: Folder of a finished run whose report page is drawn again from its stored results; nothing is measured.
+        charts: With --run: also write each chart as an SVG file to `charts/` in the run's folder.
+        model: Checkpoint to evaluate and report on instead of a run: a local folder or a hub id.
+        output: Folder that the report is written to; only with --model.
+        teacher: Checkpoint to compare the model with: a local folder or a hub id.
         data: The data set; its test split is scored.
         measure: How speed is measured.
-        seed: Seed of the texts that are timed.
-        task: What the model is for; auto goes by its head, else by the data's columns.
+        seed: Seed that selects the timed texts, and the test split if the data set has none.
+        task: Task of the model; auto infers it from the model's head, or else from the columns of the data.
     """
 
     run: str | None = None

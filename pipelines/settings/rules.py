@@ -1,8 +1,8 @@
-"""Every rule that refuses a run before torch is imported, in the order in which they are read.
+"""The checks of a run before torch is imported, in the order in which they run.
 
-Rules on one setting stand beside it, in `__post_init__`. Those here need several settings, the machine, or what
-config.json says of the models. Where that isn't enough, the checks that follow once the models' configs are loaded
-decide.
+Checks of a single setting are in `__post_init__` of its dataclass. The checks here need several settings, facts about
+the machine, or the models' config.json. Anything that these can't decide is checked once the models' configs are
+loaded.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,14 @@ from pipelines.settings.task_settings import check_task_fits, with_task
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a run before torch is imported.
+    """Facts about a run that are known before torch is imported.
 
     Args:
-        config: Its settings; with those of its task, where that is known.
-        processes: That it is for.
-        teacher, student: Checkpoints on this machine; no student where it is built from the teacher.
-        task: Empty where only the data tell it.
+        config: Settings of the run; includes the defaults of its task if the task is known.
+        processes: Number of processes of the run.
+        teacher: Facts of the teacher; None if it isn't on this machine.
+        student: Facts of the student; None if it isn't on this machine, or is built from the teacher.
+        task: Task of the run; empty if only the data determine it.
     """
 
     config: DistillConfig
@@ -47,9 +48,10 @@ class Known:
 
     @property
     def student_sizes(self) -> Sizes | None:
-        """
+        """Sizes of the student; None if unknown.
+
         Raises:
-            InputError: Sizes that no student of the teacher can have.
+            InputError: No student of the teacher can have the requested sizes.
         """
         spec, teacher = self.config.student.spec, self.teacher_sizes
         if not is_relative(spec):
@@ -62,9 +64,10 @@ class Known:
 
 
 def refuse(config: DistillConfig, processes: int) -> None:
-    """
+    """Checks that a run is possible, as far as this is known without torch.
+
     Raises:
-        InputError: A run that can't be, for the first of `RULES` that says so.
+        InputError: One of `RULES` is violated; the first one is reported.
     """
     check_spec(config.student.spec)
     teacher = read_facts(config.teacher.model)
@@ -79,7 +82,7 @@ def refuse(config: DistillConfig, processes: int) -> None:
 
 
 def check_integers(known: Known) -> None:
-    """Files with weights of 8 bits can be proven on this processor."""
+    """Checks that files with 8-bit weights can be verified on this processor."""
     check_processor(known.config)
 
 
@@ -88,7 +91,7 @@ def check_machine_settings(known: Known) -> None:
 
 
 def check_places(known: Known) -> None:
-    """Checkpoints and data that are paths are there."""
+    """Checks that checkpoints and data given as local paths exist."""
     config = known.config
     named = [("teacher", config.teacher.model), *(("teacher", name) for name in config.teacher.also)]
     check_models([*named, *([] if is_relative(config.student.spec) else [("student", config.student.spec)])])
@@ -100,7 +103,10 @@ def check_places(known: Known) -> None:
 
 
 def check_layout_settings(known: Known) -> None:
-    """Layouts fit the processes and the models, as far as sizes don't decide them; and what goes with layouts."""
+    """Checks that the layouts fit the processes and the models, and the settings that depend on layouts.
+
+    Layouts that depend on the models' sizes in memory are not checked here.
+    """
     texts = texts_of(known.config, known.processes)
     found = {each.whose: each.parsed() for each in texts}
     for each, sizes in zip(texts, (known.teacher_sizes, known.student_sizes, known.teacher_sizes), strict=True):
@@ -115,7 +121,7 @@ def check_layout_settings(known: Known) -> None:
 
 
 def check_head(known: Known) -> None:
-    """The teacher was trained for no other task, and a language model has its head for words already."""
+    """Checks that the teacher was trained for the task, and that language models have their language-modelling head."""
     own = known.teacher.task if known.teacher is not None else ""
     if own and known.task and alike(own) != alike(known.task):
         raise InputError(
@@ -132,12 +138,12 @@ def check_head(known: Known) -> None:
 
 
 def alike(task: str) -> str:
-    """A task with the same head."""
+    """Returns a task that has the same kind of head."""
     return "text-classification" if task in PROBLEMS.values() else task
 
 
 def check_task(known: Known) -> None:
-    """The task has what is asked for."""
+    """Checks that the task supports the settings."""
     config, task = known.config, known.task
     if not task:
         return
@@ -148,7 +154,10 @@ def check_task(known: Known) -> None:
 
 
 def check_terms(known: Known) -> None:
-    """The layers that the loss reads are there, of an encoder: its vectors are all as wide as its states."""
+    """Checks that the models have the layers that the loss refers to.
+
+    Only encoders are checked whose feature vectors all have the width of their hidden states.
+    """
     sizes = known.teacher_sizes, known.student_sizes
     kinds = [facts.config.get("model_type") for facts in (known.teacher, known.student) if facts is not None]
     if None in sizes or not known.task or known.task == "sentence-embedding" or not {*kinds} <= {*WIDE}:

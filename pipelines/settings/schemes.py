@@ -1,4 +1,4 @@
-"""The schemes that a run's students are quantized by, and how many bits their weights have on its processor."""
+"""The quantization schemes of a run's students, and whether their weights have 7 or 8 bits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from pipelines.settings.distill_config import DistillConfig
 
 
 def schemes_of(config: DistillConfig) -> dict[str, list[str]]:
-    """Each scheme that students are quantized by -> the formats that take it; the first is the main one's."""
+    """Returns scheme -> the formats that support it, for all students; the first scheme is the main student's."""
     if not config.quantize.scheme:
         return {}
     measured = [config.budget.runtime] if config.budget.precision == "int8" else []
@@ -19,10 +19,12 @@ def schemes_of(config: DistillConfig) -> dict[str, list[str]]:
 
 
 def quantization_by(config: DistillConfig, scheme: str) -> QuantizeConfig:
-    """The settings of quantization by one scheme, with `reduced` resolved: the processor is no longer needed.
+    """Returns the quantization settings for one scheme, with `reduced` resolved.
+
+    The result no longer depends on the processor.
 
     Raises:
-        CompressError: Weights of 8 bits that this processor can't prove.
+        CompressError: 8-bit weights are requested that can't be verified on this processor.
     """
     how, formats = config.quantize, schemes_of(config)[scheme]
     saturable = multiplies_bytes(SCHEMES[scheme])
@@ -31,25 +33,26 @@ def quantization_by(config: DistillConfig, scheme: str) -> QuantizeConfig:
 
 
 def is_dynamic(config: DistillConfig) -> bool:
-    """Whether students are deployed in ONNX Runtime's own int8, which nothing is trained for."""
+    """Returns whether students are deployed with ONNX Runtime's dynamic int8, which needs no training."""
     budget = config.budget
     return budget.asked and (budget.runtime, budget.precision, config.quantize.scheme) == ("onnxruntime", "int8", "")
 
 
 def is_dynamic_reduced(config: DistillConfig) -> bool:
-    """Whether weights have 7 bits in ONNX Runtime's own int8.
+    """Returns whether ONNX Runtime's dynamic int8 uses 7-bit weights.
 
     Raises:
-        CompressError: Weights of 8 bits that this processor can't score.
+        CompressError: 8-bit weights are requested that can't be scored on this processor.
     """
     how = config.quantize
     return is_dynamic(config) and resolve_reduced(how.reduced, how.processor, ["onnxruntime"])
 
 
 def check_processor(config: DistillConfig) -> None:
-    """
+    """Checks that the exported files can be verified on this processor.
+
     Raises:
-        CompressError: Files with weights of 8 bits that this processor can't prove.
+        CompressError: Files with 8-bit weights can't be verified on this processor.
     """
     is_dynamic_reduced(config)
     for scheme in schemes_of(config):
@@ -57,7 +60,7 @@ def check_processor(config: DistillConfig) -> None:
 
 
 def resolved_reduced(config: DistillConfig) -> bool | dict[str, bool]:
-    """Whether weights have 7 bits; where schemes differ, by scheme."""
+    """Returns whether weights have 7 bits; scheme -> bool if the schemes differ."""
     if not config.quantize.scheme:
         return is_dynamic_reduced(config)
     found = {scheme: quantization_by(config, scheme).reduced is True for scheme in schemes_of(config)}
@@ -65,10 +68,10 @@ def resolved_reduced(config: DistillConfig) -> bool | dict[str, bool]:
 
 
 def is_reduced(processor: Processor, folder: Path, *, dynamic: bool) -> bool:
-    """Whether ONNX Runtime's own int8 of the checkpoint has weights of 7 bits.
+    """Returns whether ONNX Runtime's dynamic int8 version of the checkpoint has 7-bit weights.
 
     Raises:
-        CompressError: Weights of 8 bits that this processor can't score.
+        CompressError: 8-bit weights are requested that can't be scored on this processor.
     """
     from compress.quantize.store import is_rounded
 

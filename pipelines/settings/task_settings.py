@@ -1,4 +1,4 @@
-"""What a run is about, and what its task leaves out."""
+"""The task of a run, its default loss and text length, and checks of settings against the task."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 # Squared differences of cosines are a hundredth of those of vectors.
 VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
 FORMS = ("dtype", "compression")  # settings of keep that every task has
-ACROSS = ("causal-lm", "masked-lm")  # tasks whose student may read other tokens than its teacher
+ACROSS = ("causal-lm", "masked-lm")  # tasks in which the student's tokenizer may differ from the teacher's
 
 
 def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
-    """The configuration with its task, a loss of that task where none was asked for, and the length of its texts; and
-    why it is this task.
+    """Returns the configuration with task, loss and text length resolved, and the reason for the choice of the task.
+
+    The default loss of the task applies unless the configuration sets a loss.
     """
     from compress.prune.slicing.checkpoint import admit
     from distill.checkpoint.config import load_config
@@ -46,19 +47,22 @@ def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
 
 
 def with_task(config: DistillConfig, task: str) -> DistillConfig:
-    """The configuration for a task, with what is usual there where nothing else is asked for."""
+    """Returns the configuration for a task, with the task's defaults where nothing else is requested."""
     loss = usual_loss(task) if config.loss == LossConfig() else config.loss
     if loss.temperature is None:
         loss = replace(loss, temperature=usual_loss(task).softness)
     general = replace(config.general, loss=replace(config.general.loss, temperature=config.general.loss.softness))
-    # Pooled encoders have no modelling code of their own to ship.
+    # Layers of different shapes need modelling code in the checkpoint, which pooled encoders don't have.
     uniform = task == "sentence-embedding" and config.budget.asked
     budget = replace(config.budget, uniform=True) if uniform else config.budget
     return replace(config, task=cast(Any, task), loss=loss, general=general, budget=budget)
 
 
 def models_of(config: DistillConfig, source: Path) -> "Models":
-    """Of the teacher, in `source`, and of a student that is a checkpoint, as they read the run's texts."""
+    """Returns role -> (config, tokenizer) of the teacher, stored in `source`, and of a student that is a checkpoint.
+
+    The tokenizers are configured as they are used on the run's texts.
+    """
     from compress.prune.slicing.checkpoint import admit
     from distill.checkpoint.config import load_config
     from distill.checkpoint.folder import checkpoint_folder
@@ -74,23 +78,25 @@ def models_of(config: DistillConfig, source: Path) -> "Models":
         admit(folder)
         own = load_tokenizer(folder, "student")
         if not is_across(config, tokenizer, own):
-            own.model_max_length = tokenizer.model_max_length  # as student and teacher read the same texts
+            own.model_max_length = tokenizer.model_max_length  # student and teacher use the same tokens
         models["student"] = (load_config(folder, "student"), own)
     return models
 
 
 def fitted_length(length: int, task: "Task", models: "Models", *, room: int = 0) -> tuple[int, str]:
-    """Longest text in tokens: `length` where it was set, else the usual one or that of the model with fewest positions;
-    and a note where that is less than the usual one.
+    """Returns the maximum text length in tokens, and a note for the user.
+
+    The length is `length` if set, else the default or, if smaller, the number of positions of the model that has
+    fewest. The note is empty unless texts are truncated at less than the length that was set or the default.
 
     Args:
-        length: `data.max_length`; 0 where it is to be told here.
-        task: What decides where texts are cut.
-        models: Of each role its config and tokenizer.
-        room: Positions that are kept for what is written after a text.
+        length: `data.max_length`; 0 to determine it here.
+        task: Task; determines where texts are truncated.
+        models: Role -> (config, tokenizer).
+        room: Number of positions reserved for text generated after the input.
 
     Raises:
-        InputError: `length` was set, and is more than a model has positions for.
+        InputError: The length exceeds the number of positions of a model.
     """
     from distill.tasks.positions import check_length, positions_of
 
@@ -107,7 +113,10 @@ def fitted_length(length: int, task: "Task", models: "Models", *, room: int = 0)
 
 
 def read_models(folders: Mapping[str, Path], task: "Task") -> "Models":
-    """Of checkpoints that read texts each in its own tokens, checked as by `check_tokenizer_of`."""
+    """Returns role -> (config, tokenizer) of checkpoints, each with its own tokenizer.
+
+    The tokenizers are checked by `check_tokenizer_of`.
+    """
     from distill.checkpoint.config import load_config
 
     return {
@@ -116,10 +125,11 @@ def read_models(folders: Mapping[str, Path], task: "Task") -> "Models":
 
 
 def check_tokenizer_of(folder: Path, role: str, task: "Task") -> "PreTrainedTokenizerBase":
-    """The tokenizer of the checkpoint in `folder`, settled for the task.
+    """Returns the tokenizer of the checkpoint in `folder`, configured for the task.
 
     Raises:
-        InputError: There is none, it has tokens that the model has no embeddings of, or the task can't be done with it.
+        InputError: There is no tokenizer, it has tokens without embeddings in the model, or it doesn't support the
+            task.
     """
     from distill.checkpoint.config import load_config
     from distill.checkpoint.tokenizer import check_vocabulary, load_tokenizer
@@ -132,10 +142,10 @@ def check_tokenizer_of(folder: Path, role: str, task: "Task") -> "PreTrainedToke
 
 
 def usual_loss(task: str) -> LossConfig:
-    """What is learnt where nothing else is asked for.
+    """Returns the default loss of a task.
 
-    A distribution over words is flat at temperature 2: of 30,522 words it has 9.6 nats of at most 10.3, and the few
-    that a cache keeps tell next to nothing.
+    A distribution over a vocabulary is nearly uniform at temperature 2: over 30,522 tokens it has 9.6 nats of at most
+    10.3, and the few tokens that a cache stores carry almost no information.
     """
     if task == "sentence-embedding":
         return VECTORS
@@ -145,10 +155,13 @@ def usual_loss(task: str) -> LossConfig:
 def how_of(
     task: str, data: DataConfig, masking: MaskConfig, chat: ChatConfig, *, writes: bool = False
 ) -> dict[str, Any]:
-    """Settings that the task with this name in TASKS is made of, see `Task.of`; in some the student `writes` itself.
+    """Returns the settings that the class of this task in TASKS is built with, see `Task.of`.
+
+    `writes` is set if the student generates text during training.
 
     Raises:
-        InputError: Rows that the task doesn't have, or that hold several prompts where the student writes.
+        InputError: The task doesn't support the packing, or packed rows would contain several prompts for a student
+            that generates text.
     """
     if task not in LANGUAGE:
         return {}
@@ -171,12 +184,12 @@ def how_of(
 
 
 def how_of_run(config: DistillConfig, task: str) -> dict[str, Any]:
-    """`how_of` of a run's settings."""
+    """Returns `how_of` for the settings of a run."""
     return how_of(task, config.data, config.masking, config.chat, writes=config.on_policy.share > 0)
 
 
 def is_across(config: DistillConfig, teacher: "PreTrainedTokenizerBase", student: "PreTrainedTokenizerBase") -> bool:
-    """Whether the student reads other tokens than its teacher."""
+    """Returns whether the student's tokenizer differs from its teacher's."""
     from distill.teacher.fingerprint import tokenizer_fingerprint
 
     return config.task in ACROSS and tokenizer_fingerprint(teacher) != tokenizer_fingerprint(student)
@@ -189,11 +202,11 @@ def rows_across(
     texts: Sequence[str],
     length: int,
 ) -> "Rows":
-    """The texts as a student reads them, `length` tokens a row, and beside them as its teacher does.
+    """Returns the texts in the student's tokens, `length` per row, each with the same text in the teacher's tokens.
 
     Raises:
-        InputError: A tokenizer that can't be laid on another, has no end token or, of masked-lm, no mask token; or
-            lengths without room for text.
+        InputError: The tokenizers can't be aligned; a tokenizer has no end token or, for masked-lm, no mask token; or
+            the lengths leave no room for text.
     """
     from distill.data.alignment.encoded import encode_twice
     from distill.data.masking.twice_masked import TwiceMasked
@@ -205,9 +218,10 @@ def rows_across(
 def check_tokenizers(
     config: DistillConfig, teacher: "PreTrainedTokenizerBase", student: "PreTrainedTokenizerBase"
 ) -> None:
-    """
+    """Checks that teacher and student share a tokenizer, or that the settings support different ones.
+
     Raises:
-        InputError: Tokenizers that differ, and a task or setting that can't do with that.
+        InputError: The tokenizers differ, and the task or a setting doesn't support it.
     """
     from distill.teacher.fingerprint import check_same_tokenizer
 
@@ -240,13 +254,14 @@ def check_tokenizers(
             "across.kind sorted: expected labels beside it, found loss.ce 0: sorted distributions tell how sure the "
             "teacher is, and not of what"
         )
-    rows_across(config, student, teacher, [], config.data.max_length)  # refuses what the student stage would
+    rows_across(config, student, teacher, [], config.data.max_length)  # raises what the student stage would
 
 
 def check_lengths(config: DistillConfig, source: Path) -> None:
-    """
+    """Checks that all lengths in the settings fit the models; the teacher is stored in `source`.
+
     Raises:
-        InputError: Rows that are longer than the teacher, in `source`, or the student.
+        InputError: A length exceeds the number of positions of the teacher or the student.
     """
     from distill.tasks.choose import TASKS
     from distill.tasks.positions import positions_of, too_long
@@ -266,9 +281,10 @@ def check_lengths(config: DistillConfig, source: Path) -> None:
 
 
 def check_task_fits(config: DistillConfig, task: str) -> None:
-    """
+    """Checks that the settings apply to the task.
+
     Raises:
-        InputError: Something is asked for that is there for one class a text alone.
+        InputError: A setting is requested that the task doesn't support.
     """
     if config.on_policy.share and task not in WRITING:
         raise InputError(
@@ -303,9 +319,10 @@ def check_task_fits(config: DistillConfig, task: str) -> None:
 
 
 def check_keep(config: DistillConfig) -> None:
-    """
+    """Checks that no setting of keep is set that would be ignored.
+
     Raises:
-        InputError: A setting of keep that the task, or the loss, decides: it would be passed over.
+        InputError: A setting of keep is determined by the task or the loss.
     """
     plain, words = KeepConfig(), config.task in LANGUAGE
     usual = plain.signals if words else kept_of_task(config.task)

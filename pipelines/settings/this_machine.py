@@ -1,4 +1,4 @@
-"""What this machine is, for reports and for the keys of stages whose result is a measurement."""
+"""A description of this machine, for reports and for the keys of stages whose results are measurements."""
 
 import os
 import platform
@@ -9,17 +9,17 @@ from typing import Any
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores and platform."""
+    """Returns the processor, number of cores and platform."""
     return {"processor": processor(), "cores": cores(), "platform": platform.platform()}
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
-    """The processor's name with the instruction sets that decide its speed here."""
+    """Returns the processor's name with the instruction sets that affect inference speed."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -31,7 +31,7 @@ def processor() -> str:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, where it is one and git is installed."""
+    """Returns the short hash of this checkout's commit; None if there is no repository or no git."""
     if shutil.which("git") is None:
         return None
     root = Path(__file__).parents[2]

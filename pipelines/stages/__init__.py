@@ -1,1 +1,1 @@
-"""The stages of a run, one file each, and what several of them share."""
+"""The stages of a run, one file each, and the helpers that several stages share."""

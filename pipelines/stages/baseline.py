@@ -1,16 +1,13 @@
-"""The scores of answering without a model, beside which a model's are read."""
+"""The baseline scores, reached without a model, that a report lists beside the models' scores."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    pass
-
-BASELINE = "baseline.json"  # beside the evaluation
+BASELINE = "baseline.json"  # in the evaluation's folder
 
 
 def read_baseline(evaluation: Path) -> dict[str, Any]:
-    """What an evaluation says of it, for a report: empty where it says nothing."""
+    """Reads an evaluation's baseline as a report entry; empty if there is none."""
     file = evaluation / BASELINE
     return {"baseline": json.loads(file.read_text())} if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""Models as a budget wants them measured: exported for its runtime and precision, on texts like those to come."""
+"""Models built for timing under a budget: exported for its runtime and precision, with representative texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ ROUNDS = 20
 
 @dataclass(frozen=True)
 class Built:
-    """A model ready to be timed: its files, what runs them, and its inputs."""
+    """A model ready to be timed: its files, their runner, and its inputs."""
 
     target: Target
     folder: Path
@@ -44,7 +44,7 @@ class Built:
 
 
 def target_for(budget: Budget, *, teacher: bool = False) -> Target:
-    """The export that a budget is about; the teacher's is in fp32."""
+    """Returns the export target of a budget; the teacher's is in fp32."""
     form = {"pytorch": "huggingface"}.get(budget.runtime, budget.runtime)
     return Target(form, "int8" if budget.precision == "int8" and not teacher else FLOAT)
 
@@ -59,9 +59,9 @@ def build(
     *,
     reduced: bool = False,
 ) -> Built:
-    """Writes the model's files into `folder` and opens them; where it is quantized its weights are rounded first.
+    """Exports the model into `folder` and opens the files; with `how` the weights are quantized first.
 
-    With `reduced` ONNX Runtime's own int8 has weights of 7 bits.
+    With `reduced`, weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
     """
     inputs = texts.inputs(tokenizer)
     rounding = rounded_on(model, how, inputs) if how is not None else None
@@ -74,7 +74,7 @@ def build(
 def rounded_on(
     model: PreTrainedModel, how: QuantizeConfig, inputs: Sequence[Mapping[str, np.ndarray]]
 ) -> dict[str, Rounded]:
-    """Calibrates and converts the model in place: what it will be as fast as, not as good as."""
+    """Calibrates and quantizes the model in place, cheaply: representative in speed, not in accuracy."""
     batches = [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in inputs]
     round_model(model, replace(how, smooth=0, weights="nearest"), batches)
     return convert(model)
@@ -82,7 +82,7 @@ def rounded_on(
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of the calls, the same for every tokenizer."""
+    """The texts that models are timed on, the same for every tokenizer."""
 
     examples: Any
     budget: Budget
@@ -90,7 +90,7 @@ class Texts:
     task: Task
 
     def inputs(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, np.ndarray]]:
-        """Padded batches; with a length of its own each text is repeated or cut to it."""
+        """Returns padded batches; if the budget sets a length, each text is repeated or truncated to it."""
         encoded, pad = self.task.encode(tokenizer, self.examples, self.max_length), int(tokenizer.pad_token_id or 0)
         size = self.budget.batch
         rows = list(range(min(len(encoded), TEXTS * size)))
@@ -105,7 +105,7 @@ class Texts:
 
 
 def texts_of(examples: Any, budget: Budget, max_length: int, seed: int, task: Task) -> Texts:
-    """Texts of a split drawn by the seed, enough for TEXTS calls where there are as many."""
+    """Returns texts drawn from a split by the seed: enough for TEXTS calls if the split has as many."""
     rows = np.random.default_rng(seed).permutation(len(examples))[: TEXTS * budget.batch]
     if len(rows) < budget.batch:
         rows = np.resize(rows, budget.batch)
@@ -114,8 +114,8 @@ def texts_of(examples: Any, budget: Budget, max_length: int, seed: int, task: Ta
 
 
 def time_together(built: Mapping[str, Built], budget: Budget, rounds: int = ROUNDS) -> dict[str, Latency]:
-    """Every model in turn on the same texts."""
-    calls = min(len(each.inputs) for each in built.values())  # a long text may be cut into more by another tokenizer
+    """Times all models in turn on the same texts."""
+    calls = min(len(each.inputs) for each in built.values())  # another tokenizer may split a long text into more rows
     return measure(
         {name: each.runner for name, each in built.items()},
         {name: each.inputs[:calls] for name, each in built.items()},

@@ -1,4 +1,4 @@
-"""The cache stage: what the losses read of the teacher, for every training and unlabelled text."""
+"""The cache stage: the teacher's signals that the loss terms use, for every training and unlabelled text."""
 
 import os
 from dataclasses import asdict, replace
@@ -25,14 +25,14 @@ from pipelines.stages.cached_signals import prepare, record
 from pipelines.stages.data import read_task
 from pipelines.stages.teacher import MODEL
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 CACHE = "cache"
 
 
 def cache_stage(
     run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, student: LayerSizes, layout: Layout
 ) -> Artefact:
-    """Writes `cache/`; `python -m pipelines.cache` reads, verifies and rebuilds it like any other."""
+    """Writes `cache/`, which `python -m pipelines.cache` can read, verify and rebuild like any other cache."""
     own = AutoConfig.from_pretrained(teacher.folder / MODEL) if teacher.digest else None
     task = read_task(data) if data.digest else None
     keep = kept_of(config, type(task), sizes_of(own), student) if own and task else KeepConfig()
@@ -71,7 +71,7 @@ def cache_stage(
 
 
 def kept_of(config: DistillConfig, task: type[Task], teacher: LayerSizes, student: LayerSizes) -> KeepConfig:
-    """What a run's cache keeps."""
+    """Returns the signals that a run's cache stores."""
     keep = kept_for(config.loss, teacher, student, pruned=config.budget.asked)
     if issubclass(task, Language):
         return kept_words(config, keep, task.kept)
@@ -79,9 +79,9 @@ def kept_of(config: DistillConfig, task: type[Task], teacher: LayerSizes, studen
 
 
 def kept_for(loss: LossConfig, teacher: LayerSizes, student: LayerSizes, *, pruned: bool = False) -> KeepConfig:
-    """Logits, and what the terms read of layers: for the map `dynamic` hidden states of every layer.
+    """Returns logits and the layers' signals that the loss terms use; for the map `dynamic` all hidden states.
 
-    A student that is `pruned` may end with fewer layers, which an even map pairs with others.
+    A `pruned` student may end with fewer layers, which a uniform map pairs with other layers of the teacher.
     """
     depths = range(1, student.layers + 1) if pruned and loss.layer_map == "uniform" else (student.layers,)
     read = [lessons(loss, student._replace(layers=depth), teacher) for depth in depths]
@@ -94,7 +94,7 @@ def kept_for(loss: LossConfig, teacher: LayerSizes, student: LayerSizes, *, prun
 
 
 def kept_words(config: DistillConfig, keep: KeepConfig, usual: str) -> KeepConfig:
-    """What the loss reads of a language teacher: of its logits what the configuration keeps, softened as it asks."""
+    """Returns the signals stored of a language model: logits in the configured form, softened as the loss requires."""
     form = usual if config.keep.signals == "auto" else config.keep.signals
     names = [form if name == "logits" else name for name in keep.signals.split(",")]
     soft = config.loss.softness if form != "logits" else None
@@ -105,7 +105,10 @@ LAYERS = ("hidden_layers", "vector_layers")
 
 
 def from_inside(made_from: dict[str, Any], output: Path, folder: Path) -> dict[str, Any]:
-    """Paths told from the cache's folder: the same run in another place gives the same bytes."""
+    """Returns `made_from` with paths inside the output made relative to the cache's folder.
+
+    The same run in another output folder then writes identical bytes.
+    """
     inside = output.resolve()
     final = folder.resolve().with_name(folder.name.removesuffix(".partial")) / CACHE
 

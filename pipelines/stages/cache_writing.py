@@ -1,4 +1,4 @@
-"""The writing of a cache with a person looking on, and what its identity is made of."""
+"""Writes caches with a forecast and a progress bar, on one or on several processes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +20,12 @@ from pipelines.runs.processes import World
 
 
 def load_teacher(folder: Path) -> PreTrainedModel:
-    """With the head that it was saved with."""
+    """Loads a frozen teacher with the head that it was saved with."""
     return frozen(load_pruned(folder))
 
 
 def answers_of(signals: tuple[Signal, ...]) -> tuple[str, ...]:
+    """Returns the names of the teacher outputs that the signals need."""
     return tuple(dict.fromkeys(name for signal in signals for name in signal.needs))
 
 
@@ -50,7 +51,7 @@ def write_with_progress(
     ranks: int = 1,
     in_step: bool = False,
 ) -> Written:
-    """`write_cache` with its forecast, a progress bar, and a line for each shard that had to be repaired."""
+    """Calls `write_cache` and prints its forecast, a progress bar, and a line for each repaired shard."""
     with console.track("cache: asking the teacher", len(set(samples.keys))) as advance:
         written = write_cache(
             folder,
@@ -81,7 +82,10 @@ def write_together(
     mesh: DeviceMesh | None,
     **settings: Any,
 ) -> Written:
-    """`write_with_progress` on every process of the world; `mesh` is that of a teacher in parts, which all must ask."""
+    """Calls `write_with_progress` on every process of the world.
+
+    `mesh` is that of a sharded teacher, which all processes must query together.
+    """
     place: dict[str, Any] = {"rank": world.rank, "ranks": world.size}
     if mesh is None:
         written = write_with_progress(console, folder, identity, samples, teacher, **place, **settings)

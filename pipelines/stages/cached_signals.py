@@ -1,4 +1,4 @@
-"""What a task wants kept: which model class, which samples, which signals."""
+"""A cache's contents by task: the teacher's model class, the samples, and the signals."""
 
 import os
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ NAMES = (*CLASSES, *WORDS, EMBEDDING)
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a cache is written with."""
+    """Everything that a cache is written with."""
 
     task: str
     model: PreTrainedModel
@@ -63,14 +63,14 @@ class Job:
 
 @dataclass(frozen=True)
 class OpenedTeacher:
-    """A teacher before a weight of it is loaded.
+    """A teacher whose weights aren't loaded yet.
 
     Args:
-        folder: Its checkpoint.
-        config: Of its model.
-        tokenizer: Its tokenizer.
-        settings: The configuration with its task and the length of its texts.
-        note: What is to be said of that length.
+        folder: The checkpoint's folder.
+        config: The model's configuration.
+        tokenizer: The checkpoint's tokenizer.
+        settings: The settings, with the task and the text length filled in.
+        note: Note about that length for the user.
     """
 
     folder: Path
@@ -81,9 +81,10 @@ class OpenedTeacher:
 
 
 def open_teacher(config: WriteConfig) -> OpenedTeacher:
-    """
+    """Checks the teacher's checkpoint and completes the settings.
+
     Raises:
-        InputError: A checkpoint that isn't whole or is of another task, or texts that are longer than its positions.
+        InputError: The checkpoint is incomplete or of another task, or texts are longer than the model's positions.
     """
     register()
     folder = checkpoint_folder(config.teacher)
@@ -97,17 +98,17 @@ def open_teacher(config: WriteConfig) -> OpenedTeacher:
         set_form(own, read_form(folder) or SentenceForm())
     room = config.keep.new_tokens if config.keep.signals == "generated" else 0
     length, note = config.data.max_length, ""
-    if not (room and length):  # with both of them set, `check_room` names both
+    if not (room and length):  # if both are set, the error message of `check_room` names both
         length, note = fitted_length(length, kind, {"teacher": (own, tokenizer)}, room=room)
     settings = replace(config, task=task, data=replace(config.data, max_length=length))
     return OpenedTeacher(folder, own, tokenizer, settings, note)
 
 
 def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh | None = None) -> Job:
-    """Loads the teacher, laid out on the mesh if there is one, and the data of a configuration.
+    """Loads the data and the teacher, sharded on the mesh if there is one.
 
     Raises:
-        InputError: A teacher of another task, data that can't be read, signals that the task doesn't have.
+        InputError: The teacher is of another task, the data can't be read, or the task doesn't have a requested signal.
     """
     opened = open_teacher(config)
     folder, own, tokenizer, config = opened.folder, opened.config, opened.tokenizer, opened.settings
@@ -128,11 +129,11 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
         TASKS[task](()).settle(model.config, folder)
     staged = layout is not None and layout.pp > 1
     weights = stored_fingerprint(folder, auto_class) if staged else weights_fingerprint(model)
-    # Preprocessing is named by the task alone: the ids themselves, which the keys hash, tell the rest.
+    # The task alone identifies the preprocessing; the keys are hashes of the token ids, which cover the rest.
     identity = Identity(weights, tokenizer_fingerprint(tokenizer), signals, task, config.keep.compression)
     if staged and mesh is not None:
         hidden = sorted({layer for signal in signals if isinstance(signal, Hidden) for layer in signal.layers})
-        # One micro-batch: rows in another company may get other last bits, and a rebuilt cache other bytes.
+        # One micro-batch: a different batch composition may change last bits, and so a rebuilt cache's bytes.
         stages = PipelineForward(model, mesh.get_group("pp"), micro_batches=1, hidden=hidden)
         return Job(task, model, stages, tokenizer, samples, identity, opened.note)
     device = device_of(config.device)
@@ -150,10 +151,12 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
 
 
 def check_room(own: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, config: WriteConfig) -> None:
-    """
+    """Checks that prompts and their continuations fit into the teacher's positions.
+
+    Prompts are truncated at the tokenizer's limit as well.
+
     Raises:
-        InputError: Prompts, which are cut at the tokenizer's limit too, with what is written after them are longer than
-            the teacher.
+        InputError: They don't fit.
     """
     most = positions_of(own)
     found = min(config.data.max_length, tokenizer.model_max_length) + config.keep.new_tokens
@@ -162,7 +165,11 @@ def check_room(own: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, config
 
 
 def check_cut(names: list[str], layout: Layout | None) -> None:
-    """Raises InputError for signals that no process of a teacher in parts can see."""
+    """Checks that the layout leaves the requested signals complete on a process.
+
+    Raises:
+        InputError: A signal isn't available on any process of the sharded teacher.
+    """
     parts = 1 if layout is None else layout.tp * layout.pp
     unseen = [name for name in names if name in ("relations", "generated", "embedding")]
     if unseen and (parts > 1 or (layout is not None and layout.sharded and "generated" in unseen)):
@@ -222,7 +229,11 @@ def limited(samples: Samples, limit: int) -> Samples:
 
 
 def check_name(name: str, task: str) -> None:
-    """Raises InputError where the task has no such signal."""
+    """Checks that the task has a signal of this name.
+
+    Raises:
+        InputError: The task has no such signal.
+    """
     having = {
         "topk": WORDS,
         "sampled": WORDS,
@@ -235,9 +246,9 @@ def check_name(name: str, task: str) -> None:
 
 
 def make_signal(name: str, task: str, keep: KeepConfig, own: PretrainedConfig, seed: int) -> Signal:
-    """A signal of the teacher's sizes."""
+    """Returns a signal with the teacher's sizes."""
     vocabulary = int((own.vocab_size if task in WORDS else own.num_labels) or 0)
-    outputs = 2 if task == QuestionAnswering.name else vocabulary  # starts and ends
+    outputs = 2 if task == QuestionAnswering.name else vocabulary  # starts and ends of answers
     each: Any = "sample" if task in (TextClassification.name, EMBEDDING) else "position"
     temperature = keep.temperature if keep.temperature is not None else 1.0
     made: dict[str, Any] = {
@@ -269,7 +280,7 @@ def layers_of(layers: str, last: int) -> tuple[int, ...]:
 
 
 def record(config: WriteConfig) -> dict[str, Any]:
-    """The configuration as cache.json keeps it, so that `rebuild` and `inspect` find teacher and data again."""
+    """Returns the configuration as stored in cache.json, from which `rebuild` and `inspect` locate teacher and data."""
     kept = asdict(config)
     for name in ("cache", "force", "dry_run", "rank", "ranks", "devices", "layout", "timeout", "device", "threads"):
         kept.pop(name)
@@ -285,10 +296,10 @@ def absolute(path: str | None) -> str | None:
 
 
 def recorded(cache: Path, about: Mapping[str, Any], **changes: Any) -> WriteConfig:
-    """The configuration that a cache was written with; `changes` that are empty are passed over.
+    """Returns the configuration that a cache was written with; empty `changes` are ignored.
 
     Raises:
-        InputError: The cache was written by other code, which left none.
+        InputError: The cache was written by other code, which stored no configuration.
     """
     kept = dict(about.get("made_from") or {})
     if "data" not in kept:
@@ -304,7 +315,7 @@ def recorded(cache: Path, about: Mapping[str, Any], **changes: Any) -> WriteConf
 
 
 def near(cache: Path, path: str | None) -> str | None:
-    """A path that is told from the cache's folder, as stages tell theirs."""
+    """Resolves a path that is relative to the cache's folder, as stages store theirs."""
     if path and path.startswith("..") and (cache / path).exists():
         return str((cache / path).resolve())
     return path

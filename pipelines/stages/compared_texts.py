@@ -9,24 +9,25 @@ if TYPE_CHECKING:
 
 
 def sample(examples: "Examples | Tagged", count: int, seed: int) -> tuple[list[Any], list[str] | None]:
-    """At most `count` texts, drawn by the seed."""
+    """Returns at most `count` texts and their pairs, drawn by the seed."""
     import numpy as np
 
     return chosen(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
 
 
 def chosen(examples: "Examples | Tagged", rows: "Iterable[int]") -> tuple[list[Any], list[str] | None]:
+    """Returns the texts of these rows, and their pairs if there are any."""
     pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
     return [examples.texts[i] for i in rows], pairs
 
 
 def texts_hash(examples: "Examples | Tagged") -> str:
-    """Of all texts and labels: a target in few bits is scored on them."""
+    """Returns a hash of all texts and labels, because quantized targets are scored on them."""
     from pipelines.runs.stage import digest_of
 
     return digest_of([examples.texts, examples.pairs, examples.labels])
 
 
 def spoken(part: Any) -> Any:
-    """A split as texts; conversations as what is said in them."""
+    """Returns a split as texts; conversations become the texts of their messages."""
     return part.spoken() if hasattr(part, "spoken") else part

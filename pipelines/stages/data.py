@@ -1,4 +1,4 @@
-"""The data stage: read, check, split, and write down what every later stage reads."""
+"""The data stage: reads, checks and splits the data, and writes the files that all later stages read."""
 
 import hashlib
 import json
@@ -23,15 +23,20 @@ from distill.tasks.text_classification import TextClassification
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Artefact, Run, content_hash
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 PARTS = ("train", "validation", "test", "unlabelled")
 
 
 def data_stage(
     run: Run, config: DataConfig, task: str = TextClassification.name, how: Mapping[str, Any] | None = None
 ) -> Artefact:
-    """Writes a parquet file a split, the labels and the counts, in the form of the task with this name in TASKS; `how`
-    is what else the task is made of.
+    """Writes a parquet file per split, the labels and the counts, in the form of the task.
+
+    Args:
+        run: The run.
+        config: The data set.
+        task: The task's name in TASKS.
+        how: Further settings of the task.
     """
     apart = ("path", "unlabelled", "max_length", "packing")
     settings = {k: v for k, v in asdict(config).items() if k not in apart}
@@ -55,13 +60,13 @@ def data_stage(
 
 
 def say_reading(console: Console, config: DataConfig) -> None:
-    """Says what of a data set isn't read, and what is read in another way than its name says."""
+    """Prints which parts of a data set aren't read, and which are read differently than their names suggest."""
     for line in describe_reading(config):
         console.say(f"  data: {line}")
 
 
 def source_hash(config: DataConfig) -> str:
-    """Hash of what will be read: file contents, or the rows of a hub data set."""
+    """Returns a hash of the data to be read: of file contents, or of the rows of a hub data set."""
     place = Path(config.path).expanduser()
     if place.is_file():
         return content_hash(place)
@@ -90,7 +95,7 @@ def write_splits(splits: Splits, folder: Path, settings: dict[str, Any]) -> None
 
 
 def read_data(artefact: Artefact) -> Splits:
-    """The splits that the data stage wrote."""
+    """Reads the splits that the data stage wrote."""
     about = json.loads((artefact.folder / "data.json").read_text())
     form = TASKS[about["task"]].form
     parts = {part: form.of(pa.parquet.read_table(artefact.folder / f"{part}.parquet")) for part in PARTS}
@@ -98,6 +103,6 @@ def read_data(artefact: Artefact) -> Splits:
 
 
 def read_task(artefact: Artefact) -> Task:
-    """The task that the data stage wrote for, with its labels."""
+    """Returns the task that the data stage wrote the data for, with its labels."""
     about = json.loads((artefact.folder / "data.json").read_text())
     return TASKS[about["task"]].of(about["labels"], about.get("how", {}))

@@ -46,7 +46,7 @@ from pipelines.stages.sparsity import Zeros, share_of_zeros
 from pipelines.stages.teacher import MODEL, training_settings
 from pipelines.stages.vocabulary import WORDS, Translated, tokenizer_of
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 SHAPE = "shape.json"
 
 
@@ -61,9 +61,11 @@ def student_stage(
     pruned: "Pruned | None" = None,
     general: Artefact | None = None,
 ) -> Artefact:
-    """Writes `model/`: the trained student. It reads the teacher's signals from the cache, ahead of each step, or asks
-    the teacher in each step where there is no cache. Where it is `pruned`, it starts as that; where it was taught on
-    plain text, as the `general` stage left it, with a new head.
+    """Writes `model/`: the trained student.
+
+    It reads the teacher's signals from the cache ahead of each step; without a cache the teacher is queried in each
+    step. A `pruned` student starts from the pruned model. After general distillation it starts from the `general`
+    stage's model, with a new head.
     """
     layout = layouts.student
     settings = {
@@ -96,7 +98,7 @@ def student_stage(
             tokenizer = tokenizer_of(checkpoint_folder(config.student.spec, "student"), "student")
         task.settle_tokenizer(tokenizer, source)
         other = is_across(config, taught, tokenizer)
-        if not other:  # the signals are about texts cut there
+        if not other:  # the signals are of texts truncated at this length
             tokenizer.model_max_length = tokenizer_of(source).model_max_length
 
         def build() -> PreTrainedModel:
@@ -173,13 +175,13 @@ def student_stage(
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a pruned student starts from.
+    """The starting point of a pruned student.
 
     Args:
-        name: Of the target.
-        begun: The stage with the model before it is cut and the words that are left.
-        shape: The stage that says what is cut; None where `begun` is cut already.
-        words: The stage that knows the words that are left; None where all are.
+        name: Name of the target.
+        begun: The stage with the model before it is pruned.
+        shape: The stage that chose the units to keep; None if `begun` is pruned already.
+        words: The stage that stores the tokens that are kept; None if all are.
     """
 
     name: str
@@ -197,25 +199,28 @@ class Pruned:
 
     @property
     def untrained(self) -> bool:
-        """Whether what is cut was built just before, of some of its teacher's layers or a table in few columns."""
+        """Whether the model to prune is untrained: built from layers of the teacher, or with factorised embeddings."""
         about = (self.words or self.begun).manifest["config"]
         return bool(about["embedding_rank"]) or (about["student"] != "teacher" and is_relative(about["student"]))
 
     def is_whole(self, student: PreTrainedModel) -> bool:
-        """Whether nothing was cut but words of a model that was trained, as where few bits alone are fast enough."""
+        """Returns whether nothing but tokens was removed from a trained model.
+
+        This is the case if quantization alone makes it fast enough.
+        """
         return not self.untrained and student.num_parameters() == self.whole.num_parameters()
 
     @cached_property
     def whole(self) -> PreTrainedModel:
-        """What is cut, without the words that went."""
+        """The model to prune, after removal of tokens."""
         return load_pruned((self.words or self.begun).folder / MODEL)
 
     def training(self, train: TrainConfig, student: PreTrainedModel) -> TrainConfig:
-        """How it is trained: as fast as what was cut of it asks for."""
+        """Returns the training settings, with a learning rate that depends on the share of weights pruned."""
         return train if self.untrained else recovering(train, student, self.whole)
 
     def model(self) -> PreTrainedModel:
-        """The student before it is trained."""
+        """Returns the student before it is trained."""
         model = load_pruned(self.start)
         return model if self.shape is None else prune(model, find_axes(model), read_shape(self.shape))
 
@@ -229,8 +234,9 @@ def texts_module(
     task: Task | None = None,
     taught: PreTrainedTokenizerBase | None = None,
 ) -> TextDataModule:
-    """The texts as the student trains on them; those without labels where it learns from the teacher, which may read
-    them in tokens of its own (`taught`).
+    """Returns the texts that the student trains on, including unlabelled ones if the loss needs the teacher.
+
+    The teacher may have a tokenizer of its own (`taught`).
     """
 
     def twice(tokenizer: PreTrainedTokenizerBase, part: Any, length: int) -> Rows:
@@ -259,14 +265,14 @@ def labelled_texts(
 
 
 def drawn_batches(texts: TextDataModule, count: int, seed: int, size: int) -> Iterator[Batch]:
-    """At most `count` training texts, drawn by the seed, `size` a batch."""
+    """Yields batches of `size` texts from at most `count` training texts, drawn by the seed."""
     rows = np.random.default_rng(seed).permutation(len(texts.train))[:count]
     for start in range(0, len(rows), size):
         yield texts.train.collate(rows[start : start + size], texts.pad_id)
 
 
 def cached_signals(cache: Artefact, pruned: Pruned | None = None) -> Signals:
-    """The cached signals; a student with fewer words asks for them by the ids of its own tokenizer."""
+    """Returns the cached signals; a student with fewer tokens queries them with its own tokenizer's ids."""
     reader = CacheReader(cache.folder / CACHE)
     if pruned is None or pruned.words is None:
         return reader
@@ -274,7 +280,7 @@ def cached_signals(cache: Artefact, pruned: Pruned | None = None) -> Signals:
 
 
 def read_shape(shape: Artefact) -> Shape:
-    """What a shape stage chose."""
+    """Reads the shape that a shape stage chose."""
     return Shape.from_dict(json.loads((shape.folder / SHAPE).read_text())["shape"])
 
 
@@ -287,7 +293,10 @@ def make_student(
     *,
     other: bool = False,
 ) -> PreTrainedModel:
-    """The student a spec asks for: a part of the teacher, or a checkpoint that reads the same tokens, or `other`."""
+    """Returns the student of a spec: layers of the teacher, or a checkpoint.
+
+    A checkpoint must have the teacher's tokenizer, unless `other` is set.
+    """
     if is_relative(spec):
         return build_student(teacher, spec, seed)
     folder = checkpoint_folder(spec, "student")

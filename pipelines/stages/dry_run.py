@@ -1,4 +1,4 @@
-"""What a run would take, told from headers and counts alone."""
+"""Estimates of a run's data sizes, model sizes and steps, from model configurations and row counts alone."""
 
 from pathlib import Path
 
@@ -19,11 +19,11 @@ from pipelines.stages.cache import kept_of
 from pipelines.stages.cached_signals import make_signal
 from pipelines.stages.compared_texts import spoken
 
-CHARACTERS = 4  # to a token, about
+CHARACTERS = 4  # approximate number per token
 
 
 def planned_sizes(config: DistillConfig, source: Path, task: str) -> list[tuple[str, str]]:
-    """Rows, parameters and bytes of what the run would read and write."""
+    """Returns (label, value) rows with the sizes of the data, models, cache and training of a run."""
     kind = TASKS[task]
     splits = kind.read(config.data, config.seed)
     teacher = AutoConfig.from_pretrained(source)
@@ -57,7 +57,7 @@ def planned_sizes(config: DistillConfig, source: Path, task: str) -> list[tuple[
 def cached_bytes(
     config: DistillConfig, teacher: PretrainedConfig, student: PretrainedConfig, task: type[Task]
 ) -> float:
-    """Most that a text takes in the cache."""
+    """Returns the maximum number of bytes that a text takes in the cache."""
     keep = kept_of(config, task, sizes_of(teacher), sizes_of(student))
     signals = [make_signal(name, task.name, keep, teacher, 0) for name in keep.signals.split(",")]
     once = [isinstance(s, Dense) and s.each == "sample" for s in signals]

@@ -1,4 +1,4 @@
-"""Several teachers: each a stage, then one checkpoint whose answers are their mixture."""
+"""Teacher ensembles: each teacher has a stage, and one checkpoint outputs the mixture of their predictions."""
 
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ from pipelines.stages.data import read_data, read_task
 from pipelines.stages.scoring import said_of
 from pipelines.stages.teacher import MODEL, teacher_stage
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def check_teachers(teacher: TeacherConfig, loss: LossConfig, source: Path) -> None:
-    """
+    """Checks that several teachers can form an ensemble.
+
     Raises:
-        InputError: Further teachers that read other tokens or were trained for another task, or terms on layers.
+        InputError: A further teacher uses another tokenizer or was trained for another task, or loss terms on layers or
+            a temperature ramp are configured.
     """
     first = load_tokenizer(source)
     for name in teacher.also:
@@ -47,7 +49,11 @@ def check_teachers(teacher: TeacherConfig, loss: LossConfig, source: Path) -> No
 def ensemble_stage(
     run: Run, config: DistillConfig, data: Artefact, first: Artefact, precision: str, layouts: Layouts
 ) -> Artefact:
-    """Writes `model/`: every teacher, each trained first where it has to be, as one."""
+    """Writes `model/`: all teachers as one checkpoint, each fine-tuned first if necessary.
+
+    Raises:
+        InputError: The layout shards the teacher.
+    """
     if layouts.teacher.sharded:
         raise InputError(
             f"teacher.layout {layouts.teacher}: several teachers are asked together, whole on each process; use "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distill.tasks.task import Scorer, Task
 
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 Runner = Callable[[dict[str, Any]], Any]
@@ -32,9 +32,9 @@ Runner = Callable[[dict[str, Any]], Any]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to measure: its role, the stage that made it and its export.
+    """A model to measure: its role, the stage that built it, and its export.
 
-    `judged` is what of it a least score is asked of.
+    `judged` is the target whose validation score is compared with the required minimum.
     """
 
     name: str
@@ -61,10 +61,11 @@ def evaluate_stage(
     max_length: int,
     task: "Task",
 ) -> Artefact:
-    """Writes `evaluation.json`: an entry for each model in each runtime, the teacher first; and `baseline.json`: what
-    answering without a model would score, of tasks where that tells something.
+    """Writes `evaluation.json`, an entry for each model in each runtime with the teacher first, and `baseline.json`.
+
+    The baseline is the score reached without a model; it is omitted for tasks where it is meaningless.
     """
-    # The result is a measurement of this machine, so another machine makes another result.
+    # The result is a measurement on this machine, so the machine is part of the stage's key.
     settings: dict[str, Any] = {"measure": asdict(measure), "max_length": max_length, "machine": describe()}
     judged = {each.name: str(each.judged) for each in candidates if each.judged is not None}
     settings |= {"judged": judged} if judged else {}
@@ -112,7 +113,7 @@ def key_of(entry: Mapping[str, Any]) -> Key:
 
 
 def encode_part(candidate: Candidate, part: Any, max_length: int, task: "Task") -> tuple["Rows", int]:
-    """A split by the candidate's own tokenizer, and its pad id."""
+    """Returns a split encoded by the candidate's own tokenizer, and its pad id."""
     from pipelines.stages.vocabulary import tokenizer_of
 
     tokenizer = tokenizer_of(candidate.place(HUGGINGFACE))
@@ -120,7 +121,10 @@ def encode_part(candidate: Candidate, part: Any, max_length: int, task: "Task") 
 
 
 def validation_score(candidate: Candidate, target: Target, splits: "Splits", max_length: int, task: "Task") -> float:
-    """Of the deployed file, one text a call as it will be used: dynamic int8 rounds what a call has together."""
+    """Returns the deployed file's validation score at one text per call, as in deployment.
+
+    Dynamic int8 computes its ranges over all texts of a call, so larger batches would score differently.
+    """
     import torch
 
     encoded = encode_part(candidate, splits.validation, max_length, task)
@@ -135,7 +139,7 @@ def scored(
     at_once: int,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> "Scorer":
-    """The task's scorer once it has seen every row; `on_rows` is told how many more it has."""
+    """Returns the task's scorer after all rows; `on_rows` is called with the number of rows of each batch."""
     import torch
 
     from distill.data.batches.batches import EvalBatches
@@ -151,7 +155,7 @@ def scored(
 def score(
     run: Run, candidate: Candidate, target: Target, task: "Task", encoded: tuple["Rows", int]
 ) -> tuple[dict[str, Any], "np.ndarray"]:
-    """An entry without times, and what the model decided on the test split."""
+    """Returns an entry without latencies, and the model's decisions on the test split."""
     import torch
 
     (test, _), (runtime, precision) = encoded, target.where
@@ -180,12 +184,12 @@ def arrays(batch: dict[str, Any]) -> dict[str, "np.ndarray"]:
     from distill.models.inputs import inputs_of
 
     given = inputs_of(batch)
-    given.setdefault("token_type_ids", batch["input_ids"] * 0)  # of plain text, as models take it for granted
+    given.setdefault("token_type_ids", batch["input_ids"] * 0)  # zeros, the models' own default for single texts
     return {name: value.numpy() for name, value in given.items()}
 
 
 def parameters(folder: Path) -> int:
-    """Numbers in the checkpoint's weights, read from the file's header."""
+    """Returns the number of parameters of a checkpoint, read from the headers of its weight files."""
     from math import prod
 
     from safetensors import safe_open
@@ -206,7 +210,7 @@ def time_all(
     tests: Mapping[str, tuple["Rows", int]],
     measure: MeasureConfig,
 ) -> None:
-    """Adds `latency` (batch 1) and `latency_batched`; all models take turns on the same texts."""
+    """Adds `latency` (batch 1) and `latency_batched` to the entries; all models take turns on the same texts."""
     import numpy as np
 
     from compress.measure.latency import measure as measure_latency
@@ -216,7 +220,7 @@ def time_all(
         for c in candidates
         for target in c.targets
     }
-    count = min(len(test) for test, _ in tests.values())  # another tokenizer may fill fewer blocks
+    count = min(len(test) for test, _ in tests.values())  # another tokenizer may yield fewer blocks
     rows = np.random.default_rng(run.seed).permutation(count)
     size = min(measure.batch, count)
     groups = [rows[i : i + size] for i in range(0, count, size)][: max(1, measure.texts // measure.batch)]
@@ -239,7 +243,10 @@ def time_all(
 
 
 def compare_with_teacher(entries: list[dict[str, Any]], predicted: Mapping[Key, "np.ndarray"]) -> None:
-    """Adds speed-ups against the teacher in fp32, and agreement; None where there is no teacher, or no file of it."""
+    """Adds speed-ups over the teacher in fp32 and the agreement with its decisions.
+
+    Both are None without a teacher, or where there is no file of it to compare with.
+    """
     teacher = {e["runtime"]: e for e in entries if e["name"] == "teacher" and e["precision"] == "fp32"}
     for entry in entries:
         for key, latency in (("speedup", "latency"), ("speedup_batched", "latency_batched")):
@@ -253,16 +260,15 @@ def compare_with_teacher(entries: list[dict[str, Any]], predicted: Mapping[Key, 
         entry["agreement_with_teacher"] = None
         if "pytorch" in teacher:
             own, others = predicted[key_of(entry)], predicted["teacher", "pytorch", "fp32"]
-            # A student with its own tokenizer decides elsewhere.
+            # A student with its own tokenizer decides at other positions.
             entry["agreement_with_teacher"] = float((own == others).mean()) if own.shape == others.shape else None
 
 
 def baseline_scores(task: "Task", splits: "Splits", encoded: tuple["Rows", int]) -> dict[str, Any] | None:
-    """Name, answer and scores on the test split of the one answer that train suggests; None of a task without one, or
-    where no score of it is defined. Scores are None where they aren't, as a correlation with a constant.
-    """
-    from pipelines.stages.evaluate import scored
+    """Returns name, answer and test scores of the constant answer suggested by the training split.
 
+    Returns None for tasks without a baseline. Undefined scores, such as a correlation with a constant, are None.
+    """
     baseline = task.baseline(splits.train)
     if baseline is None:
         return None

@@ -1,4 +1,4 @@
-"""The export stage: files to deploy, each reloaded in a fresh process and compared with the model."""
+"""The export stage: deployable files, each reloaded in a fresh process and compared with the model."""
 
 import shutil
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distill.data.splits.labelled import Examples
 
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 HUGGINGFACE = Target("huggingface")
@@ -39,21 +39,21 @@ def export_stage(
     targets: Sequence[Target] = ALWAYS,
     reduced: bool = False,
 ) -> Artefact:
-    """Writes a folder a target from the checkpoint and proves each; one that misses is put aside, with the reason.
+    """Exports the checkpoint to a folder per target and verifies each; refused targets are set aside with the reason.
 
     Args:
         run: The run.
         name: Name of the stage.
-        model: What the checkpoint came from, for the stage's key.
+        model: The checkpoint's stage or content hash, for the stage's key.
         checkpoint: Folder of the trained model.
-        examples: Real texts; an artefact in float is compared on `parity` of them, one in few bits on all.
+        examples: Real texts; float targets are compared on `parity` of them, quantized targets on all.
         parity, max_length: See `ExportConfig`.
-        targets: What to write.
-        reduced: ONNX Runtime's own int8 has weights of 7 bits.
+        targets: Targets to export.
+        reduced: Whether weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
 
     Raises:
-        ArtefactError: None of them is the model.
-        VerificationError: A process that compares was killed; nothing is recorded, and the next run makes the stage.
+        ArtefactError: No target matches the model.
+        VerificationError: A comparing process was killed; nothing is recorded, and the next run repeats the stage.
     """
     settings: dict[str, Any] = {"targets": [str(t) for t in targets], "parity": parity, "max_length": max_length}
     settings |= {"reduced": True} if reduced else {}
@@ -81,14 +81,14 @@ def export_stage(
 
 
 def remove_results(folder: Path) -> None:
-    """Removes what an attempt that was cut short has written or put aside."""
+    """Removes what an interrupted attempt has written or set aside."""
     for each in folder.iterdir():
         if each.is_dir() and each.name != SCRATCH:
             shutil.rmtree(each)
 
 
 def is_labelled(config: ExportConfig, folder: Path) -> bool:
-    """Whether the model decides on texts as wholes and the data says what is right."""
+    """Returns whether the model classifies whole texts and the data has labels."""
     from compress.prune.slicing.checkpoint import admit
     from distill.checkpoint.config import load_config
     from distill.data.sources.columns import LABEL, first_of
@@ -106,10 +106,10 @@ def is_labelled(config: ExportConfig, folder: Path) -> bool:
 
 
 def check_model(config: ExportConfig, folder: Path, console: Console) -> int:
-    """Longest text of a model whose answers aren't scored.
+    """Returns the maximum text length of a model that is exported without being scored.
 
     Raises:
-        InputError: Weights that aren't those of the model, or a tokenizer that isn't its own.
+        InputError: The weights or the tokenizer don't belong to the model.
     """
     from distill.checkpoint.config import load_config
     from distill.tasks.choose import TASKS, by_head, language_of
@@ -126,7 +126,7 @@ def check_model(config: ExportConfig, folder: Path, console: Console) -> int:
 
 
 def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
-    """Texts as the model reads them: of a tagger the words of each, of questions their contexts beside them."""
+    """Returns texts in the form that the model takes: lists of words for a tagger, contexts as pairs for questions."""
     from transformers import AutoConfig
 
     from compress.prune.slicing.checkpoint import admit
@@ -151,10 +151,10 @@ def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
 
 
 def asked_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[Target]:
-    """The checkpoint and the formats asked for: in few bits where it was quantized.
+    """Returns the checkpoint and the requested formats as targets, quantized if the checkpoint is.
 
     Raises:
-        CompressError: A format that isn't known, or holds no such model.
+        CompressError: A format is unknown, or doesn't support the model.
     """
     from compress.quantize.prepare import precision_of
     from compress.quantize.store import is_rounded, load_rounding
@@ -167,7 +167,7 @@ def asked_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[T
 
 
 def rounded_targets(formats: Iterable[str], precision: str) -> list[Target]:
-    """The formats that hold models in few bits."""
+    """Returns targets for the formats that support quantized models; the others are skipped."""
     return [Target(name, precision) for name in formats if Target(name).kind.rounded]
 
 
@@ -176,9 +176,10 @@ def difference_text(proof: dict[str, Any]) -> str:
 
 
 def check_refused(exports: Sequence[Artefact]) -> None:
-    """
+    """Checks that no target was refused.
+
     Raises:
-        InputError: A target was refused; the others are there.
+        InputError: A target was refused; the other targets were exported.
     """
     refused = [f"{e.name} {each['target']}: {each['reason']}" for e in exports for each in e.metrics.get("refused", [])]
     if refused:

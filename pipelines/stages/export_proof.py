@@ -1,4 +1,4 @@
-"""Proves that what was exported is the model: every target reloaded in a fresh process, compared, or put aside."""
+"""Verification of exports: every target is reloaded in a fresh process and compared, or set aside."""
 
 import shutil
 from collections.abc import Sequence
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
     from distill.data.splits.labelled import Examples
 
 REFUSED = "refused"
-LOST = 0.001  # of accuracy, at most, from the trained model that rounds to its file
+LOST = 0.001  # maximum difference in accuracy between the trained model with rounding and its file
 BATCH = 16
-BEGUN, WRITTEN = 8, 100  # tokens of a prompt, and of what follows it, by which a decoder is proven
-Texts = tuple[list[Any], list[str] | None]  # a text is a string, or its words
+BEGUN, WRITTEN = 8, 100  # tokens of a prompt and of its continuation when a decoder is verified
+Texts = tuple[list[Any], list[str] | None]  # a text is a string or a list of words
 
 
 def source_of(checkpoint: Path, *, reduced: bool = False) -> Source:
-    """The checkpoint, and the numbers that it is deployed with where it has any; for `reduced` see `Source`."""
+    """Loads the checkpoint and its rounding parameters, if it is quantized; for `reduced` see `Source`."""
     rounding = load_rounding(checkpoint) if is_rounded(checkpoint) else None
     return Source(load_pruned(checkpoint).float(), tokenizer_of(checkpoint, "model"), rounding, reduced)
 
 
 class Proof:
-    """Targets written and compared with the model; `proven` and `refused` grow.
+    """Exports targets and compares them with the model; the results are appended to `proven` and `refused`.
 
     Args:
         source: The model.
-        folder: Each target is written into a folder of its name in it.
-        examples: Texts that a target in few bits is compared on, and scored where they have labels.
-        drawn: Texts that a target in float is compared on.
+        folder: Folder in which each target gets a folder of its name.
+        examples: Texts that a quantized target is compared on, and scored on if they have labels.
+        drawn: Texts that a float target is compared on.
         max_length: Longest text in tokens.
     """
 
@@ -59,7 +59,7 @@ class Proof:
         self.refused: list[dict[str, Any]] = []
 
     def prove(self, target: Target) -> None:
-        """Writes the target, reloads it in a fresh process and compares."""
+        """Writes the target, reloads it in a fresh process and compares it with the model, or sets it aside."""
         made_from = target.made_from
         if made_from is not None and str(made_from) in [each["target"] for each in self.refused]:
             self.put_aside(target, f"it is made from {made_from}, which was refused")
@@ -74,14 +74,14 @@ class Proof:
             self.proven.append(proof | bits | {"bytes": artefact_bytes(self.folder / str(target))})
 
     def rounds(self, target: Target) -> bool:
-        """Whether the target has the numbers that the model was trained with."""
+        """Returns whether the target has the rounding parameters that the model was trained with."""
         return target.rounded and self.source.rounding is not None
 
     def float_proof(self, target: Target) -> dict[str, Any]:
         if target.format == "onnx-decoder":
             return self.written_proof(target)
         place, expected = self.folder / str(target), self.logits
-        if target.rounded:  # ONNX Runtime's own int8 rounds as it likes: reloaded it has to give its own logits
+        if target.rounded:  # dynamic int8 differs from the float model: compare with the file's own logits
             expected = reference_logits(
                 OnnxModel(place, threads=1), self.source.tokenizer, *self.drawn, self.max_length
             )
@@ -89,7 +89,7 @@ class Proof:
         return asdict(parity)
 
     def written_proof(self, target: Target) -> dict[str, Any]:
-        """The tokens that follow the beginnings of the drawn texts, and the logits of all their tokens."""
+        """Compares a decoder's generated continuations of the drawn texts' prefixes, and its logits of their tokens."""
         tokenizer, most = self.source.tokenizer, min(self.max_length, self.source.longest)
         blocks = [np.asarray(ids[:most], np.int64) for ids in tokenizer(self.drawn[0])["input_ids"] if ids]
         prompts = [block[:BEGUN].tolist() for block in blocks[:BATCH]]
@@ -100,7 +100,7 @@ class Proof:
         return {"target": str(target), "texts": len(blocks)} | asdict(parity)
 
     def rounded_proof(self, target: Target) -> dict[str, Any]:
-        """The layers, then the classes of all texts and the score, against the model that rounds."""
+        """Compares each layer with the quantized model, then the predictions on all texts and the score."""
         layers = check_layers(self.source, target, self.folder, self.batch)
         texts, pairs = self.examples.texts, self.examples.pairs
         parity, logits = verify(
@@ -127,10 +127,11 @@ class Proof:
 
     @property
     def of_classes(self) -> bool:
-        """Whether each text has a class; what other tasks score is told by the evaluation."""
+        """Whether each text has a class; other tasks are scored in the evaluation."""
         return bool(self.examples.labels) and isinstance(self.examples.labels[0], int)
 
     def put_aside(self, target: Target, reason: str) -> None:
+        """Moves the target to the refused targets, together with the reason."""
         place = self.folder / REFUSED / str(target)
         place.parent.mkdir(parents=True, exist_ok=True)
         if (self.folder / str(target)).exists():
@@ -141,13 +142,13 @@ class Proof:
 
     @cached_property
     def logits(self) -> np.ndarray:
-        """Of the checkpoint in float, for the drawn texts."""
+        """Logits of the float checkpoint for the drawn texts."""
         model = TorchModel.of(self.source.model)
         return reference_logits(model, self.source.tokenizer, *self.drawn, self.max_length)
 
     @cached_property
     def trained(self) -> np.ndarray:
-        """Of the model that rounds, for all texts."""
+        """Logits of the model with rounding, as it was trained, for all texts."""
         texts, pairs = self.examples.texts, self.examples.pairs
         return reference_logits(self.source.runner, self.source.tokenizer, texts, pairs, self.max_length)
 
@@ -177,8 +178,9 @@ def reference_logits(
     pairs: Sequence[str] | None,
     max_length: int,
 ) -> np.ndarray:
-    """Logits [texts, classes], or of all tokens [tokens, classes], of the model in memory, by the tokenizer it was
-    trained with.
+    """Returns logits of the model in memory, computed with its own tokenizer.
+
+    They are [texts, classes], or [tokens, classes] of all tokens for models with logits per token.
     """
     parts = []
     for start in range(0, len(texts), BATCH):
@@ -191,7 +193,7 @@ def reference_logits(
 def tokenized(
     tokenizer: Any, texts: Sequence[Any], pairs: Sequence[str] | None, max_length: int
 ) -> dict[str, np.ndarray]:
-    """A padded batch of ids, mask and types, each [batch, length] int64; texts may be cut into words already."""
+    """Returns a padded batch of ids, mask and types, each [batch, length] int64; texts may be lists of words."""
     batch = tokenizer(
         list(texts),
         list(pairs) if pairs else None,
@@ -202,5 +204,5 @@ def tokenized(
         is_split_into_words=not isinstance(texts[0], str),
         return_tensors="np",
     )
-    types = {"token_type_ids": np.zeros_like(batch["input_ids"])}  # of plain text, where the tokenizer makes none
+    types = {"token_type_ids": np.zeros_like(batch["input_ids"])}  # zeros if the tokenizer returns none
     return {name: value.astype(np.int64) for name, value in {**types, **batch}.items()}

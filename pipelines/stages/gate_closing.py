@@ -1,4 +1,4 @@
-"""Units that close while a model trains: how many is given, which is learned; and the callbacks that close them."""
+"""Callbacks that close a model's gates while it trains, to given sizes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from compress.prune.search.cost import CostModel, Outline, parts
 from compress.prune.slicing.slice import Shape
 from compress.prune.tracing.axes import Axis, Kept
 
-EVERY, CHOICES = 20, 10  # steps between two choices of the units that are closed by movement; at least so many choices
-WARMUP = 0.5  # share of the steps in which learned masks are pushed to the target
-OPEN = 0.95  # probability of being open that learned masks start from
+EVERY, CHOICES = 20, 10  # for movement pruning: steps between two selections, and the minimum number of selections
+WARMUP = 0.5  # share of the steps over which the target cost of learned masks is ramped
+OPEN = 0.95  # initial open probability of learned masks
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is left of a model at the end.
+    """The sizes of a model at the end of the closing stage.
 
     Args:
-        layers: Numbers of the layers that stay.
-        units: Axis name -> how many of its units stay, for every axis that loses some.
+        layers: Indices of the layers that are kept.
+        units: Axis name -> number of units that are kept, for every axis that loses units.
     """
 
     layers: tuple[int, ...]
@@ -35,19 +35,19 @@ class Goal:
 
     @classmethod
     def of(cls, shape: Shape) -> "Goal":
-        """The sizes of a shape, whichever units it chose."""
+        """Returns the sizes of a shape, regardless of which units it contains."""
         return cls(shape.layers, {name: len(units) for name, units in shape.kept.items()})
 
 
 class Closing(Callback):
-    """Sets the gates of every step, and closes what has to go by the end of the last one.
+    """Base callback that sets the gates of every step and has closed all surplus units by the end of the last step.
 
-    Layers that go fade together: their gates fall from 1 to 0 along the cubic schedule, as what a layer adds is easier
-    made up for bit by bit than all at once.
+    Layers that are removed fade together: their gates fall from 1 to 0 along the cubic schedule, because the model
+    compensates for a layer more easily gradually than all at once.
 
     Args:
-        gates: Of the model that trains; attached by the caller.
-        goal: What is left at the end.
+        gates: Gates of the model that trains; attached by the caller.
+        goal: Sizes at the end.
     """
 
     masks: Movement | LearnedMasks
@@ -74,18 +74,19 @@ class Closing(Callback):
             self.gates.set(self.steady_gates() | self.layer_gates(int(trainer.global_step), pl_module.device))
 
     def training_gates(self, step: int) -> dict[str, Tensor]:
-        """Gates of a training batch."""
+        """Returns the gates of a training batch."""
         raise NotImplementedError
 
     def steady_gates(self) -> dict[str, Tensor]:
-        """Gates without chance or gradients."""
+        """Returns deterministic gates without gradients."""
         raise NotImplementedError
 
     def ranking(self) -> dict[str, Tensor]:
-        """Axis name -> what each unit is worth, [units]."""
+        """Returns axis name -> importance of each unit, [units]."""
         raise NotImplementedError
 
     def layer_gates(self, step: int, device: torch.device) -> dict[str, Tensor]:
+        """Returns the gates of whole layers at a step; empty if every layer is kept."""
         if len(self.goal.layers) == self.gates.size(LAYERS):
             return {}
         gate = torch.full((self.gates.size(LAYERS),), 1 - cubic(step, 0, self.steps, 0.0, 1.0), device=device)
@@ -93,23 +94,23 @@ class Closing(Callback):
         return {LAYERS: gate}
 
     def closed(self, name: str, step: int) -> int:
-        """How many units of an axis are closed at a step."""
+        """Returns the number of units of an axis that are closed at a step."""
         return round(cubic(step, 0, self.steps, 0.0, self.gates.size(name) - self.goal.units[name]))
 
     def choose(self, step: int) -> dict[str, Tensor]:
-        """The units of the highest rank, as many as are open at a step."""
+        """Returns the highest-ranked units of each axis, the same number as are open at a step."""
         return {name: best(rank, len(rank) - self.closed(name, step)) for name, rank in self.ranking().items()}
 
     def shape(self) -> Shape:
-        """What is left, for `prune`."""
+        """Returns the remaining units and layers as the argument of `prune`."""
         return Shape(self.goal.layers, {name: units.cpu() for name, units in self.kept.items()})
 
 
 class ByMovement(Closing):
-    """Closes the units with the lowest movement scores so far, chosen anew every `every` steps.
+    """Closes the units with the lowest accumulated movement scores, selected again every `every` steps.
 
-    Heads and neurons that were closed may come back. A hidden coordinate may not: closed it is 0 everywhere, so that
-    what its gate is pushed by is the norms' statistics and nothing that it would say.
+    Closed heads and neurons may reopen. Closed hidden coordinates may not: they are 0 everywhere, so the gradient of
+    their gate reflects only the norms' statistics, not the coordinate's own contribution.
     """
 
     def __init__(self, gates: Gates, goal: Goal):
@@ -122,7 +123,7 @@ class ByMovement(Closing):
         self.every = max(1, min(EVERY, self.steps // CHOICES))
 
     def training_gates(self, step: int) -> dict[str, Tensor]:
-        if step % self.every == 0 and step != self.chosen_at:  # batches that are accumulated share a step
+        if step % self.every == 0 and step != self.chosen_at:  # accumulated batches share a step
             self.kept, self.chosen_at = self.choose(step), step
         return self.scores.gates(self.kept)
 
@@ -140,7 +141,7 @@ class ByMovement(Closing):
             scores["hidden"] = scores["hidden"].masked_fill(gone, float("-inf"))
         return scores
 
-    # The scores are the module's, and kept with it; by now they would choose others than those closed last.
+    # The scores are saved with the module, but by now they would select other units than the last selection.
     def state_dict(self) -> dict[str, Any]:
         return {"kept": {name: units.cpu() for name, units in self.kept.items()}}
 
@@ -149,7 +150,10 @@ class ByMovement(Closing):
 
 
 class ByLearning(Closing):
-    """Gates drawn from learned masks; at the end the units most likely open stay, as many as the goal says."""
+    """Samples gates from learned masks while training.
+
+    At the end the units that are most likely open are kept, in the number that the goal requires.
+    """
 
     def __init__(self, gates: Gates, goal: Goal, masks: LearnedMasks):
         super().__init__(gates, goal)
@@ -170,9 +174,10 @@ class ByLearning(Closing):
 
 
 def expected_cost(costs: CostModel, axes: list[Axis], layers: tuple[int, ...], whole: Outline) -> Cost:
-    """Expected milliseconds of the layers that stay, as a share of those of the `whole` model.
+    """Returns a function that maps open probabilities to the expected latency relative to the `whole` model's.
 
-    Exact where units are open independently of one another: heads and neurons are multiplied by the width alone.
+    Only the layers that are kept count. The expectation is exact if units are open independently of one another, since
+    head and neuron counts are multiplied only by the width.
     """
     sizes = {axis.name: axis.units for axis in axes}
     total = costs.predict(whole)
@@ -184,7 +189,7 @@ def expected_cost(costs: CostModel, axes: list[Axis], layers: tuple[int, ...], w
             return open_units[name].sum() if name in open_units else like.new_tensor(float(sizes.get(name, otherwise)))
 
         hidden = units("hidden", whole.hidden)
-        # An axis of one unit isn't listed.
+        # A layer with a single unit of a kind has no axis.
         heads, ffn = (torch.stack([units(f"layers.{i}.{kind}", 1) for i in layers]).sum() for kind in ("heads", "ffn"))
         found = parts(hidden, len(layers), heads, ffn)
         return sum((c * part for c, part in zip(costs.coefficients, found, strict=True)), like.new_zeros(())) / total
@@ -193,6 +198,6 @@ def expected_cost(costs: CostModel, axes: list[Axis], layers: tuple[int, ...], w
 
 
 def learned_masks(sizes: Mapping[str, int], cost: Cost, target: float) -> LearnedMasks:
-    """Masks of these axes, pushed to a cost; to what they start from where that is less already."""
+    """Returns masks trained towards a target cost, or to just below their initial cost if that is lower."""
     begin = float(cost({name: torch.full((size,), OPEN) for name, size in sizes.items()}))
     return LearnedMasks(sizes, cost, target=min(target, 0.999 * begin), warmup=0, start=OPEN)

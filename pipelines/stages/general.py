@@ -1,4 +1,4 @@
-"""The general stage: the student learns on plain text from the teacher as it came, before there is a task."""
+"""The general stage: task-agnostic distillation on plain text from the teacher as it was published."""
 
 from pathlib import Path
 from typing import Any
@@ -37,16 +37,16 @@ from pipelines.stages.data import say_reading, source_hash
 from pipelines.stages.teacher import MODEL, deciding
 from pipelines.stages.vocabulary import tokenizer_of
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
-HELD_OUT = 256  # most blocks that are kept for validation; of few, one in eleven
-DRAW = 7  # the stream of the seed that orders the texts
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+HELD_OUT = 256  # maximum number of validation blocks; of a small data set one block in eleven
+DRAW = 7  # random stream for the order of the texts
 WORDS, FEATURES = "AutoModelForMaskedLM", "AutoModel"
 
 
 def general_stage(
     run: Run, config: DistillConfig, source: Path, digest: str, precision: str, layouts: Layouts
 ) -> Artefact:
-    """Writes `model/`: the student's body, with a head for words where kl or ce taught one."""
+    """Writes `model/`: the student's body, with a masked-language-modelling head if kl or ce trained one."""
     general = config.general
     settings = {
         "student": config.student.spec,
@@ -114,9 +114,10 @@ def general_stage(
 
 
 def check_general(config: DistillConfig, source: Path) -> None:
-    """
+    """Checks the settings of general distillation.
+
     Raises:
-        InputError: No such text, or a teacher without the head that the terms read.
+        InputError: The text doesn't exist, or the teacher lacks the head that the loss terms require.
     """
     general = config.general
     place = Path(general.data).expanduser()
@@ -143,6 +144,7 @@ def load_body(folder: Path, general: GeneralConfig) -> PreTrainedModel:
 def start_of(
     spec: str, teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, general: GeneralConfig, seed: int
 ) -> PreTrainedModel:
+    """Returns the student before general distillation, built from the teacher or loaded from a checkpoint."""
     if is_relative(spec):
         return build_student(teacher, spec, seed)
     folder = checkpoint_folder(spec, "student")
@@ -151,7 +153,13 @@ def start_of(
 
 
 def blocks_of(general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> tuple[Rows, Rows]:
-    """Blocks to train on and those held out: of the validation split, or else the last of the shuffled texts'."""
+    """Returns training and held-out blocks of tokens.
+
+    Held-out blocks come from the validation split if there is one, otherwise from the end of the shuffled texts.
+
+    Raises:
+        InputError: The text doesn't fill more than one block.
+    """
     texts = read_texts(general.data, general.text)
     drawn = [texts[i] for i in np.random.default_rng([seed, DRAW]).permutation(len(texts))]
     if "validation" in split_names(general.data):
@@ -172,8 +180,9 @@ def blocks_of(general: GeneralConfig, tokenizer: PreTrainedTokenizerBase, seed: 
 
 
 def with_head(run: Run, folder: Path, task: Task, texts: TextDataModule) -> PreTrainedModel:
-    """A model of the task of a generally distilled body, its new head fitted to the labels, where the task has any, on
-    what the body gives.
+    """Returns a task model with the body of a generally distilled student.
+
+    If the task has labels, the new head is fitted to them on the body's features.
     """
     student = task.load(str(folder), run.seed)
     if not task.labels:

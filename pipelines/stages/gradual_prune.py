@@ -1,4 +1,4 @@
-"""The closing stage: units of the whole model close one after another while it trains, and are then taken out."""
+"""The closing stage: units of the whole model are closed gradually while it trains, and are then removed."""
 
 import json
 from dataclasses import replace
@@ -36,15 +36,15 @@ from pipelines.stages.shape import Inputs
 from pipelines.stages.teacher import MODEL, training_settings
 from pipelines.stages.vocabulary import tokenizer_of
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
-LEAST, MOST = 0.01, 0.1  # rate of learned masks
-WAY = 25.0  # as far as their log-odds may go in all steps; from open to closed is 6
-PUSH = 10.0  # times that rate is the multipliers': slower ones are late, and swing far beyond the target
-TOLERANCE = 1e-3  # of the largest logit
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+LEAST, MOST = 0.01, 0.1  # bounds of the learned masks' learning rate
+WAY = 25.0  # distance that their log-odds can move over all steps; from open to closed is 6
+PUSH = 10.0  # ratio of the multipliers' learning rate to the masks'; slower multipliers lag and overshoot the target
+TOLERANCE = 1e-3  # relative to the largest logit
 
 
 class ClosingModule(DistillationModule):
-    """A distillation that trains masks as well: at rates of their own, and out of reach of the gradients' limit."""
+    """A distillation module that also trains masks, at separate learning rates and without gradient clipping."""
 
     def __init__(self, student: PreTrainedModel, masks: torch.nn.Module, **settings: Any):
         super().__init__(student, **settings)
@@ -77,20 +77,24 @@ class ClosingModule(DistillationModule):
 
 
 def closing_train(train: TrainConfig, epochs: int) -> TrainConfig:
-    """The rate stays up while units go, and no weights of before are taken back."""
+    """Returns training settings with a constant learning rate and without early stopping.
+
+    Early stopping would restore weights of an earlier step, when fewer units were closed.
+    """
     return replace(train, epochs=epochs, schedule="constant", patience=0)
 
 
 def close_stage(
     run: Run, config: DistillConfig, given: Inputs, shape: Artefact, name: str, precision: str, epochs: int
 ) -> Artefact:
-    """Writes `model/`: the start without the units that closed in `epochs` epochs of training on the cached signals,
-    and `shape.json`: those that stayed, as many of each axis as in the shape, and of the layers the same.
+    """Trains on the cached signals for `epochs` epochs while units close, and writes the model without them.
 
-    Layers aren't compared with the teacher's while they lose coordinates, or go themselves.
+    Writes `model/`, the start model without the closed units, and `shape.json`, the units that are kept: on each axis
+    the same number as in the shape, and the same layers. Loss terms on layers are disabled, because layers lose
+    coordinates or are removed.
 
     Raises:
-        CompressError: The model without the units isn't the model with closed gates.
+        CompressError: The pruned model's logits differ from those of the model with closed gates.
     """
     config = replace(config, train=closing_train(config.train, epochs), loss=config.loss.of_outputs)
     settings = {
@@ -149,7 +153,7 @@ def close_stage(
 def closing_of(
     config: DistillConfig, given: Inputs, shape: Artefact, student: PreTrainedModel, axes: list[Axis]
 ) -> Closing:
-    """What closes the student's units within the shape's sizes; where no axis loses one there is nothing to learn."""
+    """Returns the callback that closes units down to the shape's sizes; learned masks need an axis that loses units."""
     goal, gates = Goal.of(read_shape(shape)), Gates(student, axes)
     if config.prune.masks == "movement" or not goal.units:
         return ByMovement(gates, goal)
@@ -162,12 +166,17 @@ def closing_of(
 
 
 def about(shape: Artefact) -> dict[str, Any]:
+    """Returns the contents of a shape stage's file."""
     return json.loads((shape.folder / SHAPE).read_text())
 
 
 @torch.no_grad()
 def gap(gated: PreTrainedModel, small: PreTrainedModel, batch: Batch) -> float:
-    """Largest difference between the logits of both, as a part of the largest logit."""
+    """Returns the largest difference between both models' logits, relative to the largest logit.
+
+    Raises:
+        CompressError: The difference exceeds the tolerance.
+    """
     before, after = (answered(model.eval(), batch) for model in (gated, small))
     found = float((before - after).abs().max() / before.abs().max())
     if not found <= TOLERANCE:

@@ -1,4 +1,4 @@
-"""The scores stage: what each unit and layer is worth, by what the model would say without it."""
+"""The scores stage: the importance of each unit and layer, estimated from the effect of its removal."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,13 +26,13 @@ from pipelines.stages.distill import Pruned, cached_signals, drawn_batches, text
 from pipelines.stages.prune_inputs import axes_of
 from pipelines.stages.vocabulary import tokenizer_of
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 SCORES = "scores.safetensors"
-NOISE = 0.5**0.5  # of the normal distribution whose KL divergence is the squared difference
+NOISE = 0.5**0.5  # standard deviation of the normal distribution whose KL divergence is the squared difference
 
 
 def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefact, start: Pruned) -> Artefact:
-    """Writes the scores of every unit and layer of the start; every target of the same start uses them."""
+    """Writes the scores of every unit and layer of the start model, shared by all targets with the same start."""
     settings = {
         "scores": config.prune.scores,
         "samples": config.prune.samples,
@@ -59,18 +59,18 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
 
 @dataclass(frozen=True)
 class Distance:
-    """What parts a student from its teacher, a number a sample: sums over the rows that the sample has.
+    """The distance between student and teacher: a number per sample, summed over the sample's rows.
 
     Args:
-        answers: What a row is.
-        temperature: That of the loss.
+        answers: Defines the rows of a batch.
+        temperature: The temperature of the loss.
     """
 
     answers: Answers
     temperature: float
 
     def divergence(self, student: PreTrainedModel, batch: Any) -> Tensor:
-        """[samples], as of `Answers.distance`."""
+        """Returns [samples]: the distance by `Answers.distance`, summed over rows."""
         counts = self.answers.counts(batch)
         own, labels = (each.split(counts) for each in (self.rows(student, batch), self.answers.labels(batch)))
         given = by_sample(self.answers.signals(batch, batch["signals"]), counts)
@@ -79,7 +79,7 @@ class Distance:
         return torch.stack(sums)
 
     def surprise(self, student: PreTrainedModel, batch: Any) -> Tensor:
-        """[samples]: -log likelihood of what was drawn for each row, scaled as the divergence's curvature is."""
+        """Returns [samples]: -log likelihood of the drawn values, scaled like the divergence's curvature."""
         own, drawn = self.rows(student, batch), batch["drawn"]
         if drawn.is_floating_point():
             rows = (self.answers.point(own) - drawn).square().sum(-1)
@@ -88,12 +88,13 @@ class Distance:
         return torch.stack([each.sum() for each in rows.split(self.answers.counts(batch))])
 
     def rows(self, student: PreTrainedModel, batch: Any) -> Tensor:
+        """Returns the student's logits, row by row."""
         said = find_logits(student(**model_inputs(student, batch)))
         assert said is not None
         return self.answers.logits(batch, said).float()
 
     def drawn(self, batch: Any, seeded: torch.Generator) -> Batch:
-        """The batch with a class, or a number, drawn for each row from what the teacher thinks of it."""
+        """Returns the batch with a class, or a number, drawn for each row from the teacher's distribution."""
         given = self.answers.signals(batch, batch["signals"])
         if self.answers.labels(batch).is_floating_point():
             point = self.answers.point(given["logits"]).float()
@@ -108,6 +109,7 @@ class Distance:
 
 
 def by_sample(given: Mapping[str, Any], counts: Sequence[int]) -> list[dict[str, Any]]:
+    """Splits row-wise signals by sample."""
     parts = {name: value.split(counts) if isinstance(value, Tensor) else None for name, value in given.items()}
     return [
         {name: given[name] if part is None else part[i] for name, part in parts.items()} for i in range(len(counts))
@@ -115,7 +117,7 @@ def by_sample(given: Mapping[str, Any], counts: Sequence[int]) -> list[dict[str,
 
 
 class Watched:
-    """Batches that tell `advance` of every sample, in every pass."""
+    """Batches that report every sample to `advance`, in every pass."""
 
     def __init__(self, batches: Sequence[Batch], advance: Any):
         self.batches, self.advance = batches, advance
@@ -127,18 +129,18 @@ class Watched:
 
 
 def passes(how: PruneConfig) -> int:
-    """How often `score` goes through the batches: magnitudes need none, what leaving out a layer costs is one more."""
+    """Returns how often `score` iterates over the batches: once for layer losses, and once more unless by magnitude."""
     return 1 if how.scores == "magnitude" else 2
 
 
 def score(
     model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[Batch], how: PruneConfig, distance: Distance
 ) -> Scores:
-    """Units by the method asked for; layers always by what the loss gains when one is left out.
+    """Scores units by the configured method, and layers by the increase of the loss when a layer is skipped.
 
-    The gradient of the KL divergence vanishes where the student is still the teacher. Fisher and Taylor scores are
-    therefore taken of the likelihood of classes drawn from the teacher's softened distribution: the mean of its squared
-    gradients is the curvature of that divergence.
+    The gradient of the KL divergence vanishes while student and teacher are still equal. Fisher and Taylor scores are
+    therefore computed from the likelihood of classes drawn from the teacher's softened distribution: the mean of its
+    squared gradients is the curvature of that divergence.
     """
     if how.scores == "magnitude":
         found = magnitude(model, axes)

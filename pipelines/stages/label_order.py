@@ -1,4 +1,4 @@
-"""Checkpoints that are trained already: their labels put into the data's order, and nothing else."""
+"""Stages for checkpoints that are already trained: their labels are reordered to match the data's."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,17 @@ from pipelines.runs.stage import Artefact, Run, content_hash
 from pipelines.stages.data import read_task
 from pipelines.stages.teacher import MODEL
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def by_label_stage(run: Run, name: str, folder: Path, data: Artefact) -> Artefact:
-    """Writes `model/`: the checkpoint with its labels in the data's order, matched by name."""
+    """Writes `model/`: the checkpoint with its labels in the data's order, matched by name.
+
+    Raises:
+        InputError: The checkpoint's head lacks the data's labels or its weights.
+    """
     stage = f"{name}-by-label"
-    if data.digest is None:  # a dry run that hasn't read the labels
+    if data.digest is None:  # a dry run doesn't read the labels
         return run.planned(stage)
     from compress.export.common.huggingface import export_huggingface
     from distill.checkpoint.config import load_config
@@ -41,7 +45,8 @@ def by_label_stage(run: Run, name: str, folder: Path, data: Artefact) -> Artefac
 
 
 def check_in_float(folder: Path, name: str) -> None:
-    """
+    """Checks that a checkpoint isn't quantized.
+
     Raises:
         InputError: The checkpoint is quantized.
     """

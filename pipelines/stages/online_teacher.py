@@ -1,4 +1,4 @@
-"""The teacher that is asked while the student trains: on the student's processes, or on its own."""
+"""Teachers that compute signals while the student trains, on the student's processes or on separate ones."""
 
 import json
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ from pipelines.runs.strategies import device_of
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.cache_writing import load_teacher
 
-TEACHER = "teacher"  # the key under which the students say where its weights are
+TEACHER = "teacher"  # store key under which the students publish the path of its weights
 
 
 def asked(source: Path, loss: LossConfig, layout: Layout, *, offload: bool = False, prefetch: int = 1) -> Ask:
-    """The teacher itself, laid out, to be asked by every process in every step."""
+    """Loads the teacher in its layout, to be queried by every process in every step."""
     device = device_of("auto")
     if not layout.sharded:
         model = load_teacher(source)
@@ -47,27 +47,27 @@ def asked(source: Path, loss: LossConfig, layout: Layout, *, offload: bool = Fal
 
 
 def asked_as(config: DistillConfig, source: Path, layout: Layout) -> Ask:
-    """`asked` with the settings of a run."""
+    """Calls `asked` with the settings of a run."""
     return asked(source, config.loss, layout, offload=config.teacher.offload, prefetch=config.machine.prefetch)
 
 
 def call_teacher(world: World, source: Path) -> RemoteTeacher:
-    """The teacher on its own processes, told where its weights are."""
+    """Publishes the path of the teacher's weights to the teacher's processes and returns their remote interface."""
     if world.leads:
         world.everyone.store.set(TEACHER, str(source))
     return world.bridge.teacher()
 
 
 def dismiss_teacher(world: World) -> None:
-    """Lets the teacher's own processes go, where nothing was left to ask them."""
+    """Releases the teacher's processes if they were never called."""
     if world.bridge is not None and world.leads and not world.everyone.store.check([TEACHER]):
         world.everyone.store.set(TEACHER, "")
 
 
 def teach(world: World, config: DistillConfig, layout: Layout) -> None:
-    """What a process of the teacher's own does: it waits to be called, then answers until the students have finished.
+    """Runs a process of a separate teacher: waits for the call, then serves requests until the students have finished.
 
-    Answers carry what the loss reads of layers, and of no others.
+    Replies contain only the layers that the loss uses.
     """
     source = world.everyone.get(TEACHER)
     if not source:
@@ -82,7 +82,7 @@ def teach(world: World, config: DistillConfig, layout: Layout) -> None:
                 found[name] = {layer: found[name][layer] for layer in layers}
         return found
 
-    stops.hold(world.everyone.ask_to_stop)  # the students are answered until they have their checkpoint
+    stops.hold(world.everyone.ask_to_stop)  # keep serving until the students have saved their checkpoint
     serve(world.bridge, answer)
     stops.release()
     stops.check()
@@ -91,13 +91,13 @@ def teach(world: World, config: DistillConfig, layout: Layout) -> None:
 
 
 def lessons_of(config: DistillConfig, source: Path) -> Lessons:
-    """Layers of the teacher that the loss reads."""
+    """Returns the layers of the teacher that the loss terms use."""
     own = sizes_of(config_of_student(config, source))
     return lessons(config.loss, own, sizes_of(AutoConfig.from_pretrained(source)))
 
 
 def config_of_student(config: DistillConfig, source: Path) -> PretrainedConfig:
-    """Of the student as it will be."""
+    """Returns the configuration of the student that will be built or loaded."""
     if is_relative(config.student.spec):
         return student_config(AutoConfig.from_pretrained(source), config.student.spec)
     return AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))

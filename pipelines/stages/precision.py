@@ -1,4 +1,4 @@
-"""The precision stage: which precision trains faster here, measured once for an output folder and kept in it."""
+"""The precision stage: the precision that trains fastest on this machine, measured once per output folder."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,18 +40,19 @@ from pipelines.stages.data import read_data, read_task
 from pipelines.stages.distill import make_student
 from pipelines.stages.vocabulary import tokenizer_of
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
-BATCHES = 3  # that are timed
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+BATCHES = 3  # number of timed batches
 
 
 def chosen_precision(run: Run, config: DistillConfig, source: Path, data: Artefact, layout: Layout) -> str:
-    """The requested precision, or with `auto` the fastest of those that this machine has.
+    """Returns the requested precision, or with `auto` the fastest of those that the machine supports.
 
-    It is measured on the student and on batches of the data, by the first run of an output folder; later ones take the
-    same, whatever their settings, so that the same command gives the same bits.
+    The first run of an output folder measures on the student and batches of the data. Later runs reuse its choice
+    regardless of their settings, so that the same command gives bit-identical results.
 
     Raises:
-        InputError: What was chosen before can't be on this machine.
+        CompressError: The machine doesn't support the requested precision.
+        InputError: The machine doesn't support the precision that was chosen earlier for this folder.
     """
     machine = config.machine
     if machine.precision != "auto":
@@ -67,7 +68,7 @@ def chosen_precision(run: Run, config: DistillConfig, source: Path, data: Artefa
         run.console.say(f"  precision: {found['chosen']} is chosen here ({measured_text(found)})")
         return found
 
-    # No inputs and no seed: one choice for the folder.
+    # No inputs and no seed, so that there is one choice per output folder.
     stage = run.stage("precision", {}, {}, work, version=VERSION, seeded=False)
     chosen = stage.metrics.get("chosen", "32")
     why = why_not(chosen, device_of(machine))
@@ -93,7 +94,7 @@ def measured_text(found: Mapping[str, Any]) -> str:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """As many CPU threads in the block as the training will have; 0 leaves them."""
+    """Sets the number of CPU threads inside the block to that of the training; 0 leaves it unchanged."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -110,13 +111,13 @@ def device_of(machine: MachineConfig) -> torch.device:
 def student_and_batches(
     run: Run, config: DistillConfig, source: Path, data: Artefact, layout: Layout
 ) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
-    """The student as its training begins, whole, and batches as each process has them."""
+    """Returns the unsharded student at the start of its training, and batches of the size each process gets."""
     task, taught = read_task(data), tokenizer_of(source, "teacher")
     relative = is_relative(config.student.spec)
     own = taught if relative else tokenizer_of(checkpoint_folder(config.student.spec, "student"), "student")
     task.settle_tokenizer(own, source)
     other = is_across(config, taught, own)
-    if not other:  # as the student stage does
+    if not other:  # as in the student stage
         own.model_max_length = taught.model_max_length
     head = task.head_rows(AutoConfig.from_pretrained(source))
     teacher = task.load(str(source), run.seed) if head is None else task.load_headed(str(source), head)
@@ -135,8 +136,9 @@ def drawn_rows(
     taught: PreTrainedTokenizerBase | None,
     seed: int,
 ) -> Rows:
-    """Enough training samples for the batches, drawn by the seed; texts of which several make a row are all read where
-    few aren't enough.
+    """Returns enough training samples for the timed batches, drawn by the seed.
+
+    If several texts make up a row and the drawn texts yield too few rows, 64 times as many texts are drawn.
     """
     table, length = part.table(), config.data.max_length
     wanted = BATCHES * config.train.batch_size
@@ -155,8 +157,9 @@ def drawn_rows(
 def time_precisions(
     model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], machine: MachineConfig
 ) -> dict[str, Any]:
-    """Seconds a step by mode, the fastest, the share of the largest square product's speed that each reaches, and what
-    was measured.
+    """Returns seconds per step by mode, the fastest mode, each mode's share of the peak speed, and what was timed.
+
+    The peak is the speed of the largest square matrix product.
     """
     device = device_of(machine)
     model = model.to(device).train()  # type: ignore[arg-type]
@@ -171,7 +174,7 @@ def time_precisions(
     return {
         "chosen": fastest(seconds),
         "seconds_a_step": seconds,
-        # Above 1 the square product isn't the fastest, and the share says nothing.
+        # Above 1 the square product isn't the fastest, and the share is meaningless.
         "share_of_ceiling": {name: share for name, share in shares.items() if share <= 1},
         "measured": {
             "student": f"{type(model).__name__}, {model.num_parameters():,} parameters",
@@ -183,7 +186,7 @@ def time_precisions(
 
 
 def loss_on(batch: Mapping[str, Tensor], device: torch.device) -> Callable[[Any], Tensor]:
-    """Something to go backward from: of logits of any form the mean square."""
+    """Returns a function that computes a scalar to backpropagate from: the mean square of a model's logits."""
     here = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
 
     def loss(model: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""The stages before a shape is chosen, but for the scores: the model to prune, and what sizes cost."""
+"""The stages before the shape search, apart from the importance scores: the model to prune and the cost model."""
 
 import json
 from collections.abc import Iterator
@@ -39,19 +39,20 @@ from pipelines.stages.distill import make_student
 from pipelines.stages.teacher import MODEL
 from pipelines.stages.vocabulary import WORDS, tokenizer_of
 
-START_VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
-COSTS_VERSION = 1  # likewise
+START_VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+COSTS_VERSION = 1  # version of the costs stage, as above
 
 
 def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact) -> Artefact:
-    """Writes `model/`: what pruning starts from, without the words that the training texts don't use and with the word
-    table in two factors where that is asked for, and `words.npy`: ids of the teacher's tokenizer that are left.
+    """Writes `model/`, the model to prune, and `words.npy`, the ids of the teacher's tokens that are kept.
+
+    If requested, tokens that don't occur in the training texts are removed and the embedding matrix is factorised.
 
     Raises:
-        InputError: A word table in factors and a stock class: none has them.
+        InputError: A factorised embedding was requested together with a stock class, none of which supports it.
     """
     spec, rank = config.student.spec, config.prune.embedding_rank
-    # Those of a language model are what it answers with, and its teacher's signals are about all of them.
+    # A language model predicts its whole vocabulary, and its teacher's signals cover every token.
     prune_words = config.prune.vocabulary and config.task not in LANGUAGE
     if rank and config.budget.uniform:
         raise InputError(
@@ -94,24 +95,27 @@ def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
 
 
 def counts_of(model: PreTrainedModel, counts: np.ndarray) -> np.ndarray:
-    """Uses of each row of the word table; rows beyond the tokenizer's words have none."""
+    """Returns the number of uses of each embedding row; rows beyond the tokenizer's vocabulary have none."""
     return np.pad(counts, (0, max(0, model.config.vocab_size - len(counts))))
 
 
 def axes_of(model: PreTrainedModel, task: Task) -> list[Axis]:
-    """What may be cut of a model for a task."""
+    """Returns the axes of a model that can be pruned for a task."""
     return [axis for axis in find_axes(model) if not (task.keeps_width and axis.kind == "hidden")]
 
 
 def training_texts(splits: Splits) -> Iterator[str] | Iterator[list[str]]:
-    """Every text that the student is trained on, or the words of each."""
+    """Yields every text that the student is trained on, or its list of words."""
     for part in (splits.train, splits.unlabelled):
         yield from part.texts
         yield from part.pairs or ()
 
 
 def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact, start: Artefact) -> Artefact:
-    """Measures the teacher and a dozen sizes of the start in the budget's runtime: what heads, neurons, layers cost."""
+    """Fits the costs of heads, neurons and layers to measurements in the budget's runtime.
+
+    The teacher and about a dozen sizes of the start model are measured.
+    """
     conditions = {k: v for k, v in asdict(config.budget).items() if k not in GOALS}
     how = rounded_as(config)
     settings = {
@@ -156,21 +160,21 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
 
 
 def rounded_as(config: DistillConfig) -> QuantizeConfig | None:
-    """How students are rounded when they are measured: as they will be quantized, where the budget is about int8."""
+    """Returns the quantization that students are timed with: the final one for an int8 budget, otherwise None."""
     if not config.quantize.scheme or config.budget.precision != "int8":
         return None
     return quantization_by(config, next(iter(by_scheme([config.budget.runtime], config.quantize.scheme))))
 
 
 def rounding_key(config: DistillConfig) -> Any:
-    """What of it a measurement depends on."""
+    """Returns the quantization settings that latency measurements depend on, for stage keys."""
     how = rounded_as(config)
     if how is None:
         return "reduced" if is_dynamic_reduced(config) else ""
     return [how.scheme, how.keep, how.reduced]
 
 
-GOALS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a budget, not how it is measured
+GOALS = ("speedup", "latency_ms", "max_bytes", "min_score", "uniform")  # of a budget, not measurement conditions
 
 
 def measured_row(outline: Outline, latency: Latency, size: int) -> dict[str, Any]:
@@ -178,7 +182,7 @@ def measured_row(outline: Outline, latency: Latency, size: int) -> dict[str, Any
 
 
 def read_sizes(costs: Artefact) -> CostModel:
-    """Bytes of the files by their sizes: the same sums as of milliseconds, fitted to the same models."""
+    """Returns a cost model of file sizes in bytes, with the terms of the latency model, fitted to the same models."""
     measured = json.loads((costs.folder / COSTS).read_text())["measured"]
     outlines = [Outline(row["hidden"], tuple(row["heads"]), tuple(row["ffn"])) for row in measured]
     return fit_costs(outlines, [row["bytes"] for row in measured])

@@ -1,4 +1,4 @@
-"""The shapes of the rounds before the last of an iterative pruning: part of the way, told from the costs alone."""
+"""Intermediate shapes of iterative pruning, determined by predicted costs alone."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,19 +16,20 @@ from pipelines.stages.prune_inputs import axes_of
 from pipelines.stages.shape import Inputs, Search, Target
 from pipelines.stages.teacher import MODEL
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 def round_name(target: Target, number: int) -> str:
+    """Returns the name of a target's round, part of its stages' names."""
     return f"{target.name}-round{number}"
 
 
 def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, number: int) -> Artefact:
-    """Writes `shape.json`: the units that stay after round `number`, where a call may take as many milliseconds as the
-    cubic schedule leaves of the way from the start's predicted cost to the target.
+    """Writes `shape.json`: the units that are kept after round `number`.
 
-    No candidate is trained or measured: among those that fit, the one of least estimated loss is taken.
-    Where every one of them would leave a layer with one unit of everything, nothing is cut in this round.
+    The latency budget of the round follows the cubic schedule from the start model's predicted cost to the target. No
+    candidate is trained or measured: the fitting candidate with the least estimated loss is used. If all fitting
+    candidates would leave a layer with a single unit of every kind, nothing is pruned in this round.
     """
     rounds = config.prune.rounds
     settings = {"target": asdict(target), "round": number, "rounds": rounds, "uniform": config.budget.uniform}
@@ -53,7 +54,7 @@ def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, 
 
 
 def least_lost(space: Space, found: Sequence[Candidate]) -> Candidate | None:
-    """The candidate of least estimated loss."""
-    # A layer with one unit of everything has no axis left, and a later round couldn't tell what it costs.
+    """Returns the candidate with the least estimated loss; None if there is no usable candidate."""
+    # A layer with one unit of every kind has no axis left, so later rounds couldn't predict its cost.
     usable = [each for each in found if all(max(pair) > 1 for pair in zip(*each.sizes, strict=True))]
     return min(usable, key=lambda each: each.loss, default=None)

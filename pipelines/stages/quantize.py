@@ -1,4 +1,4 @@
-"""The quantize stage: a trained student made to compute in few bits, and trained so on the teacher's signals."""
+"""The quantize stage: quantizes a trained student and, with qat, trains it on the teacher's signals."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -31,11 +31,11 @@ from pipelines.stages.sparsity import Zeros
 from pipelines.stages.teacher import MODEL, training_settings
 from pipelines.stages.vocabulary import tokenizer_of
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 class Validation:
-    """What a model says of the validation split, beside what it said in float."""
+    """Scores a model on the validation split and compares it with its own float outputs."""
 
     def __init__(self, model: PreTrainedModel, texts: TextDataModule, task: Task):
         self.model, self.texts, self.task = model, texts, task
@@ -53,7 +53,7 @@ class Validation:
         return self.judge.divergence(self.model)
 
     def ease(self, run: Run, how: QuantizeConfig, batch: Mapping[str, torch.Tensor]) -> None:
-        """Gives the layers that need it more bits."""
+        """Gives the most sensitive layers more bits until the minimum score is reached."""
         in_7_bits, least = how.reduced is True, how.min_score * self.in_float
         ranked = sensitivities(self.model, self.divergence, batch, in_7_bits=in_7_bits)
         names, _ = ease_most_sensitive(self.model, ranked, self.score, least, in_7_bits=in_7_bits)
@@ -70,14 +70,15 @@ def quantize_stage(
     precision: str,
     how: QuantizeConfig,
 ) -> Artefact:
-    """Writes `model/`: the student with weights on the scheme's grid, and beside them `quantization.safetensors`, the
-    numbers that it is deployed with. Its score is that of the model that rounds.
+    """Writes `model/`: the student with weights on the scheme's grid, and its rounding parameters for deployment.
+
+    The parameters are stored in `quantization.safetensors`. The score is that of the model with rounding.
     """
     config = replace(config, train=replace(config.train, epochs=how.epochs, learning_rate=how.learning_rate))
     settings = {
         "quantize": {
             name: value for name, value in asdict(how).items() if name != "processor"
-        },  # how.reduced is for it
+        },  # only how.reduced depends on it
         "loss": vars(config.loss.of_outputs),
         "train": training_settings(config, "train"),
         "precision": precision,

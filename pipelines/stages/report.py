@@ -1,4 +1,4 @@
-"""The report stage: the numbers of a run as a page and model cards, and the folders that it publishes."""
+"""The report stage: a run's results as JSON, HTML and model cards, and the folders that the run publishes."""
 
 import csv
 import json
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from distill.tasks.task import Task
 
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 
 
 REPORT, PAGE, CARD, STUDENT = "report.json", "report.html", "README.md", "student"
 
 
 def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: Artefact) -> Artefact:
-    """Writes report.json, report.html and the students' model cards of everything the run did."""
+    """Writes report.json, report.html and the students' model cards, which cover all stages of the run."""
     stages = list(run.done)
 
     def work(folder: Path) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: 
 def build_report(
     run: Run, config: Mapping[str, Any], task: "Task", evaluation: Artefact, stages: Sequence[Artefact]
 ) -> dict[str, Any]:
-    """The report as one dict; its layout is described in the README."""
+    """Returns the report as one dict; the README describes its layout."""
     data = next(stage for stage in stages if stage.name == "data")
     models = json.loads((evaluation.folder / "evaluation.json").read_text())
     codes, road = [code_of(Path(entry["path"])) for entry in models], road_of(stages)
@@ -72,7 +72,7 @@ def build_report(
 
 
 def published(run: Run, models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Entries with the student's path where `publish` puts it: the card travels with that folder."""
+    """Returns the entries with the students' paths as published, because the model card is copied with that folder."""
 
     def placed(entry: Mapping[str, Any]) -> dict[str, Any]:
         if entry["name"] == "teacher":
@@ -91,7 +91,7 @@ def stage_row(stage: Artefact) -> dict[str, Any]:
 
 
 def read_curves(logs: Path) -> list[dict[str, float]]:
-    """Rows of every attempt; what a resumed attempt did again replaces the rows of the one that was killed."""
+    """Returns the rows of all attempts' logs; steps repeated by a resumed attempt replace those of the killed one."""
     rows: list[dict[str, float]] = []
     for file in sorted(logs.glob("attempt-*/metrics.csv"), key=lambda f: int(f.parent.name.split("-")[1])):
         with file.open() as lines:
@@ -103,9 +103,10 @@ def read_curves(logs: Path) -> list[dict[str, float]]:
 
 
 def publish(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict[str, Path]:
-    """Puts the newest result where a person looks for it: the page, the numbers and the students, ready to deploy.
+    """Publishes the newest results to the output folder: the page, the numbers and the deployable students.
 
-    `exports` has a model's name for each export; its folder has that name. Files of a person's own in it stay.
+    `exports` maps a model's name, which is also the name of its folder, to its export. The user's own files in that
+    folder are left in place.
     """
     check_still_there(run.output)
     for name in (REPORT, PAGE):
@@ -119,19 +120,19 @@ def publish(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict
 
 
 def publish_model(run: Run, place: Path, report: Artefact, export: Artefact) -> dict[str, Path]:
-    """A folder with the checkpoint and its card, and one for each other format inside."""
+    """Publishes a folder with the checkpoint and its model card, and a subfolder for each other format."""
     others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != str(HUGGINGFACE)]
     with republished(place, run.console.say) as fresh:
         link_tree(export.folder / str(HUGGINGFACE), fresh)
         for target in others:
             link_tree(export.folder / target, fresh / target)
-        own = report.folder / f"{place.name}.md"  # of a family each has its own
+        own = report.folder / f"{place.name}.md"  # with several students each has its own card
         shutil.copyfile(own if own.is_file() else report.folder / CARD, fresh / CARD)
     return {place.name: place} | {f"{place.name}/{target}": place / target for target in others}
 
 
 def show(console: Console, report: dict[str, Any], places: Mapping[str, Path]) -> None:
-    """The tables at the end, and where the files are."""
+    """Prints the result tables and the paths of the published files."""
     console.table("Result", *summary_rows(report))
     if scores := score_rows(report):
         console.table("Scores", *scores)

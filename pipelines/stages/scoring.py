@@ -1,4 +1,4 @@
-"""What a model says of a split, its score, and how far students are from that."""
+"""A model's outputs on a split, their score, and the divergence of students from them."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -19,18 +19,19 @@ from distill.models.output_head import asked_words
 from distill.tasks.logit_rows import by_row
 from distill.tasks.task import Task
 
-KEPT = 64  # of a vocabulary's logits: those of all words would take gigabytes
+KEPT = 64  # number of logits stored of a vocabulary; all of them would take gigabytes
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a model says of a split.
+    """A model's outputs on a split.
 
     Args:
-        samples: Of each its signals by name, as caches have them: [1, ...] or [asked positions, ...].
-        score: By the task's metric while training; higher is better.
-        places: What each sample is, see `places_of`.
-        temperature: That the distributions were softened by before they were cut to KEPT words; None of whole ones.
+        samples: Signals of each sample by name, in the form that caches have: [1, ...] or [queried positions, ...].
+        score: Score by the task's training metric; higher is better.
+        places: Identity of each sample, see `places_of`.
+        temperature: Temperature that softened the distributions before they were truncated to KEPT tokens; None for
+            complete distributions.
     """
 
     samples: list[dict[str, Tensor]]
@@ -39,14 +40,14 @@ class Said:
     temperature: float | None = None
 
     def of(self, rows: list[int]) -> dict[str, Any]:
-        """Signals of some samples, joined."""
+        """Returns the concatenated signals of some samples."""
         told = {"temperature": self.temperature} if self.temperature else {}
         return {name: torch.cat([self.samples[i][name] for i in rows]) for name in self.samples[rows[0]]} | told
 
 
 @torch.no_grad()
 def said_of(model: PreTrainedModel, split: Rows, pad_id: int, task: Task, temperature: float = 1.0) -> Said:
-    """Asks the model, which is left in eval mode."""
+    """Computes the model's outputs on a split; the model is left in eval mode."""
     model.eval()
     batches, metric = EvalBatches(split, 2 * task.at_once, pad_id), task.metric()
     words = task.kept == "sampled"
@@ -60,8 +61,10 @@ def said_of(model: PreTrainedModel, split: Rows, pad_id: int, task: Task, temper
 
 
 def places_of(split: Rows) -> list[Hashable]:
-    """What tells a sample from the others of its split, whoever reads it: its number; of a window on a context, which
-    others may cut elsewhere, the question and the first and last character of every token.
+    """Returns keys that identify a split's samples independently of the tokenizer.
+
+    The key of a sample is its index. For a window on a context, which tokenizers split differently, it is the
+    question's index and the first and last character of every token.
     """
     if not isinstance(split, Windows):
         return list(range(len(split)))
@@ -70,7 +73,7 @@ def places_of(split: Rows) -> list[Hashable]:
 
 
 def answered(model: PreTrainedModel, batch: Batch) -> Tensor:
-    """Logits for a batch; of a vocabulary those at the asked positions, [rows, words]."""
+    """Returns the logits for a batch; of a language model those at the queried positions, [rows, tokens]."""
     with asked_words(model, batch):
         said = find_logits(model(**model_inputs(model, batch)))
     assert said is not None
@@ -78,7 +81,7 @@ def answered(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 def likeliest(logits: Tensor) -> dict[str, Tensor]:
-    """`ids` and `log_probs` [rows, KEPT] of the likeliest words, and the `tail` [rows] of all others."""
+    """Returns `ids` and `log_probs` [rows, KEPT] of the likeliest tokens, and the `tail` [rows], the others' total."""
     found = torch.log_softmax(logits.float(), -1).topk(min(KEPT, logits.shape[-1]))
     tail = (1 - found.values.exp().sum(-1)).clamp(min=0)
     return {"ids": found.indices, "log_probs": found.values, "tail": tail}
@@ -86,14 +89,14 @@ def likeliest(logits: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Judge:
-    """What students are compared on.
+    """Compares students with the teacher on a split.
 
     Args:
-        task: What a row is.
-        split: As the students read it.
-        pad_id: Of their padding.
-        said: What the teacher says of the same split, in its order.
-        temperature: That of the loss.
+        task: Defines the rows of a batch.
+        split: The split, encoded for the students.
+        pad_id: The students' padding id.
+        said: The teacher's outputs on the same split, in its order.
+        temperature: The temperature of the loss.
     """
 
     task: Task
@@ -104,11 +107,11 @@ class Judge:
 
     @torch.no_grad()
     def divergence(self, student: PreTrainedModel) -> float:
-        """Mean distance from the teacher over the split's rows: the KL divergence in nats at the temperature; of
-        numbers the squared difference, of vectors 1 - cosine.
+        """Returns the mean distance between student and teacher over the split's rows.
 
-        Samples that the student reads in another number of tokens, where there is a row a token, are left out, and
-        windows that it cuts elsewhere.
+        The distance is the KL divergence in nats at the temperature, for numbers the squared difference, and for
+        vectors 1 - cosine. Windows that the student's tokenizer splits differently are left out, as are samples with a
+        row per token whose number of tokens differs.
 
         Raises:
             InputError: No sample is left.
@@ -135,17 +138,17 @@ class Judge:
 
     @cached_property
     def taught(self) -> dict[int, int]:
-        """Number of the teacher's sample for each of the students' that the teacher read too."""
+        """Index of the teacher's sample for each of the student's samples that the teacher was evaluated on too."""
         numbers = {place: number for number, place in enumerate(self.said.places)}
         return {row: numbers[place] for row, place in enumerate(places_of(self.split)) if place in numbers}
 
     def length(self, row: int) -> int:
-        """Rows of what the teacher says of a sample; 0 where it didn't read it."""
+        """Returns the number of rows in the teacher's outputs for a sample; 0 if there are none."""
         number = self.taught.get(row)
         return 0 if number is None else len(next(iter(self.said.samples[number].values())))
 
     def compared(self, batch: Batch, own: Tensor, rows: list[int]) -> tuple[float, int]:
-        """(mean distance, number of rows) of samples."""
+        """Returns (mean distance, number of rows) of samples."""
         answers = self.task.answers
         mine, given = answers.logits(batch, own), answers.signals(batch, self.said.of(rows))
         return float(answers.distance(mine, given, answers.labels(batch), self.temperature)), len(mine)

@@ -1,4 +1,4 @@
-"""The shape stage: which units stay for a target speed, tried out, measured, and corrected until the speed is met."""
+"""The shape stage: searches the units to keep for a target speed, by short trainings and repeated measurements."""
 
 import shutil
 import statistics
@@ -39,15 +39,15 @@ from pipelines.stages.teacher import MODEL
 from pipelines.stages.trials import Trial, eliminate
 from pipelines.stages.vocabulary import tokenizer_of
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
-READINGS = 3, 8  # least and most measurements of a search
-AIM = 1.015  # a little above the target, so that noise seldom falls below it
-ROUNDS = 60  # half a minute: the noise of a shared machine has a long breath
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+READINGS = 3, 8  # minimum and maximum number of measurements of a search
+AIM = 1.015  # times the target speed, so that noise rarely pushes the result below the target
+ROUNDS = 60  # about half a minute, because noise on a shared machine fluctuates slowly
 
 
 @dataclass(frozen=True)
 class Target:
-    """One speed of the budget: `name` is that of its stages."""
+    """A target speed of the budget; `name` is part of its stages' names."""
 
     name: str
     speedup: float
@@ -59,7 +59,7 @@ class Target:
 
 
 def targets_of(budget: Budget) -> list[Target]:
-    """The slowest first."""
+    """Returns the budget's targets, the slowest first."""
     if budget.latency_ms:
         return [Target(f"{budget.latency_ms:g}ms", 0.0, budget.latency_ms, budget.most_bytes())]
     return [Target(f"{speedup:g}x", speedup, 0.0, budget.most_bytes(speedup)) for speedup in budget.speedups]
@@ -67,7 +67,7 @@ def targets_of(budget: Budget) -> list[Target]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The stages a shape is made from."""
+    """The stages that a shape search takes as input."""
 
     data: Artefact
     teacher: Artefact
@@ -82,7 +82,7 @@ class Inputs:
 
 
 def shape_stage(run: Run, config: DistillConfig, given: Inputs, target: Target) -> Artefact:
-    """Writes `shape.json`: the units that stay, what each candidate reached in its trial, and every measurement."""
+    """Writes `shape.json`: the units that are kept, each candidate's trial results, and all measurements."""
     settings = {
         "target": asdict(target),
         "budget": asdict(config.budget) | {"speedup": "", "latency_ms": 0, "max_bytes": "", "min_score": 0},
@@ -107,7 +107,7 @@ TRAINED = ("learning_rate", "batch_size", "weight_decay", "max_grad_norm", "head
 
 
 class Search:
-    """The search for one target's shape; what it needs is loaded once, when it is first asked for."""
+    """The search for the shape of a single target; data, texts and teacher are loaded on first use."""
 
     def __init__(self, run: Run, config: DistillConfig, given: Inputs, target: Target, folder: Path):
         self.run, self.config, self.given, self.target = run, config, given, target
@@ -140,13 +140,13 @@ class Search:
 
     @cached_property
     def teacher(self) -> Built:
-        """The teacher as it is measured: every candidate beside the same files."""
+        """Builds the teacher's files for timing; every candidate is measured beside the same files."""
         source = self.given.teacher.folder / MODEL
         reference = target_for(self.budget, teacher=True)
         return build(load_pruned(source), tokenizer_of(source), reference, self.scratch / "teacher", self.texts)
 
     def choose(self) -> dict[str, Any]:
-        """Candidates, their trials, then the winner measured until it meets the target."""
+        """Tries the candidates, measures the winner until it meets the target, and returns `shape.json`'s contents."""
         wanted = self.target.milliseconds(self.teacher_ms) / AIM
         found = candidates(self.space, wanted)
         if not found:
@@ -164,7 +164,7 @@ class Search:
         return said | {name: measured[-1][name] for name in FINAL}
 
     def tried(self, found: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
-        """Number of the candidate that learns the teacher best, and the divergences on the way."""
+        """Returns the index of the candidate that learns best from the teacher, and the divergences of all trials."""
         if len(found) == 1 or not self.config.prune.trials:
             best = min(range(len(found)), key=lambda number: found[number].loss)
             return best, [[] for _ in found]
@@ -186,14 +186,14 @@ class Search:
 
     @cached_property
     def of_teacher(self) -> Said:
-        """What the teacher says of the validation split."""
+        """Computes the teacher's outputs on the validation split."""
         source = self.given.teacher.folder / MODEL
         model, tokenizer = load_teacher(source), tokenizer_of(source)
         own = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
         return said_of(model, own, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.softness)
 
     def built(self, chosen: Candidate) -> Built:
-        """The candidate's files as they will be deployed."""
+        """Returns the candidate's files as they will be deployed."""
         place = self.scratch / "candidate"
         shutil.rmtree(place, ignore_errors=True)
         model = prune(self.model, self.axes, chosen.shape, uniform=self.budget.uniform)
@@ -201,7 +201,7 @@ class Search:
         return build(model, self.tokenizer, target_for(self.budget), place, self.texts, how, reduced=reduced)
 
     def within(self, chosen: Candidate) -> tuple[Candidate, Built]:
-        """The candidate, or one with fewer units where the solver expected less bytes than there are; and its files."""
+        """Returns the candidate and its files, with fewer units if the files exceed the byte limit."""
         built, most = self.built(chosen), self.target.most_bytes
         while most is not None and built.bytes > most and self.space.size is not None:
             costs = self.space.size.costs
@@ -214,7 +214,7 @@ class Search:
         return chosen, built
 
     def measured(self, chosen: Candidate, built: Built) -> dict[str, Any]:
-        """Times the candidate beside the teacher."""
+        """Times the candidate alternately with the teacher."""
         times = time_together({"teacher": self.teacher, "student": built}, self.budget, ROUNDS)
         teacher, student = times["teacher"].best_ms, times["student"].best_ms
         return {
@@ -226,14 +226,14 @@ class Search:
         }
 
     def corrected(self, chosen: Candidate) -> tuple[Candidate, list[dict[str, Any]]]:
-        """Measures, and gives the solver more or less to spend until the speed is the one asked for.
+        """Measures the candidate and adjusts the solver's latency budget until the requested speed is met.
 
-        One measurement on a shared machine is off by some percent. Shapes as much alike as these miss what the solver
-        expects of them by the same factor, so each measurement of any of them says what the solver should have been
-        asked for, and their mean is what counts.
+        A single measurement on a shared machine is off by a few percent. Shapes as similar as these deviate from the
+        solver's prediction by the same factor, so each measurement yields an estimate of the correct budget, and the
+        mean of the estimates is used.
         """
         found: list[dict[str, Any]] = []
-        right: list[float] = []  # milliseconds to ask the solver for, by each measurement
+        right: list[float] = []  # milliseconds to request of the solver, estimated from each measurement
         (chosen, built), (least, most) = self.within(chosen), READINGS
         while True:
             result = self.measured(chosen, built)
@@ -262,12 +262,17 @@ class Search:
         return chosen, found
 
     def reached(self, result: dict[str, Any]) -> float:
-        """Measured speed over the one asked for."""
+        """Returns the measured speed relative to the requested speed."""
         if self.target.latency_ms:
             return self.target.latency_ms / result["best_ms"]
         return result["speedup"] / self.target.speedup
 
     def check_bytes(self, result: dict[str, Any]) -> None:
+        """Checks the size of the measured files.
+
+        Raises:
+            InputError: The files are larger than the budget allows.
+        """
         most = self.target.most_bytes
         if most is not None and result["bytes"] > most:
             raise InputError(
@@ -277,7 +282,11 @@ class Search:
             )
 
     def refuse(self, wanted: float) -> None:
-        """Measures the least there is and says what it would take."""
+        """Measures the smallest possible shape and reports the target as unreachable.
+
+        Raises:
+            InputError: Always.
+        """
         least = smallest(self.space)
         result = self.measured(least, self.built(least))
         self.check_bytes(result)

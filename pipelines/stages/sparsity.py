@@ -1,4 +1,4 @@
-"""Zeros that come while a student trains, and that stay while it trains on."""
+"""Sparsity that is introduced while a student trains, and preserved while it trains further."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ from compress.sparsity.training import SparseTraining, convert, prepare
 
 
 class Zeros(Callback):
-    """Masks the student's weights as the schedule says.
+    """Masks the student's weights according to the schedule.
 
     Args:
         config: Pattern and schedule.
-        held: The student has its zeros already: they stay where they are.
+        held: The student is sparse already; its zeros are preserved.
     """
 
     training: SparseTraining
@@ -48,6 +48,6 @@ class Zeros(Callback):
 
 
 def share_of_zeros(model: Any) -> float:
-    """Of the weights of the layers that can be sparse."""
+    """Returns the mean share of zeros in the weights of the layers that can be sparse."""
     shares = list(zero_share(model).values())
     return sum(shares) / len(shares)

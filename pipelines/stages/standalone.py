@@ -1,4 +1,4 @@
-"""Exports and evaluates checkpoints that no run here made."""
+"""Export and evaluation of checkpoints that weren't trained by a run of this output folder."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,12 +22,13 @@ from pipelines.stages.teacher import MODEL
 
 
 def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Candidate], Artefact, Artefact]:
-    """
+    """Exports and evaluates the configured checkpoints.
+
     Returns:
         (run, what was measured, data, evaluation)
 
     Raises:
-        InputError: A checkpoint, a data set or a format that can't be, or that don't fit together.
+        InputError: A checkpoint, a data set or a format is invalid, or they don't fit together.
     """
     named = [("student" if config.teacher else "model", config.model)]
     if config.teacher:
@@ -62,10 +63,10 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
 
 
 def check_models(config: EvaluateConfig, task: str, folders: Mapping[str, Path]) -> tuple[EvaluateConfig, str]:
-    """The configuration with the length of its texts, and a note where that is less than usual; see `fitted_length`.
+    """Returns the configuration with its text length, and a note if that is shorter than usual; see `fitted_length`.
 
     Raises:
-        InputError: A checkpoint that isn't whole, or a tokenizer that isn't its own.
+        InputError: A checkpoint is incomplete, or a tokenizer doesn't belong to its model.
     """
     kind = TASKS[task](())
     for role, folder in folders.items():

@@ -1,4 +1,4 @@
-"""The students of a run: the one that the settings describe, or one for each speed of the budget."""
+"""The students of a run: the student that the settings describe, or one for each target speed of the budget."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,11 +32,11 @@ class Trained:
     """A trained student.
 
     Args:
-        name: In reports and of its folder: `student`, of a family `student-10x`.
-        suffix: Of its stages' names.
+        name: Name in reports and of its folder: `student`, or for several students for example `student-10x`.
+        suffix: Suffix of its stages' names.
         made: The stage that trained it.
-        shape: The stage that chose its shape, where it was pruned.
-        scheme: By which it was quantized.
+        shape: The stage that chose its shape, if it was pruned.
+        scheme: The quantization scheme, if it was quantized.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Road:
-    """What every student of a budget is made with."""
+    """The inputs and settings shared by all students of a budget."""
 
     run: Run
     config: DistillConfig
@@ -57,6 +57,7 @@ class Road:
     layouts: Layouts
 
     def trained(self, pruned: Pruned, epochs: int) -> Artefact:
+        """Trains a pruned student for `epochs` epochs."""
         config = replace(self.config, train=replace(self.config.train, epochs=epochs))
         given = self.given
         return student_stage(
@@ -67,7 +68,7 @@ class Road:
 def train_students(
     run: Run, config: DistillConfig, made: Mapping[str, Artefact], precision: str, layouts: Layouts
 ) -> tuple[list[Trained], Stages]:
-    """Every student of the run, the largest first, and the stages on the way by name."""
+    """Returns all students of the run, the largest first, and the intermediate stages by name."""
     data, teacher, cache = made["data"], made["teacher"], made.get("cache")
     if config.student.given:
         done = given_stage(run, config, data, teacher)
@@ -90,7 +91,7 @@ def train_students(
 
 
 def given_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact) -> Artefact:
-    """The student that is trained already."""
+    """Returns the stage of a student that is already trained."""
     if config.student.spec == "teacher":
         return teacher
     folder = checkpoint_folder(config.student.spec, "student")
@@ -105,7 +106,7 @@ def in_few_bits(
     stages: Stages,
     precision: str,
 ) -> tuple[list[Trained], Stages]:
-    """The students quantized, where that is asked for: each by every scheme that a format needs."""
+    """Returns the students quantized with every scheme that a format needs, or unchanged if none was requested."""
     schemes = list(schemes_of(config))
     if not schemes:
         return students, stages
@@ -123,7 +124,7 @@ def in_few_bits(
 
 
 def oneshot(road: Road, target: Target) -> Stages:
-    """Cut, then trained."""
+    """Prunes to the target at once, then trains."""
     given = road.given
     shape = shape_stage(road.run, road.config, given, target)
     done = road.trained(Pruned(target.name, given.start, shape, given.words), road.config.train.epochs)
@@ -131,7 +132,7 @@ def oneshot(road: Road, target: Target) -> Stages:
 
 
 def iterative(road: Road, target: Target) -> Stages:
-    """Cut a part of the way, trained, judged anew and cut further, until the last round meets the target."""
+    """Alternates partial pruning, training and new importance scores, until the last round meets the target."""
     stages: Stages = {}
     given = road.given
     rounds = shared_out(road.config.train.epochs, road.config.prune.rounds)
@@ -148,7 +149,7 @@ def iterative(road: Road, target: Target) -> Stages:
 
 
 def gradual(road: Road, target: Target) -> Stages:
-    """Trained while units close, to the sizes that the shape stage found; cut, then trained on."""
+    """Closes units while training, down to the sizes of the shape stage, then removes them and trains on."""
     given, epochs = road.given, road.config.train.epochs
     shape = shape_stage(road.run, road.config, given, target)
     share = min(max(1, round(road.config.prune.gradual * epochs)), epochs - 1)
@@ -161,23 +162,26 @@ SCHEDULES = {"oneshot": oneshot, "iterative": iterative, "gradual": gradual}
 
 
 def shared_out(epochs: int, rounds: int) -> list[int]:
-    """Epochs of each round; what doesn't divide goes to the last ones."""
+    """Returns the number of epochs of each round; the last rounds get the remainder."""
     return [epochs // rounds + (number >= rounds - epochs % rounds) for number in range(rounds)]
 
 
 def check_schedule(config: DistillConfig, precision: str, layouts: Layouts) -> None:
-    """
+    """Checks the settings that depend on precision and layouts.
+
     Raises:
-        InputError: As `check_together`; pipeline stages for rows that aren't a sample or a position.
+        InputError: As in `check_together` and `check_stages`.
     """
     check_together(config, precision, layouts)
     check_stages(config, layouts)
 
 
 def check_stages(config: DistillConfig, layouts: Layouts) -> None:
-    """
+    """Checks that tasks trained in pipeline stages have a row per sample or position.
+
     Raises:
-        InputError: A model that is trained in pipeline stages, and a task whose rows its micro-batches don't tell.
+        InputError: A model of a task with other rows, which micro-batches can't tell apart, would be trained in
+            pipeline stages.
     """
     if config.task not in TASKS or type(TASKS[config.task].answers) is Answers:
         return
@@ -190,7 +194,10 @@ def check_stages(config: DistillConfig, layouts: Layouts) -> None:
 
 
 def is_tuned(config: DistillConfig) -> bool:
-    """Whether the teacher is sure to be fine-tuned; that its head has other labels is known with the data."""
+    """Returns whether the teacher will certainly be fine-tuned.
+
+    A head with other labels is detected only when the data is read.
+    """
     if config.teacher.finetune != "auto":
         return config.teacher.finetune == "always"
     own = AutoConfig.from_pretrained(checkpoint_folder(config.teacher.model)).architectures or []

@@ -1,4 +1,4 @@
-"""The teacher stage: a model whose logits are this data's labels, trained first where it has to be."""
+"""The teacher stage: a checkpoint whose head matches the data's labels, fine-tuned first if necessary."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,7 @@ from pipelines.runs.trainer import fit
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.data import read_data, read_task
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 MODEL = "model"
 
 
@@ -44,7 +44,7 @@ def teacher_stage(
     *,
     name: str = "teacher",
 ) -> Artefact:
-    """Writes `model/`: the teacher as a checkpoint with the data's labels, in their order."""
+    """Writes `model/`: the teacher as a checkpoint with the data's labels in their order."""
     settings = {
         "finetune": config.teacher.finetune,
         "probe": config.teacher.probe,
@@ -90,7 +90,7 @@ def teacher_stage(
 def fresh_teacher(
     run: Run, config: DistillConfig, source: Path, task: Task, data: TextDataModule, folder: Path
 ) -> PreTrainedModel:
-    """The checkpoint's body with a new head, fitted to the body's features where the configuration says so."""
+    """Returns the checkpoint's body with a new head, fitted to the body's features if `teacher.probe` is set."""
     model = task.load(str(source), run.seed)
     if config.teacher.probe and task.labels and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
         with run.console.track("teacher: fitting the new head", len(data.train)) as advance:
@@ -99,18 +99,22 @@ def fresh_teacher(
 
 
 def training_settings(config: DistillConfig, name: str) -> dict[str, Any]:
-    """What decides the weights of a training; how it is laid out doesn't."""
+    """Returns the settings that determine the trained weights; the layout doesn't affect them."""
     return deciding(getattr(config, name)) | {"compress": config.machine.compress}
 
 
 def deciding(train: TrainConfig) -> dict[str, Any]:
-    """All but how often it is checkpointed, and the version of the algorithm."""
+    """Returns all training settings but the checkpoint interval, together with the algorithm's version."""
     settings = {name: value for name, value in asdict(train).items() if name != "checkpoint_every"}
     return settings | {"version": TRAINING}
 
 
 def usable_head(run: Run, config: DistillConfig, source: Path, task: Task) -> list[int] | None:
-    """Rows of the checkpoint's head for our labels, or None when the teacher has to be trained; says which and why."""
+    """Returns the head's row for each label, or None if the teacher has to be fine-tuned; prints the decision and why.
+
+    Raises:
+        InputError: The checkpoint's head lacks the data's labels or its weights, and `teacher.finetune` is `never`.
+    """
     own = load_config(source, "teacher")
     task.check(own, str(source))
     rows = task.head_rows(own)

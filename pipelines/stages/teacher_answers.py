@@ -1,4 +1,4 @@
-"""The answers stage: training conversations whose answers the teacher writes, for sequence-level distillation."""
+"""The answers stage: training conversations with teacher-generated answers, for sequence-level distillation."""
 
 import json
 import os
@@ -24,21 +24,22 @@ from pipelines.stages.data import read_data, read_task, write_splits
 from pipelines.stages.teacher import MODEL
 from pipelines.stages.vocabulary import tokenizer_of
 
-VERSION = 1  # of this stage's algorithm; raise it when the same inputs give another result (docs/stages.md)
-WRITTEN = "answers.jsonl"  # in the stage's scratch: a line each, so that a killed stage goes on
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+WRITTEN = "answers.jsonl"  # in the stage's scratch folder, one answer per line, so that a killed stage can resume
 
 
 def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact) -> Artefact:
-    """Writes the data anew: in the training split a share of the answers is the teacher's, the rest is as it was.
+    """Writes a copy of the data in which the teacher generates a share of the training split's answers.
 
-    An answer that doesn't end within `sequences.new_tokens`, or is empty, isn't taken: the student would learn to stop
-    anywhere. It is counted, as are prompts that leave no room for one.
+    All other conversations are copied unchanged. An answer that is empty or doesn't end within `sequences.new_tokens`
+    is discarded, because the student would learn to stop at arbitrary points. Discarded answers are counted, as are
+    prompts that leave no room for an answer.
 
     Raises:
-        InputError: A share without a conversation in it, or not one answer ended.
+        InputError: The share amounts to no conversation, or none of the generated answers ended.
 
     Source: Kim & Rush 2016, sequence-level knowledge distillation (arXiv 1606.07947), section 3.2; the teacher's answer
-    is drawn or taken token by token, where they search with a beam.
+    is sampled or decoded greedily, where the paper uses beam search.
     """
     settings = {"sequences": asdict(config.sequences), "max_length": config.data.max_length}
 
@@ -74,7 +75,7 @@ def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Arte
 
 
 class Writer:
-    """The teacher writing answers, of which each batch is kept in a file as soon as it is there."""
+    """Generates answers with the teacher and saves each batch to a file as soon as it is complete."""
 
     def __init__(self, run: Run, config: DistillConfig, source: Path, task: Chatting, kept: Path):
         self.run, self.how, self.kept = run, config.sequences, kept
@@ -85,7 +86,7 @@ class Writer:
         self.model.generation_config.eos_token_id = self.ends or None
 
     def answers(self, chats: Sequence[Chat]) -> list[str]:
-        """One for each, empty where there is none to take."""
+        """Returns an answer for each conversation, empty where none could be used."""
         limit = min(self.length, self.tokenizer.model_max_length)
         rows = enumerate(prompt_rows(self.tokenizer, chats, self.length, self.task.chat))
         prompts = {number: row for number, row in rows if row is not None and len(row) < limit}
@@ -93,7 +94,7 @@ class Writer:
         found, size = dict(read_lines(self.kept)), self.how.at_once
         with self.run.console.track("answers: the teacher writes", len(order)) as advance, self.kept.open("a") as file:
             for start in range(0, len(order), size):
-                # The same answers side by side after a kill: the longest prompt decides how long all may be.
+                # Batches stay the same after a restart: the longest prompt limits the length of all its answers.
                 batch = order[start : start + size]
                 if not found.keys() >= set(batch):
                     said = self.written([prompts[number] for number in batch], limit)
@@ -104,6 +105,7 @@ class Writer:
         return [found.get(number, "") for number in range(len(chats))]
 
     def written(self, prompts: Sequence[np.ndarray], limit: int) -> list[str]:
+        """Returns the teacher's answers to a batch of prompts; see `spoken`."""
         device, how = next(self.model.parameters()).device, self.how
         rows = [torch.from_numpy(row).to(device) for row in prompts]
         room = min(how.new_tokens, limit - max(map(len, prompts)))
@@ -114,10 +116,10 @@ class Writer:
         return [self.spoken(prompt.tolist(), row.tolist()) for prompt, row in zip(prompts, ids, strict=True)]
 
     def spoken(self, prompt: list[int], ids: list[int]) -> str:
-        """The text by which a continuation that ended goes on after its prompt, without its end."""
+        """Returns a finished continuation as text, without its end token; empty if it didn't end."""
         if not ids or ids[-1] not in self.ends:
             return ""
-        # By itself a text loses its first blank: a SentencePiece tokenizer takes it for the one that begins every text.
+        # Decoded separately, a text loses its leading space: SentencePiece takes it for the prefix of every text.
         before, whole, alone = (self.text(each) for each in (prompt, [*prompt, *ids[:-1]], ids[:-1]))
         return whole.removeprefix(before) if whole.startswith(before) else alone
 
@@ -126,7 +128,7 @@ class Writer:
 
 
 def read_lines(kept: Path) -> Iterator[tuple[int, str]]:
-    """What was written before; what follows the last end of a line was cut short by a kill, and is written again."""
+    """Yields the (number, answer) pairs of an earlier attempt, and truncates the file after its last complete line."""
     if not kept.exists():
         return
     written = kept.read_bytes()
@@ -138,7 +140,7 @@ def read_lines(kept: Path) -> Iterator[tuple[int, str]]:
 
 
 def answered(chat: Chat, answer: str) -> Chat:
-    """The conversation with this for its last turn of the assistant."""
+    """Returns the conversation with `answer` as its last assistant turn."""
     if isinstance(chat, Completed):
         return Completed(chat.prompt, answer)
     messages = chat.messages[:-1] if chat.messages[-1]["role"] == "assistant" else chat.messages

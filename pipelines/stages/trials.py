@@ -1,4 +1,4 @@
-"""Short trainings of candidates side by side: the one that learns the teacher best is trained to the end."""
+"""Short trainings of candidates side by side; the candidate that learns best from the teacher is trained to the end."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,11 +17,11 @@ from pipelines.runs.console import Console
 from pipelines.stages.scoring import Judge
 
 WARMUP = 20  # steps
-PART = 3  # the best of so many goes on
+PART = 3  # one in this many trials continues
 
 
 class Trial:
-    """One candidate in training: warm-up, then a constant rate, so that it can go on after each comparison."""
+    """The training of a candidate, with warm-up and then a constant rate, so that it can continue after comparisons."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Trial:
         train: TrainConfig,
         answers: Answers,
     ):
-        # Layers are left out: candidates of other depths would be judged by other pairs of them.
+        # Layer terms are left out: candidates of different depths would be trained on different layer pairs.
         self.module = DistillationModule(student, loss=loss.of_outputs, train=train, signals=signals, answers=answers)
         self.module.on_fit_start()
         self.optimizer = build_optimizer(student, [], train)
@@ -53,20 +53,20 @@ class Trial:
 
 
 def endless(data: TextDataModule) -> Iterator[Batch]:
-    """Training batches in the order of the seed, epoch after epoch."""
+    """Yields training batches in the seed's order, epoch after epoch."""
     batches = data.train_dataloader()
     while True:
         yield from batches
 
 
 def eliminate(trials: Sequence[Trial], judge: Judge, steps: int, console: Console) -> tuple[int, list[list[float]]]:
-    """Number of the trial that learns best, and each one's divergence after each of its turns.
+    """Returns the index of the trial that learns best, and each trial's divergence after each of its rounds.
 
-    In each round all that are left are trained and the better third goes on, in the last one for `steps` steps and in
-    each before it for a third of the next one's, so that no round takes much longer than another.
+    In each round all remaining trials are trained and the better third continues. The last round takes `steps` steps,
+    and each earlier round a third of the next one's, so that all rounds take about the same time.
 
-    Source: successive halving, Jamieson and Talwalkar 2016 (arXiv 1502.07943), with thirds for halves as in Hyperband
-    (Li et al. 2018, arXiv 1603.06560).
+    Source: successive halving, Jamieson and Talwalkar 2016 (arXiv 1502.07943), with thirds instead of halves as in
+    Hyperband (Li et al. 2018, arXiv 1603.06560).
     """
     left, found = list(range(len(trials))), [[] for _ in trials]  # type: list[int], list[list[float]]
     plan = rounds(len(trials), steps)
@@ -81,7 +81,7 @@ def eliminate(trials: Sequence[Trial], judge: Judge, steps: int, console: Consol
 
 
 def rounds(trials: int, steps: int) -> list[tuple[int, int]]:
-    """Of each round how many trials take part, and the steps of each of them."""
+    """Returns (number of trials, steps per trial) of each round."""
     counts = [trials]
     while counts[-1] > PART:
         counts.append(-(-counts[-1] // PART))

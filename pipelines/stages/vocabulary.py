@@ -1,4 +1,4 @@
-"""A student with fewer words than its teacher asks a cache that knows the teacher's ids."""
+"""Tokenizers of pruned checkpoints, and cached signals for students with a reduced vocabulary."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,19 +17,19 @@ WORDS = "words.npy"
 
 
 def tokenizer_of(folder: Path, role: str = "student") -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint, stock or pruned; a pruned model's classes have to be known before it is read."""
+    """Loads the tokenizer of a stock or pruned checkpoint; a pruned model's classes are registered first."""
     admit(folder)
     return load_tokenizer(folder, role)
 
 
 class Translated:
-    """Signals for batches in the student's ids: word i of the student is word `words[i]` of the teacher.
+    """Signals for batches in the student's token ids: id i of the student is id `words[i]` of the teacher.
 
-    Holds for texts none of whose words went, as all that the cache was written for.
+    Valid for texts whose tokens were all kept, which includes every text that the cache was written for.
 
     Args:
-        signals: What answers for the teacher's ids.
-        words: The teacher's ids that are left, rising [words].
+        signals: Source of the signals, queried with the teacher's ids.
+        words: The teacher's ids that were kept, ascending [tokens].
     """
 
     def __init__(self, signals: Signals, words: np.ndarray):

@@ -1,4 +1,4 @@
-"""Ways in which a checkpoint's folder can be broken: each takes a folder and changes its files."""
+"""Ways to break a checkpoint's folder: each function takes a folder and changes its files."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def weights(change: Callable[[dict[str, Tensor]], dict[str, Tensor]], name: str 
 
 
 def without(*parts: str) -> Break:
-    """Without every weight whose name has one of these parts."""
+    """Removes every weight whose name contains one of these parts."""
     return weights(lambda held: {key: value for key, value in held.items() if not any(part in key for part in parts)})
 
 
@@ -48,7 +48,7 @@ def renamed(old: str, new: str) -> Break:
 
 
 def changed(part: str, change: Callable[[Tensor], Tensor]) -> Break:
-    """The weights whose names have this part, changed."""
+    """Applies `change` to the weights whose names contain this part."""
     return weights(lambda held: {key: change(value) if part in key else value for key, value in held.items()})
 
 
@@ -65,7 +65,7 @@ def with_number(value: float) -> Callable[[Tensor], Tensor]:
 
 
 def files(**contents: str | None) -> Break:
-    """Files with this text, their dots written as `__`; None removes one."""
+    """Writes files with the given text; dots in names are written as `__`, and None removes a file."""
 
     def write(folder: Path) -> None:
         for name, text in contents.items():
@@ -79,7 +79,7 @@ def files(**contents: str | None) -> Break:
 
 
 def in_shards(change: Callable[[dict[str, Any]], object] = lambda index: None) -> Break:
-    """The weights in two files and an index, which is changed by `change`."""
+    """Splits the weights into two files and an index, which `change` modifies."""
 
     def split(folder: Path) -> None:
         held = load_file(folder / "model.safetensors")
@@ -116,7 +116,7 @@ def slow_tokenizer(folder: Path) -> None:
 
 
 def positions(count: int) -> Break:
-    """The first `count` positions of the model, and a tokenizer that knows nothing of them."""
+    """Truncates the model to its first `count` positions and gives the tokenizer a higher limit."""
     return all_of(
         config_with(max_position_embeddings=count),
         changed("position_embeddings", lambda table: table[:count].clone()),
@@ -134,8 +134,8 @@ def longest_text(tokens: int) -> Break:
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Permissions count within it: root, who may read everything, becomes another user."""
-    import_module("pipelines.stages.cached_signals")  # numba looks for a folder to cache in when it is imported
+    """Enforces file permissions: root, who may read everything, becomes another user within the context."""
+    import_module("pipelines.stages.cached_signals")  # numba looks for a cache folder when it is imported
     user = os.geteuid()
     if user == 0:
         os.seteuid(NOBODY)

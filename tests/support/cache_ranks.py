@@ -1,4 +1,4 @@
-"""Writes a cache on one of several processes, with a teacher laid out on them."""
+"""Writes a cache on one of several processes, with a teacher sharded across them."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def rows(count: int, vocabulary: int) -> list[np.ndarray]:
 
 
 def write(rank: int, processes: int, teacher: Path, cache: Path, layout: str, words: bool) -> str:
-    """Fills the cache; returns the fingerprint of the teacher."""
+    """Fills the cache and returns the teacher's fingerprint."""
     plan.SHARD_TOKENS = 512
     own = parse_layout(layout, processes)
     auto = AutoModelForCausalLM if words else AutoModelForSequenceClassification

@@ -1,4 +1,4 @@
-"""A tiny teacher, its samples and its caches: what the tests of the cache share, in this process and in others."""
+"""A tiny teacher, its samples and its caches, shared by the cache tests and their worker processes."""
 
 import time
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def make_rows(count: int = 60, seed: int = 0, shortest: int = 2) -> list[np.ndar
 
 
 def padded(rows: Sequence[np.ndarray], width: int = 0, pad: int = 0) -> dict[str, torch.Tensor]:
-    """A batch of rows, `width` wide or as wide as the longest."""
+    """Returns a padded batch of rows, at least `width` wide."""
     width = max(width, *(len(row) for row in rows))
     ids, mask = torch.full((len(rows), width), pad), torch.zeros(len(rows), width, dtype=torch.long)
     for i, row in enumerate(rows):
@@ -59,11 +59,11 @@ def look_up(width: int, seed: int) -> torch.Tensor:
 
 
 class Teacher:
-    """Looks its answers up: logits of each id, and an embedding that tells a sample from any other.
+    """A teacher that looks up its outputs: logits of each id, and an embedding that is distinct for each sample.
 
     Args:
-        whole_batch: Answers depend a little on the whole batch, as those of real models do by rounding.
-        pause: Seconds that an answer takes.
+        whole_batch: Outputs depend slightly on the whole batch, like those of real models through rounding.
+        pause: Seconds that each call takes.
     """
 
     def __init__(self, whole_batch: bool = False, pause: float = 0.0):
@@ -93,7 +93,7 @@ def write(
 def write_apart(
     folder: Path, rows: Sequence[np.ndarray], pause: float, rank: int = 0, ranks: int = 1
 ) -> tuple[ForkServerProcess, Connection]:
-    """A process that writes; the pipe gives `ready` before it begins and what `write` returned after it."""
+    """Starts a writer process; the pipe delivers `ready` before writing and the result of `write` after it."""
     receive, send = forking().Pipe(duplex=False)
     process = forking().Process(target=write_here, args=(send, folder, rows, pause, rank, ranks))
     process.start()
@@ -107,7 +107,7 @@ def write_here(send: Connection, folder: Path, rows: Sequence[np.ndarray], pause
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Every file below the folder, by its path there."""
+    """Returns the contents of all files below the folder, by relative path."""
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""Runs the commands of pipelines: as processes, or in this process where only the answer counts."""
+"""Runs the commands of pipelines: as processes, or in this process where only the message matters."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def command(module: str, *words: str) -> list[str]:
-    """The words of a process; of a flag that is given again, as a test does with those of `small_run`, the last one."""
+    """Returns the command line of a process; if a flag is repeated, to override one of `small_run`, the last counts."""
     return [sys.executable, "-m", f"pipelines.{module}", *once(module, words)]
 
 
@@ -27,7 +27,7 @@ def once(module: str, words: Sequence[str]) -> list[str]:
 
 
 def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
-    """Words of a distillation that takes seconds: a tiny teacher, few texts, two layers of four."""
+    """Returns the arguments of a distillation that takes seconds: a tiny teacher, few texts, two of four layers."""
     words = [
         *("--teacher", str(teacher), "--data", str(data), "--output", str(output), "--student", "layers=2"),
         *("--precision", "32", "--threads", "1", "--measure.texts", "4", "--measure.rounds", "1"),
@@ -45,7 +45,7 @@ def start(module: str, words: Sequence[str]) -> subprocess.Popen:
 
 
 def finish(module: str, words: Sequence[str]) -> str:
-    """Output of a command that must end well."""
+    """Runs a command that must succeed and returns its output."""
     process = start(module, words)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
@@ -55,7 +55,7 @@ def finish(module: str, words: Sequence[str]) -> str:
 def refused(
     module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
-    """The one message of a command that must end with exit code 2 and no traceback; its words as in `command`."""
+    """Runs a command that must exit with code 2 and no traceback and returns its message; flags as in `command`."""
     return refused_as_written(module, once(module.__name__.rpartition(".")[2], words), monkeypatch, capsys)
 
 

@@ -1,4 +1,4 @@
-"""Random logits, labels and masks, and a comparison of a loss with its textbook version in float64."""
+"""Random logits, labels and masks, and a comparison of a loss with its textbook definition in float64."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ def draw(*shape: int, seed: int, scale: float = 3.0) -> Tensor:
 
 
 def draw_labels(rows: int, classes: int) -> Tensor:
-    """Labels of which every third is ignored, the first never."""
+    """Returns labels of which every third is ignored, beginning with the second."""
     labels = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(9))
     labels[1::3] = IGNORED
     return labels
@@ -30,7 +30,7 @@ def softmax(logits: Tensor) -> Tensor:
 
 
 def same_value_and_gradient(ours: Callable, book: Callable, student: Tensor, tolerance: float = 2e-5) -> None:
-    """`ours` in float32 agrees with `book` in float64, both as functions of the student's numbers."""
+    """Checks that `ours` in float32 agrees with `book` in float64 in value and gradient at `student`."""
     x, y = student.clone().requires_grad_(), student.double().requires_grad_()
     value, wanted = ours(x), book(y)
     torch.testing.assert_close(value.double(), wanted, rtol=tolerance, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The one server that the tests' processes are forked from: it has imported everything, which takes many seconds."""
+"""The server from which all test processes are forked; it imports everything once, which takes many seconds."""
 
 import multiprocessing
 import os
@@ -11,10 +11,10 @@ from support.commands import ROOT
 
 
 def forking() -> ForkServerContext:
-    """The server's context; it is started at the first call. A second list of imports would be passed over."""
+    """Returns the server's context, starting it on the first call. A second preload list would be ignored."""
     context = multiprocessing.get_context("forkserver")
     with pytest.MonkeyPatch.context() as patch:
-        # The server doesn't know where pytest found this folder.
+        # The server doesn't inherit the path on which pytest found this folder.
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
         context.set_forkserver_preload(["support.imported_once"])
         forkserver.ensure_running()

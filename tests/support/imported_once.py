@@ -1,4 +1,4 @@
-"""Imported by the server that processes are forked from: whatever is loaded or compiled here, they have already."""
+"""Preloaded by the fork server: modules loaded and code compiled here are available in every forked process."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A small training under a Lightning Trainer, and a way to stop it after any batch."""
+"""A small training under a Lightning Trainer, and a function that stops it after any batch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ LABELS = ("billing", "delivery", "login", "refund", "weather")
 
 
 class Killed(Exception):  # noqa: N818
-    """Stands for the moment of a kill."""
+    """Simulates a kill."""
 
 
 def examples(count: int, seed: int) -> Examples:
@@ -75,7 +75,7 @@ def train_once(
 
 
 def killed_at(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stops the next training after `batch` batches, as the machine sees them: checkpoints are kept, memory isn't."""
+    """Stops the next training after `batch` batches, like a kill: checkpoints survive, memory doesn't."""
     seen = 0
     real = trainers.FitProgress.on_train_batch_end
 

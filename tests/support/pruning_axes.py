@@ -1,4 +1,4 @@
-"""Tiny models with their axes, and copies cut along them: what gates and scores are compared with."""
+"""Tiny models with their axes, and copies pruned along them as references for gates and scores."""
 
 import copy
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from compress.prune.tracing.axes import Axis
 from compress.prune.tracing.trace import find_axes, layer_stack
 from support.tiny_models import VOCABULARY, build_model, scatter
 
-AXES: dict[str, list[Axis]] = {}  # a family's are found once
+AXES: dict[str, list[Axis]] = {}  # found once for each family
 
 
 def tiny_llama(**changes: object) -> LlamaForCausalLM:
-    """2 layers, width 32, 4 queries on 2 key-value heads, feed-forward 48."""
+    """Returns a Llama with 2 layers, width 32, 4 query and 2 key-value heads, and feed-forward width 48."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     config = LlamaConfig(vocab_size=len(VOCABULARY), pad_token_id=0, **(sizes | heads | changes))
@@ -27,7 +27,7 @@ def tiny_llama(**changes: object) -> LlamaForCausalLM:
 
 
 def tiny(family: str) -> tuple[PreTrainedModel, list[Axis]]:
-    """A new tiny model, `llama` or one of conftest.MODELS, and its axes."""
+    """Returns a new tiny model, `llama` or one of tiny_models.MODELS, and its axes."""
     model = tiny_llama() if family == "llama" else build_model(family)
     if family not in AXES:
         AXES[family] = find_axes(model)
@@ -35,7 +35,7 @@ def tiny(family: str) -> tuple[PreTrainedModel, list[Axis]]:
 
 
 def cut(model: nn.Module, axes: list[Axis], kept: Mapping[str, Tensor]) -> nn.Module:
-    """A copy whose weights lack the units that aren't kept; it answers, but isn't a checkpoint."""
+    """Returns a copy without the units that aren't kept; it can be called, but isn't a valid checkpoint."""
     smaller = copy.deepcopy(model)
     weights = dict(smaller.named_parameters(remove_duplicate=False))
     for axis in (axis for axis in axes if axis.name in kept):
@@ -49,12 +49,12 @@ def cut(model: nn.Module, axes: list[Axis], kept: Mapping[str, Tensor]) -> nn.Mo
 
 
 def without_layer(model: PreTrainedModel, number: int) -> PreTrainedModel:
-    """A copy without one layer."""
+    """Returns a copy without one layer."""
     smaller = copy.deepcopy(model)
     del smaller.get_submodule(layer_stack(model))[number]
     return smaller
 
 
 def largest_gap(a: Tensor, b: Tensor) -> float:
-    """Largest difference, as a part of the largest value."""
+    """Returns the largest difference relative to the largest value of `b`."""
     return float((a - b).abs().max() / b.abs().max())

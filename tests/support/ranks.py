@@ -1,4 +1,4 @@
-"""Runs a function in several processes that are joined over gloo, and brings back what each returns."""
+"""Runs a function in several processes of a gloo world and collects the results."""
 
 import contextlib
 import faulthandler
@@ -18,18 +18,18 @@ from support.forking import forking
 
 
 class RanksError(AssertionError):
-    """What the processes raised, or that they died or ran out of time."""
+    """The processes raised errors, died or ran out of time."""
 
 
 def run_ranks(function: Callable[..., Any], processes: int, *args: Any, limit: float = 240.0) -> list[Any]:
-    """`[function(rank, *args) for rank in range(processes)]`, each in its own process of a gloo world.
+    """Returns `[function(rank, *args) for rank in range(processes)]`, each call in its own process of a gloo world.
 
-    `function` stands at the top level of a module; it, `args` and what it returns can be pickled. Tensors come back on
-    the CPU. A world that dies without a Python error, loses a connection or takes more than `limit` seconds is started
-    once more; an error of the function itself isn't tried again.
+    `function` must be defined at the top level of a module; `function`, `args` and the results must be picklable.
+    Tensors are returned on the CPU. A world that dies without a Python error, loses a connection or takes more than
+    `limit` seconds is started once more; an error of the function itself isn't retried.
 
     Raises:
-        RanksError: With the traceback of each process that failed.
+        RanksError: A process failed; the message contains the traceback of each failed process.
     """
     try:
         return run_world(function, processes, args, limit)
@@ -39,7 +39,7 @@ def run_ranks(function: Callable[..., Any], processes: int, *args: Any, limit: f
 
 
 class WorldError(RanksError):
-    """The world failed, not the function."""
+    """The world failed, not the function that it ran."""
 
 
 def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...], limit: float) -> list[Any]:
@@ -69,10 +69,10 @@ def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...
 
 
 def all_ended(started: list[Any], end: float) -> bool:
-    """Waits until all have ended well, one has failed, or it is `end`."""
+    """Waits until all processes have ended, one has failed, or the time `end` is reached; returns False on timeout."""
     while time.monotonic() < end:
         if any(process.exitcode for process in started):
-            time.sleep(0.5)  # the others' reports
+            time.sleep(0.5)  # time for the other processes' reports
             return True
         if not any(process.is_alive() for process in started):
             return True
@@ -81,7 +81,7 @@ def all_ended(started: list[Any], end: float) -> bool:
 
 
 def lost_connection(error: str) -> bool:
-    """Whether it says that another process went away, not that something was wrong here."""
+    """Returns whether the error reports the loss of another process rather than a local failure."""
     return "Assertion" not in error and any(
         words in error for words in ("Connection closed by peer", "Connection reset", "Connection refused", "timed out")
     )
@@ -92,7 +92,7 @@ def run_rank(
 ) -> None:
     torch.set_num_threads(1)
     with Path(folder, f"{rank}.trace").open("w") as trace:
-        # Where each process stands when the time is nearly over.
+        # Dumps the stack of each process shortly before the time limit.
         faulthandler.dump_traceback_later(0.9 * limit, file=trace)
         try:
             dist.init_process_group(
@@ -104,7 +104,7 @@ def run_rank(
             )
             result = function(rank, *args)
             torch.save(result, Path(folder, f"{rank}.pt"))
-            dist.barrier()  # none leaves while another still talks to it
+            dist.barrier()  # no process exits while another still communicates with it
         except BaseException:
             Path(folder, f"{rank}.error").write_text(traceback.format_exc())
             raise SystemExit(1) from None

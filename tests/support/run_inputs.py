@@ -1,4 +1,4 @@
-"""Inputs of a small run, a teacher and a data set, and the folders of its stages."""
+"""Inputs of a small run (a teacher and a data set) and the folders of its stages."""
 
 import csv
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reports as runs write them, of one student and of a family, and what reads the pages and cards made of them."""
+"""Sample reports of one student and of a family, and parsers for the rendered pages and cards."""
 
 import random
 from html.parser import HTMLParser
@@ -34,7 +34,7 @@ def entry(name, runtime, score, params, size, ms, ratio, agreement):
 
 
 def sample_report():
-    """Two models on two runtimes, with round figures in unround places."""
+    """Returns a report of two models on two runtimes."""
     return {
         "task": "text-classification",
         "metric": "accuracy",
@@ -80,7 +80,7 @@ def without_teacher(report):
 
 
 def sample_curves():
-    """A stage of one term and a stage of two."""
+    """Returns the curves of a stage with one loss term and of a stage with two."""
     draw = random.Random(0)
     teacher, student = [], []
     for step in range(0, 1700, 25):
@@ -95,7 +95,7 @@ def sample_curves():
     return {"teacher": teacher, "distill": student}
 
 
-STUDENTS = {  # asked: (fp32 accuracy, int8 accuracy, parameters, fp32 and int8 bytes, fp32 and int8 speed-up)
+STUDENTS = {  # target: (fp32 accuracy, int8 accuracy, parameters, fp32 and int8 bytes, fp32 and int8 speed-up)
     "2x": (0.9292, 0.9286, 12_900_000, 52_100_000, 13_400_000, 1.31, 2.06),
     "4x": (0.9240, 0.9211, 7_900_000, 32_000_000, 8_300_000, 2.14, 4.03),
     "8x": (0.9136, 0.9088, 4_900_000, 19_900_000, 5_200_000, 3.97, 8.11),
@@ -111,7 +111,7 @@ WHOLE = {"hidden": 384, "heads": [12] * 6, "ffn": [1536] * 6}
 
 
 def pruned(name, asked, figures, code="modeling_pruned.py"):
-    """Entries of a student: PyTorch, ONNX Runtime, and that in int8."""
+    """Returns the entries of a student: PyTorch, ONNX Runtime, and ONNX Runtime in int8."""
     whole, rounded, params, size, small, ratio, fast = figures
     entries = [
         entry(name, "pytorch", whole, params, size, 9.5 / ratio, ratio, 0.96),
@@ -165,7 +165,7 @@ def family_report(names=tuple(STUDENTS), min_score=0.98):
 
 
 def family_curves():
-    """A student whose layers were matched in each step, after units of it closed."""
+    """Returns curves with a student whose layers were matched in each step while its units were masked."""
     curves, rows = sample_curves(), []
     for step in range(0, 1700, 25):
         first, second = (2 if step < 600 else 3), (4 if step < 300 else 5)
@@ -176,7 +176,7 @@ def family_curves():
 
 
 class Page(HTMLParser):
-    """Checks that what is opened is closed; collects attributes and text."""
+    """A parser that checks that every tag is closed, and collects tags, attributes and text."""
 
     def __init__(self, source):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runs commands on a processor whose products of bytes saturate: this one, or one that qemu-user emulates."""
+"""Runs commands on a processor whose int8 products saturate: this one, or one emulated by qemu-user."""
 
 import os
 import platform
@@ -14,13 +14,13 @@ from support.commands import ROOT
 
 
 def without_vnni() -> list[str]:
-    """Words before a command; the test is skipped where there is no such processor."""
+    """Returns the command prefix for such a processor; skips the test if there is none."""
     if products_saturate():
         return []
     emulator = shutil.which("qemu-x86_64")
     if emulator is None or platform.machine() != "x86_64":
         pytest.skip("needs an x86 processor without VNNI, or qemu-user to emulate one")
-    return [emulator, "-cpu", "max"]  # all that it knows: AVX2, and no AVX-512 or VNNI
+    return [emulator, "-cpu", "max"]  # everything that qemu supports: AVX2, but no AVX-512 or VNNI
 
 
 def python_without_vnni(words: Sequence[str]) -> subprocess.CompletedProcess[str]:

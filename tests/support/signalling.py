@@ -1,4 +1,4 @@
-"""What the tests of signals share: places, answers, and the way there and back."""
+"""Positions, answers and an encode-decode round trip, shared by the tests of signals."""
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ def key_of(i: int) -> bytes:
 
 
 def where_of(lengths: list[int], chosen: list[list[int]] | None = None) -> Where:
-    """Rows of so many tokens; `chosen` names each row's positions, all by default."""
+    """Returns rows with the given numbers of tokens; `chosen` lists each row's positions, all by default."""
     tokens = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     positions = tokens.clone()
     for row, places in enumerate(chosen or []):
@@ -32,7 +32,7 @@ def answer_of(name: str, values: object, where: Where) -> Answer:
 
 
 def returned(signal: Signal, answer: Answer) -> dict:
-    """What `decode` makes of what `encode` made of the answer, with tables fitted on it."""
+    """Returns the answer after encoding and decoding with tables fitted to it."""
     rows = signal.rows(answer)
     book = {name: Table(starts) for name, starts in signal.fit(rows).items()}
     return signal.decode([memoryview(signal.encode(row, book)) for row in rows], answer.where, book)

@@ -1,4 +1,4 @@
-"""Starts commands, sends them signals at moments that can be named, and tells how they ended."""
+"""Starts commands, sends them signals at defined moments, and checks how they end."""
 
 import signal
 import subprocess
@@ -13,7 +13,7 @@ SECONDS = 240.0
 
 
 class Running:
-    """A command that is running; `lines` grow with what it prints."""
+    """A running command; `lines` collects its output."""
 
     def __init__(self, process: subprocess.Popen):
         self.process, self.lines = process, list[str]()
@@ -33,7 +33,7 @@ class Running:
         return "".join(self.lines)
 
     def wait_for(self, condition: Callable[[], object], what: str, *, alive: bool = True) -> None:
-        """Waits until the condition holds, and fails where the command ends before that, unless `alive` is false."""
+        """Waits until the condition holds; fails if the command ends earlier, unless `alive` is false."""
         end = time.monotonic() + SECONDS
         while not condition():
             assert not alive or self.process.poll() is None, f"it ended before {what}: {self.output}"
@@ -44,7 +44,7 @@ class Running:
         self.wait_for(lambda: words in self.output, words)
 
     def wait_until_watched(self) -> None:
-        """Until the command catches SIGTERM, as it does before its long imports."""
+        """Waits until the command handles SIGTERM, which it does before its long imports."""
         self.wait_for(lambda: catches(self.process.pid, signal.SIGTERM), "handler of SIGTERM")
 
     def wait_for_child(self, words: str) -> int:
@@ -55,7 +55,7 @@ class Running:
         return [pid for pid in descendants(self.process.pid) if words in command_line(pid)]
 
     def end(self) -> int:
-        """The exit code, once it and all that it started have ended."""
+        """Waits until the command has ended and its output is closed, and returns the exit code."""
         try:
             self.process.wait(timeout=SECONDS)
         except subprocess.TimeoutExpired:
@@ -65,7 +65,7 @@ class Running:
         return self.process.returncode
 
     def stop(self, number: int) -> int:
-        """Sends a signal; the exit code. Nothing that the command started may be left."""
+        """Sends a signal and returns the exit code; checks that no process started by the command is left."""
         started = self.children()
         self.process.send_signal(number)
         code = self.end()
@@ -74,7 +74,7 @@ class Running:
 
 
 def assert_stopped(running: Running, name: str) -> None:
-    """One line that says how to go on, and it is the last; no traceback."""
+    """Checks that the last line, and only this one, reports the stop and how to resume, without a traceback."""
     assert "Traceback" not in running.output
     assert "error: " not in running.output
     assert running.output.count("stopped by ") == 1

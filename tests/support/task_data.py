@@ -1,4 +1,4 @@
-"""Small data sets of tasks beside one class a text, which tiny models can learn."""
+"""Small data sets that tiny models can learn, for other tasks than single-label classification."""
 
 import csv
 import random
@@ -17,7 +17,7 @@ WORD_PAIRS = dict(zip(WORDS[::2], WORDS[1::2], strict=False))
 
 
 def tagged_data(folder: Path) -> Path:
-    """Sentences in which every word that tells a class is a span of it."""
+    """Writes sentences in which every clue word is a span of its class."""
     of = {word: label for label, words in CLUES.items() for word in words}
     folder.mkdir()
     for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
@@ -29,7 +29,7 @@ def tagged_data(folder: Path) -> Path:
 
 
 def labelled_data(folder: Path, label_of: Callable[[str, str], Any]) -> Path:
-    """Texts whose label is made of the text and its class."""
+    """Writes texts with labels that are computed from the text and its class."""
     folder.mkdir()
     for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
         rows = make_rows(count, seed)
@@ -48,7 +48,7 @@ def numbers(folder: Path) -> Path:
 
 
 def question_data(folder: Path) -> Path:
-    """Contexts with one marked word; the answer is the word after it, the question names the mark."""
+    """Writes contexts with one marked word, which is the question; the answer is the next word."""
     rng = random.Random(0)
     folder.mkdir()
     for split, count in (("train", 240), ("validation", 30), ("test", 40)):
@@ -65,7 +65,7 @@ def question_data(folder: Path) -> Path:
 
 
 def pair_data(folder: Path) -> Path:
-    """Pairs whose number is the share of words that they have in common."""
+    """Writes pairs scored by the share of words that they have in common."""
     rng = random.Random(0)
     folder.mkdir()
     for split, count in (("train", 80), ("validation", 20), ("test", 30)):
@@ -87,7 +87,7 @@ def books_data(folder: Path) -> Path:
 
 
 def prose(lines: int, seed: int) -> str:
-    """Lines in which every second word follows from the one before."""
+    """Returns lines in which every second word is determined by the previous one."""
     rng, text = random.Random(seed), []
     for _ in range(lines):
         firsts = rng.choices([*WORD_PAIRS][:4], k=6)

@@ -1,4 +1,4 @@
-"""Tiny models of every family that pruning knows, a padded batch for each, and random shapes to prune them to."""
+"""Tiny models of every family that pruning supports, a padded batch for each, and random shapes to prune to."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ FAMILIES = (*ENCODERS, "bert-words", "modernbert", *CAUSAL)  # bert-words has a 
 
 
 def build(family: str, **changes: object) -> PreTrainedModel:
-    """A seeded float32 model in eval mode; `changes` go to its config."""
+    """Returns a seeded float32 model in eval mode; `changes` are passed to its config."""
     if family not in FURTHER:
         count = {"n_layers" if family == "distilbert" else "num_hidden_layers": 3}
         head = "ForMaskedLM" if family == "bert-words" else "ForSequenceClassification"
@@ -55,7 +55,7 @@ def build(family: str, **changes: object) -> PreTrainedModel:
 
 @cache
 def model_of(family: str) -> PreTrainedModel:
-    """The same model each time, for tests that don't change it."""
+    """Returns the same model on every call, for tests that don't modify it."""
     return build(family)
 
 
@@ -75,7 +75,7 @@ def auto_class(model: PreTrainedModel) -> str:
 
 
 def padded_batch(model: PreTrainedModel) -> dict[str, Tensor]:
-    """input_ids, attention_mask int64 [4, 9]; rows of 9, 7, 4 and 2 ids."""
+    """Returns input_ids and attention_mask, int64 [4, 9], with rows of 9, 7, 4 and 2 ids."""
     mask = (torch.arange(9) < torch.tensor([9, 7, 4, 2])[:, None]).long()
     ids = torch.randint(5, 60, (4, 9), generator=torch.Generator().manual_seed(3))
     return {"input_ids": ids * mask + (1 - mask) * model.config.pad_token_id, "attention_mask": mask}
@@ -83,7 +83,7 @@ def padded_batch(model: PreTrainedModel) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def logits(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor:
-    """Logits of each text, or of each token that isn't padding."""
+    """Returns the logits of each text, or of each token that isn't padding."""
     found = model(**batch).logits
     return found[batch["attention_mask"].bool()] if found.dim() == 3 else found
 
@@ -91,7 +91,7 @@ def logits(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> Tensor:
 def random_shape(
     axes: Sequence[Axis], seed: int, kinds: Sequence[str], layers: Sequence[int], largest: float = 1.0
 ) -> Shape:
-    """Other random units in each layer of each axis of `kinds`, from one up to `largest` of them."""
+    """Returns a shape with random units of each axis of `kinds`: at least one, at most the share `largest`."""
     rng = random.Random(seed)
     kept = {}
     for axis in (axis for axis in axes if axis.kind in kinds):
@@ -101,6 +101,6 @@ def random_shape(
 
 
 def last(axes: Sequence[Axis], layers: Sequence[int], **units: int) -> Shape:
-    """As many units of each kind as given, the last ones, the same in all layers."""
+    """Returns a shape that keeps the given number of last units of each kind, the same in all layers."""
     kept = {axis.name: torch.arange(axis.units - units[axis.kind], axis.units) for axis in axes if axis.kind in units}
     return Shape(tuple(layers), kept)

@@ -1,6 +1,6 @@
 """Tiny seeded models, the vocabulary of their tokenizer, and rows of a data set that they can learn.
 
-Sizes: 4 layers, width 32, 4 heads, feed-forward 64, 5 classes, about 200 words, texts of at most 64 tokens.
+Sizes: 4 layers, width 32, 4 heads, feed-forward 64, 5 classes, about 200 tokens, texts of at most 64 tokens.
 """
 
 import random
@@ -18,7 +18,7 @@ MAX_LENGTH = 64
 LABELS = ("billing", "delivery", "login", "refund", "weather")  # in the order of the logits
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
-# 5 x 5 words that tell the class, 101 that don't: two syllables each, no two the same.
+# 5 x 5 words that determine the class and 101 that don't: two syllables each, all different.
 WORDS = [a + b for a, b in product(("ba", "de", "fi", "go", "lu", "me", "no", "pa", "ru"), ("ka", "le", "mi", "so"))]
 WORDS += [a + b for a, b in product(("sha", "tre", "vi", "wo", "zu", "cle", "dri", "plo", "qua"), ("ber", "ton"))]
 WORDS += [a + b for a, b in product(("an", "el", "in", "or", "us", "ar"), ("dra", "fen", "gul", "hib", "jot", "kex"))]
@@ -33,13 +33,13 @@ MODELS = {
     "roberta": ("Roberta", {"max_position_embeddings": MAX_LENGTH + 2}),
     "xlm-roberta": ("XLMRoberta", {"max_position_embeddings": MAX_LENGTH + 2}),
     "electra": ("Electra", {"embedding_size": SIZES["hidden"]}),
-    "electra-projected": ("Electra", {"embedding_size": 24}),  # as ELECTRA-small: embeddings narrower than the layers
+    "electra-projected": ("Electra", {"embedding_size": 24}),  # like ELECTRA-small: embeddings narrower than the layers
     "distilbert": ("DistilBert", {}),
 }
 
 
 def build_model(family: str, head: str = "ForSequenceClassification", **changes: object) -> PreTrainedModel:
-    """A tiny model of one of MODELS in eval mode; `changes` go to its config."""
+    """Returns a tiny model of one of MODELS in eval mode; `changes` are passed to its config."""
     name, defaults = MODELS[family]
     sizes = ("n_layers", "dim", "n_heads", "hidden_dim")
     if name != "DistilBert":
@@ -60,7 +60,7 @@ def build_model(family: str, head: str = "ForSequenceClassification", **changes:
 
 
 def scatter(model: nn.Module) -> None:
-    """Weights large enough that logits differ from text to text; no bias is 0 and no norm's weight 1."""
+    """Draws weights large enough that logits differ between texts; no bias is 0 and no norm weight is 1."""
     for name, parameter in model.named_parameters():
         spread = 0.5 if "classifier" in name else 0.2
         centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
@@ -74,7 +74,7 @@ def saved(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pa
 
 
 def make_rows(count: int, seed: int) -> list[tuple[str, str]]:
-    """(text, label) rows, the classes in turn; three words of each text tell its class, 2 to 9 don't."""
+    """Returns (text, label) rows, cycling through the classes; three words of each text are clues, 2 to 9 fillers."""
     rng = random.Random(seed)
     rows = []
     for i in range(count):

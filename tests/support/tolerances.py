@@ -1,19 +1,19 @@
-"""How far values in float32 may lie from one another on any processor: told by a reference in float64."""
+"""Tolerances for float32 results on any processor, derived from a float64 reference."""
 
 import torch
 from torch import Tensor
 
-FACTOR = 4  # times the error of the plain way: another order of sums is off by as much, not by the same
-STEPS = 8  # roundings of the largest value that add up, where the plain way happens to hit the reference
+FACTOR = 4  # times the naive error: another summation order has an error of similar size, not the same error
+STEPS = 8  # accumulated roundings of the largest value, in case the naive result happens to equal the reference
 
 
 def bound(naive: Tensor, exact: Tensor, scale: float | None = None) -> float:
-    """What float32 may differ by from `exact`, all values of a tensor alike.
+    """Returns the largest permitted absolute difference of a float32 result from `exact`, for a whole tensor.
 
     Args:
-        naive: The values as the plain way gives them in float32.
-        exact: The same in float64.
-        scale: The largest of the terms that were summed; that of the values where nothing cancels out.
+        naive: Float32 values of the straightforward computation.
+        exact: The same values in float64.
+        scale: Largest absolute summand; by default the largest absolute value of `exact`, if nothing cancels out.
     """
     naive, exact = naive.detach(), exact.detach()
     largest = float(exact.abs().max()) if scale is None else scale
@@ -23,6 +23,6 @@ def bound(naive: Tensor, exact: Tensor, scale: float | None = None) -> float:
 def assert_as_exact(
     found: Tensor, naive: Tensor, exact: Tensor, *, scale: float | None = None, name: str = "values"
 ) -> None:
-    """`found` lies within the `bound` of the reference."""
+    """Checks that `found` is within the `bound` of the reference."""
     error, most = float((found.detach() - exact.detach()).abs().max()), bound(naive, exact, scale)
     assert error <= most, f"{name}: {error:.1e} from the reference in float64, expected at most {most:.1e}"

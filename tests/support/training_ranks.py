@@ -1,4 +1,4 @@
-"""Trains a tiny student on one of several processes, as the distil stage does."""
+"""Trains a tiny student on one of several processes, like the distil stage."""
 
 import os
 from dataclasses import dataclass, field
@@ -33,11 +33,11 @@ from support.tiny_models import LABELS, make_rows
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained; the same on every layout."""
+    """A training job, independent of the layout."""
 
     student: Path
     place: Path
-    # A slow rate: the gradient of a key's bias is rounding alone, which Adam makes a whole step of.
+    # A low learning rate: gradients of key biases are pure rounding errors, which Adam scales to full steps.
     train: TrainConfig = field(
         default_factory=lambda: TrainConfig(
             epochs=2, batch_size=7, accumulate=2, learning_rate=2e-4, max_grad_norm=0.1, dropout=0.0, patience=3
@@ -46,23 +46,23 @@ class Training:
     loss: LossConfig = LossConfig(kl=0, ce=1)
     machine: MachineConfig = MachineConfig(accelerator="cpu")
     precision: str = "32"
-    stop: int | None = None  # batches of this attempt after which every process is stopped
-    teacher: Path | None = None  # asked in every step
+    stop: int | None = None  # stop every process after this many batches of the attempt
+    teacher: Path | None = None  # queried in every step
     teacher_layout: str = "replicated"
-    teachers: int = 0  # processes that hold it alone
+    teachers: int = 0  # processes that only run the teacher
     offload: bool = False
-    port: int = 1  # where these and the others meet
+    port: int = 1  # rendezvous port of teacher and student processes
 
 
 def as_torchrun(rank: int, processes: int, port: int = 1) -> None:
-    """The variables by which a process knows its place."""
+    """Sets the environment variables that define the process's rank and world."""
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     rest = {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in (here | rest).items()})
 
 
 class StoppedError(Exception):
-    """As a kill, but on every process at once."""
+    """Simulates a kill of all processes at once."""
 
 
 def stopping(batches: int) -> type[trainer.StepSeed]:
@@ -88,7 +88,7 @@ def splits() -> Splits:
 
 
 def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, Any]:
-    """Weights by name after training, whole, and the last metrics; nothing from a process of the teacher's own."""
+    """Returns the gathered weights and last metrics after training; an empty dict on teacher-only processes."""
     if processes > 1:
         as_torchrun(rank, processes, job.port)
     torch.manual_seed(0)

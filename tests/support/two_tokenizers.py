@@ -1,4 +1,4 @@
-"""Tokenizers that cut texts differently, trained on the spot: WordPiece, byte-level BPE and SentencePiece's Unigram."""
+"""Small trained tokenizers that split texts differently: WordPiece, byte-level BPE and SentencePiece's Unigram."""
 
 import json
 from functools import cache
@@ -19,7 +19,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 @cache
 def wordpiece(size: int = 140) -> BertTokenizerFast:
-    """Uncased, accents stripped."""
+    """Returns an uncased WordPiece tokenizer that strips accents."""
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -32,7 +32,7 @@ def wordpiece(size: int = 140) -> BertTokenizerFast:
 def byte_level(
     size: int = 330, trim: bool = True, masked: bool = False, texts: tuple[str, ...] = tuple(SENTENCES)
 ) -> PreTrainedTokenizerFast:
-    """Cased; with `trim` the offsets of ` word` are those of `word`."""
+    """Returns a cased byte-level BPE tokenizer; with `trim` the offsets of ` word` are those of `word`."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -49,7 +49,7 @@ def byte_level(
 
 @cache
 def sentencepiece(size: int = 120) -> PreTrainedTokenizerFast:
-    """Cased, with a token before each text, and a token for each byte of a letter that it doesn't know."""
+    """Returns a cased Unigram tokenizer with a token before each text and byte fallback for unknown letters."""
     backend = Tokenizer(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.train_from_iterator(SENTENCES, trainers.UnigramTrainer(vocab_size=size, show_progress=False))

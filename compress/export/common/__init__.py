@@ -1,1 +1,1 @@
-"""What all export targets share: targets by name, the source model, parity of products."""
+"""Code shared by all export targets: target names, the source model, comparison of products."""

@@ -1,16 +1,16 @@
-"""What an answer comes to, by the kind of model: a class, several labels, a number, a span, a vector."""
+"""Predictions derived from logits, by kind of model: a class, several labels, a number, a span, a vector."""
 
 from typing import Any, Literal
 
 import numpy as np
 
 Kind = Literal["class", "labels", "number", "span", "vector"]
-NUMBER = 0.01  # of the spread of the true numbers: nearer than that they are the same
-COSINE = 0.999  # of two vectors that are the same
+NUMBER = 0.01  # share of the expected numbers' range: numbers at most this far apart agree
+COSINE = 0.999  # smallest cosine similarity of vectors that agree
 
 
 def kind_of(model: Any) -> Kind:
-    """By the model's class and config."""
+    """Returns the kind of a model's predictions, determined by its class and config."""
     name, config = type(model).__name__, model.config
     if name.endswith("QuestionAnswering"):
         return "span"
@@ -23,15 +23,15 @@ def kind_of(model: Any) -> Kind:
 
 
 def same(kind: Kind, found: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Which answers come to the same.
+    """Returns which predictions agree.
 
     Args:
-        kind: Of the model.
+        kind: Kind of the model.
         found, expected: Logits [rows, classes]; a row is a text, or a token of a text.
-        lengths: Tokens of each text [texts], of which the rows of spans are made; of other kinds they aren't read.
+        lengths: Tokens of each text [texts], which split the rows into texts for spans; ignored for other kinds.
 
     Returns:
-        [answers] bool: an answer a row, or a start and an end of a text.
+        [predictions] bool: one per row; for spans the start and the end of each text.
     """
     if kind == "labels":
         return ((found > 0) == (expected > 0)).all(-1)

@@ -1,8 +1,8 @@
-"""Each product of a deployed model against the layer it stands for, on the very input that it gets there.
+"""Comparison of each product of a deployed model with its layer, on the input that the deployed product gets.
 
-Whole models can't be compared so: where activations are rounded, a difference of the last bit now and then moves a
-number by a whole step, and from there on both compute on different numbers. Within a layer that happens only to values
-in the middle of two steps, so rows (tokens) that have such a value are left out of its comparison.
+Whole models can't be compared this way if activations are rounded: a difference of the last bit occasionally moves a
+value by a whole step, and from then on both compute on different numbers. Within a layer this only happens to values
+near the midpoint of two steps, so rows (tokens) with such a value are excluded from its comparison.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,17 @@ from torch import nn
 
 from compress.quantize.layers import QuantizedLinear
 
-TIE = 3e-5  # of a step: what float32 can't tell from its middle, some 200 steps from zero
+TIE = 3e-5  # in steps: float32's resolution around a midpoint some 200 steps from zero
 
 
 @dataclass(frozen=True)
 class Product:
-    """What a product read and gave, each [batch, length, …] or [batch, …].
+    """Input and output of a matrix product, each [batch, length, …] or [batch, …].
 
     Args:
-        biased: The bias is in what it gave.
+        read: Input.
+        gave: Output.
+        biased: Whether the output includes the bias.
     """
 
     read: np.ndarray
@@ -34,12 +36,13 @@ class Product:
 
 @torch.no_grad()
 def layer_differences(products: Mapping[str, Product], reference: nn.Module) -> dict[str, float]:
-    """Largest difference of each product from its layers', over the largest of its values (at least 1); NaN where every
-    row was left out.
+    """Returns the largest difference of each product from its layers', over their largest value (at least 1).
+
+    It is NaN if every row was excluded.
 
     Args:
-        products: By layer, or several joined by + whose outputs are side by side.
-        reference: The model with layers that round.
+        products: By layer name, or several names joined by + whose outputs are concatenated.
+        reference: The model with quantized layers.
     """
     found = {}
     for name, seen in products.items():
@@ -56,7 +59,7 @@ def layer_differences(products: Mapping[str, Product], reference: nn.Module) -> 
 
 
 def worst_layer(products: Mapping[str, Product], reference: nn.Module) -> tuple[str, float]:
-    """(name, difference) of the layer that differs most; NaN is most."""
+    """Returns (name, difference) of the layer with the largest difference; NaN counts as largest."""
     found = layer_differences(products, reference)
     return max(found.items(), key=lambda each: (np.isnan(each[1]), each[1]))
 

@@ -1,4 +1,4 @@
-"""Keeps the chatter of exporters off the terminal; what goes wrong there is an exception."""
+"""Suppression of exporters' terminal output; their failures are exceptions."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Inside the block nothing is printed, warned of, or logged below an error."""
+    """Suppresses prints, warnings, and log messages below errors inside the block."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Which layer a product of a graph came from, told by the rows of its weight."""
+"""Matching of a graph's products to model layers, by the rows of their weights."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from compress.errors import ArtefactError
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer's numbers.
+    """Quantized weights of a layer.
 
     Args:
         weight: On the grid, float32 [outputs, inputs].
         integers: The same as int8.
         scales: [outputs, groups].
-        bits: That a weight takes.
-        inputs: `float`, `token` or `tensor`, as in `compress.quantize.schemes`; `table` of an embedding.
-        grid: (scale, zero point) of the inputs where they are of a tensor.
+        bits: Bits per weight.
+        inputs: `float`, `token` or `tensor`, as in `compress.quantize.schemes`; `table` for an embedding.
+        grid: (scale, zero point) of inputs with a per-tensor scale.
     """
 
     weight: np.ndarray
@@ -32,12 +32,15 @@ class Layer:
 
     @property
     def how(self) -> tuple[Any, ...]:
-        """What layers have to share for one product to do the work of both."""
+        """Properties that layers must share to be computed by one product."""
         return self.bits, self.inputs, self.grid, self.scales.shape[1]
 
 
 def layers_of(model: Any, rounding: Mapping[str, Any]) -> dict[str, Layer]:
-    """The numbers of a converted model's layers by name; `rounding` is what `compress.quantize.convert` gave."""
+    """Returns the quantized weights of a converted model by layer name.
+
+    `rounding` is the result of `compress.quantize.convert`.
+    """
     found = {}
     for name, rounded in rounding.items():
         weight, scheme = model.get_submodule(name).weight.detach(), rounded.scheme
@@ -53,7 +56,7 @@ def layers_of(model: Any, rounding: Mapping[str, Any]) -> dict[str, Layer]:
 
 
 class Rows:
-    """Finds the layers that a product's weight is made of, row by row: a graph may hold several side by side."""
+    """Index of weight rows, which finds the layers of a product even if a graph concatenates several."""
 
     def __init__(self, layers: Mapping[str, Layer]):
         self.layers = layers
@@ -63,10 +66,12 @@ class Rows:
                 self.places.setdefault(row.tobytes(), []).append((name, number))
 
     def find(self, weight: np.ndarray) -> tuple[Layer, list[str]] | None:
-        """The layer, or several as one, whose outputs the rows of `weight` [outputs, inputs] give; None of no layer's.
+        """Returns the layer with the rows of `weight` [outputs, inputs], or several as one, and their names.
+
+        The result is None if a row belongs to no layer.
 
         Raises:
-            ArtefactError: Layers side by side that are rounded in different ways.
+            ArtefactError: Concatenated layers are quantized in different ways.
         """
         options = [self.places.get(row.tobytes(), []) for row in np.ascontiguousarray(weight)]
         if not all(options):

@@ -1,4 +1,4 @@
-"""A model that is handed over, and what it is compared with."""
+"""The model to export, and the reference it is compared with."""
 
 import copy
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Source:
     Args:
         model: In float32 and eval mode; with a rounding its weights are on their grids.
         tokenizer: Its tokenizer.
-        rounding: The numbers that it is deployed with; None of a model that isn't quantized.
-        reduced: ONNX Runtime's own int8 of a model that isn't quantized has weights of 7 bits.
+        rounding: Schemes, scales and grids it is deployed with; None for a model that isn't quantized.
+        reduced: Whether ONNX Runtime's own int8 of a model that isn't quantized uses 7-bit weights.
     """
 
     model: PreTrainedModel
@@ -29,12 +29,12 @@ class Source:
 
     @property
     def inputs(self) -> list[str]:
-        """Names of the tensors it reads, each [batch, length] int64."""
+        """Names of the model's inputs, each [batch, length] int64."""
         return input_names(self.model.config)
 
     @property
     def longest(self) -> int:
-        """Tokens that fit into the model's positions and the tokenizer's own limit."""
+        """Longest text in tokens that the model's positions and the tokenizer's limit allow."""
         config = self.model.config
         most = int(getattr(config, "max_position_embeddings", 512))
         first = (config.pad_token_id or 0) + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
@@ -48,12 +48,12 @@ class Source:
 
     @cached_property
     def layers(self) -> dict[str, Layer]:
-        """The numbers of its rounded layers by name."""
+        """Quantized weights by layer name."""
         return layers_of(self.model, self.rounding or {})
 
     @cached_property
     def reference(self) -> PreTrainedModel:
-        """The model as it was trained to compute."""
+        """The model with the quantized arithmetic it was trained with."""
         made = copy.deepcopy(self.model).eval()
         if self.rounding is not None:
             restore(made, self.rounding)
@@ -61,5 +61,5 @@ class Source:
 
     @cached_property
     def runner(self) -> TorchModel:
-        """The reference, called like the other runtimes."""
+        """The reference with the interface of the other runtimes."""
         return TorchModel.of(self.reference)

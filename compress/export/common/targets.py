@@ -1,4 +1,4 @@
-"""What a model is handed over as: the formats, what runs each, and which schemes it can't hold."""
+"""Export formats and targets: the runtime of each format, and the schemes it doesn't support."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from compress.quantize.schemes import SCHEMES, schemes_named
 
 FLOAT = "fp32"
 PRECISIONS = (FLOAT, "int8", "int4", "fp8")
-EXTRAS = {  # formats whose library is an extra of this package of the same name -> what is imported of it
+EXTRAS = {  # formats whose library is this package's extra of the same name -> module to import
     "openvino": "openvino",
     "executorch": "executorch",
     "litert": "litert_torch",
@@ -19,15 +19,15 @@ EXTRAS = {  # formats whose library is an extra of this package of the same name
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file.
+    """A file format.
 
     Args:
-        name: As it is asked for.
-        runtime: What runs it.
-        floats, rounded: Whether it holds models that aren't quantized, and those that are.
-        tolerance: Largest difference of logits of a float model that is rounding: another order of sums, nothing else.
-        saturates: Its runtime cuts off products of bytes on x86 processors without VNNI.
-        refuses: Scheme -> why it can't be held.
+        name: Name in the settings.
+        runtime: Runtime that executes it.
+        floats, rounded: Whether it supports models that aren't quantized, and those that are.
+        tolerance: Largest difference of a float model's logits, which may come from another order of sums only.
+        saturates: Whether its runtime saturates byte products on x86 processors without VNNI.
+        refuses: Unsupported scheme -> reason.
     """
 
     name: str
@@ -51,7 +51,7 @@ FORMATS: Mapping[str, Format] = {
         Format("huggingface", "pytorch", rounded=False, tolerance=1e-4),
         Format("onnx", "onnxruntime", saturates=True, refuses=NO_FLOATS),
         Format("onnxruntime", "onnxruntime", saturates=True, refuses=NO_FLOATS),
-        Format("onnx-decoder", "onnxruntime", rounded=False),  # it keeps keys and values, to write with
+        Format("onnx-decoder", "onnxruntime", rounded=False),  # has a key-value cache, for generation
         Format(
             "openvino",
             "openvino",
@@ -102,7 +102,7 @@ FORMATS: Mapping[str, Format] = {
 
 @dataclass(frozen=True)
 class Target:
-    """A format in float32, or with a model's numbers in few bits.
+    """A format in float32 or with quantized weights.
 
     Args:
         format: Name of the format.
@@ -113,7 +113,7 @@ class Target:
     precision: str = FLOAT
 
     def __str__(self) -> str:
-        """As it is asked for, and its folder is called."""
+        """Returns the target's name, as requested and as its folder is called."""
         return f"{self.format}-{self.precision}" if self.rounded else self.format
 
     @property
@@ -126,12 +126,12 @@ class Target:
 
     @property
     def where(self) -> tuple[str, str]:
-        """(runtime, precision)"""
+        """(runtime, precision)."""
         return self.kind.runtime, self.precision
 
     @property
     def made_from(self) -> "Target | None":
-        """The target whose file this one is written from."""
+        """The target whose file is the source of this one, or None."""
         source = {
             ("onnxruntime", False): Target("onnx"),
             ("openvino", False): Target("onnx"),
@@ -143,14 +143,15 @@ class Target:
 
     @property
     def measured(self) -> bool:
-        """Whether it is for the runtime that is here, and says what no other says there."""
+        """Whether its runtime is available here and measuring it isn't redundant."""
         return self.format not in ("onnx", "onnx-decoder", "compressed-tensors")
 
 
 def target_of(name: str) -> Target:
-    """
+    """Returns the target of a name.
+
     Raises:
-        CompressError: A name that isn't known.
+        CompressError: The name is unknown.
     """
     for precision in PRECISIONS:
         for each in FORMATS.values():
@@ -161,10 +162,10 @@ def target_of(name: str) -> Target:
 
 
 def formats_of(text: str) -> tuple[str, ...]:
-    """Names of formats, separated by commas.
+    """Returns the names of formats in a comma-separated list.
 
     Raises:
-        CompressError: None, or one that isn't known.
+        CompressError: The list is empty, or a name is unknown.
     """
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in FORMATS]
@@ -174,10 +175,10 @@ def formats_of(text: str) -> tuple[str, ...]:
 
 
 def by_scheme(formats: Iterable[str], name: str) -> dict[str, list[str]]:
-    """Each scheme of the name that is needed, those to prefer first -> the formats that take it.
+    """Returns each needed scheme of a name, in order of preference -> the formats that use it.
 
     Raises:
-        CompressError: A format that can't hold any.
+        CompressError: A format supports none of the schemes.
     """
     schemes = schemes_named(name)
     found: dict[str, list[str]] = {scheme: [] for scheme in schemes}
@@ -190,9 +191,10 @@ def by_scheme(formats: Iterable[str], name: str) -> dict[str, list[str]]:
 
 
 def check_float(formats: Iterable[str], what: str) -> None:
-    """
+    """Checks that every format supports models that aren't quantized.
+
     Raises:
-        CompressError: A format that holds quantized models only, for one that isn't.
+        CompressError: A format supports quantized models only.
     """
     for name in formats:
         if not FORMATS[name].floats:
@@ -203,19 +205,20 @@ def check_float(formats: Iterable[str], what: str) -> None:
 
 
 def check_installed(formats: Iterable[str]) -> None:
-    """
+    """Checks that the formats' libraries are installed.
+
     Raises:
-        CompressError: A format whose library isn't.
+        CompressError: The library of a format isn't installed.
     """
     for name in formats:
         if name in EXTRAS and find_spec(EXTRAS[name]) is None:
             raise CompressError(
-                f"export {name}: expected its runtime to be installed, found none; pip install 'stillroom[{name}]'"
+                f"export {name}: expected its runtime to be installed, found none; pip install -e '.[{name}]'"
             )
 
 
 def with_sources(targets: Iterable[Target]) -> list[Target]:
-    """The targets and what they are made from, each after that."""
+    """Returns the targets and those they are made from, sources first."""
     found: list[Target] = []
     for target in targets:
         chain = [target]

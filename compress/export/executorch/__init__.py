@@ -1,1 +1,1 @@
-"""ExecuTorch programs for XNNPACK."""
+"""Export to ExecuTorch programs for XNNPACK."""

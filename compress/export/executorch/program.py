@@ -1,4 +1,4 @@
-"""ExecuTorch on the CPU through XNNPACK: a .pte file, and what runs it."""
+"""ExecuTorch on the CPU through XNNPACK: writing and running a .pte file."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from compress.export.common.source import Source
 
 FILE = "model.pte"
-MOST = 32  # texts a call: ExecuTorch plans its memory for the largest
+MOST = 32  # texts per call: ExecuTorch plans its memory for the largest batch
 INPUTS = "inputs.json"
 
 
 def check_library() -> None:
-    """
+    """Checks that ExecuTorch is installed.
+
     Raises:
         CompressError: ExecuTorch isn't installed.
     """
@@ -32,16 +33,16 @@ def check_library() -> None:
 
 
 def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
-    """Writes `folder/model.pte` for batches of 1 to MOST texts of up to as many tokens as the model has positions for.
+    """Writes `folder/model.pte` for batches of 1 to MOST texts, each at most as long as the model allows.
 
     Args:
         source: The model.
         folder: Where to write.
-        rounded: With its integers instead of floats.
+        rounded: Whether to write integer weights instead of floats.
 
     Raises:
         CompressError: ExecuTorch isn't installed.
-        ArtefactError: It can't express the model.
+        ArtefactError: ExecuTorch can't express the model.
     """
     import json
 
@@ -60,7 +61,10 @@ def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
 
 
 def lowered(model: "nn.Module", example: "tuple[torch.Tensor, ...]", axes: Any = None) -> bytes:
-    """The program of a module from tensors like these, its products left to XNNPACK; `axes` are the dynamic ones."""
+    """Returns the ExecuTorch program of a module, with its products delegated to XNNPACK.
+
+    `example` are tensors like its inputs; `axes` are their dynamic dimensions.
+    """
     import torch
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
@@ -72,12 +76,12 @@ def lowered(model: "nn.Module", example: "tuple[torch.Tensor, ...]", axes: Any =
                 graph, partitioner=[XnnpackPartitioner()], compile_config=EdgeCompileConfig(_check_ir_validity=False)
             )
             return bytes(edge.to_executorch().buffer)
-    except Exception as error:  # noqa: BLE001 - its passes raise errors of any class
+    except Exception as error:  # noqa: BLE001 - the export passes raise errors of any class
         raise ArtefactError(f"executorch: the model can't be exported: {error}") from error
 
 
 def with_integers(source: "Source") -> Any:
-    """A copy of the model whose weights are integers, in the forms that XNNPACK and ExecuTorch's kernels know."""
+    """Returns a copy of the model with integer weights, in the forms that XNNPACK and ExecuTorch's kernels support."""
     from torch import nn
     from torchao.quantization.quantize_.workflows.intx.intx_unpacked_to_int8_tensor import (
         IntxUnpackedToInt8TensorActivationQuantization as Inputs,
@@ -100,7 +104,7 @@ def with_integers(source: "Source") -> Any:
 
 
 def byte_table(integers: "torch.Tensor", scales: "torch.Tensor") -> "nn.Module":
-    """An embedding that reads rows of bytes and multiplies them by their scales."""
+    """Returns an embedding that looks up rows of bytes and multiplies them by their scales."""
     import torch
     from torch import nn
     from torch.nn.functional import embedding
@@ -121,10 +125,10 @@ def byte_table(integers: "torch.Tensor", scales: "torch.Tensor") -> "nn.Module":
 
 
 def probe(source: "Source", inputs: Mapping[str, np.ndarray]) -> dict[str, Product]:
-    """What each linear layer gives for what it reads in the model that rounds: a program of these products alone.
+    """Runs each linear layer on its input in the quantized reference, in a program of these products alone.
 
-    They are the deployed program's own, weight by weight; lowering all of it a second time, to see them inside, would
-    take a minute.
+    They have the same weights as the deployed program's products. Lowering the whole model a second time to expose them
+    would take a minute.
     """
     import torch
     from torch import nn
@@ -145,7 +149,7 @@ def probe(source: "Source", inputs: Mapping[str, np.ndarray]) -> dict[str, Produ
 
 
 def layer_inputs(source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[str, torch.Tensor]":
-    """What each linear layer that rounds reads in the reference."""
+    """Returns the input of each quantized linear layer in the reference."""
     import torch
 
     assert source.rounding is not None
@@ -164,7 +168,7 @@ def layer_inputs(source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[st
 
 
 class Program:
-    """A program's forward method. What it gives lies in the program's memory, which goes with it: copy what stays."""
+    """Forward method of a program. Its outputs live in the program's memory and are freed with it, so copy them."""
 
     def __init__(self, program: bytes | Path):
         check_library()
@@ -179,7 +183,7 @@ class Program:
 
 
 class ExecutorchModel:
-    """An exported model in ExecuTorch, one call at a time. Its threads are the whole process's."""
+    """Exported model in ExecuTorch, one call at a time. Its thread count applies to the whole process."""
 
     def __init__(self, folder: Path, threads: int):
         import json
@@ -192,7 +196,7 @@ class ExecutorchModel:
         self.program = Program(folder / FILE)
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
+        """Returns logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
         import torch
 
         given = [torch.from_numpy(inputs[name]).split(MOST) for name in self.names]

@@ -1,1 +1,1 @@
-"""LiteRT files for XNNPACK."""
+"""Export to LiteRT files for XNNPACK."""

@@ -1,7 +1,7 @@
-"""Products of integers in a .tflite file whose weights are on a grid: the numbers of the layers that trained there.
+"""Rewriting of .tflite files whose weights are on a grid to integer products with the trained layers' exact numbers.
 
-The converter knows floats only. So the converted model, whose weights are multiples of their scales, is converted as it
-is, and here each product is told by its weights which layer it came from, and given that layer's integers.
+The converter only supports floats. The converted model, whose weights are multiples of their scales, is therefore
+exported as it is; here each product is matched to its layer by its weights and given that layer's integers.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from compress.errors import ArtefactError
 from compress.export.common.rows import Layer, Rows
 from compress.export.litert.tflite import KIND, TYPE, File, is_biased, schema
 
-SMALLEST = np.float16(2**-24)  # of a group's scale: XNNPACK takes no 0
+SMALLEST = np.float16(2**-24)  # lower bound of a group's scale: XNNPACK rejects 0
 ACTIVATIONS = {
     schema.ActivationFunctionType.RELU: KIND.RELU,
     schema.ActivationFunctionType.RELU6: KIND.RELU6,
@@ -22,7 +22,7 @@ ACTIVATIONS = {
 
 
 class Ends(NamedTuple):
-    """Names of the outputs that hold what a product read and gave, and whether its bias is in that."""
+    """Names of the outputs that hold a product's input and output, and whether the output includes the bias."""
 
     read: str
     gave: str
@@ -30,19 +30,19 @@ class Ends(NamedTuple):
 
 
 def write_integers(program: bytes, layers: Mapping[str, Layer], constants: Mapping[str, np.ndarray]) -> bytes:
-    """The file again with the layers' integers, and without the names of what is between products.
+    """Returns the file with the layers' integers, and without the names of intermediate tensors.
 
-    Where the scheme rounds the inputs, products read the integers, and each row of inputs is rounded when they are
-    called. Weights that are rounded alone are multiplied by their scales when the file is opened. Word tables are read
-    as bytes, and only the rows read are multiplied by theirs.
+    If the scheme rounds the inputs, products take the integers directly, and each row of inputs is quantized in the
+    call. Weights of weight-only schemes are dequantized when the file is opened. Embedding tables are looked up as
+    bytes, and only the rows looked up are multiplied by their scales.
 
     Args:
         program: A float32 file.
-        layers: Of the model that the file was made from; none: it stays in float.
-        constants: What is among its inputs, but of the model, by their names.
+        layers: Layers of the model that the file was made from; if empty, the file stays in float.
+        constants: Model parameters among the file's inputs, by name, which become constants.
 
     Raises:
-        ArtefactError: Layers side by side that are rounded in different ways, or some that the file doesn't have.
+        ArtefactError: Concatenated layers are quantized in different ways, or the file lacks some of the layers.
     """
     file = File(program)
     file.keep(constants)
@@ -64,14 +64,14 @@ def write_integers(program: bytes, layers: Mapping[str, Layer], constants: Mappi
 
 
 class Rewriter:
-    """Writes products and look-ups of a file's graphs anew, with constants that all of them share."""
+    """Rewrites products and lookups of a file's graphs, with constants shared between the graphs."""
 
     def __init__(self, file: File, layers: Mapping[str, Layer]):
         self.file = file
         self.linear = Rows({name: layer for name, layer in layers.items() if layer.inputs != "table"})
         self.tables = Rows({name: layer for name, layer in layers.items() if layer.inputs == "table"})
-        self.found: dict[tuple[int, bool], tuple[Layer, list[str]] | None] = {}  # (buffer, of a table)
-        self.buffers: dict[tuple[int, str], int] = {}  # (buffer of floats, what is in its place) -> a buffer
+        self.found: dict[tuple[int, bool], tuple[Layer, list[str]] | None] = {}  # (buffer, is a table)
+        self.buffers: dict[tuple[int, str], int] = {}  # (float buffer, its replacement's content) -> buffer
         self.seen: set[str] = set()
 
     def rewrite(self, graph: Any) -> None:
@@ -83,7 +83,7 @@ class Rewriter:
         graph.operators = made
 
     def layer(self, graph: Any, place: int, rows: Rows) -> tuple[Layer, list[str]] | None:
-        """The layer whose rows a constant is; None of another's, or what isn't a constant."""
+        """Returns the layer whose rows a constant has; None if there is none, or the tensor isn't constant."""
         key = graph.tensors[place].buffer, rows is self.tables
         if key not in self.found:
             value = self.file.constant(graph, place)
@@ -99,7 +99,7 @@ class Rewriter:
         self.seen |= set(names)
         before: list[Any] = []
         if layer.inputs == "token":
-            # Said though XNNPACK does it anyway: LiteRT's own kernels would have the zero point at 0.
+            # Required by LiteRT's own kernels, whose zero point would be 0 otherwise; XNNPACK always does this.
             operator.builtinOptions.asymmetricQuantizeInputs = True
             operator.opcodeIndex = self.file.code(KIND.FULLY_CONNECTED, 12 if layer.bits == 8 else 13)
             weight = self.by_row(graph, place, layer) if layer.bits == 8 else self.by_group(graph, place, layer)
@@ -111,7 +111,10 @@ class Rewriter:
         return [*before, operator, *self.activation(graph, operator)]
 
     def look_up(self, graph: Any, operator: Any) -> list[Any]:
-        """Rows of bytes, and then of their scales: as the table's own these would be in the file for every graph."""
+        """Returns lookups of byte rows and of their scales, and their product.
+
+        Scales stored as the table's own quantization parameters would be duplicated in the file for every graph.
+        """
         ids, place = operator.inputs
         found = self.layer(graph, place, self.tables)
         if found is None:
@@ -131,7 +134,7 @@ class Rewriter:
         ]
 
     def positions(self, graph: Any, operator: Any) -> list[Any]:
-        """What the converter made constants of: the first rows of a table, added to what is looked up in others."""
+        """Dequantizes position tables that the converter turned into constants added to other lookups."""
         before: list[Any] = []
         for number, place in enumerate(operator.inputs):
             found = self.layer(graph, place, self.tables)
@@ -141,12 +144,15 @@ class Rewriter:
         return [*before, operator]
 
     def by_row(self, graph: Any, place: int, layer: Layer) -> int:
-        """A tensor of bytes whose rows have a scale each, in the place of one of floats."""
+        """Returns an int8 tensor with per-row scales that replaces a float tensor."""
         integers = self.shared(graph, place, "integers", stored(layer))
         return self.file.tensor(graph, layer.weight.shape, TYPE.INT8, integers, scaled(layer.scales))
 
     def by_group(self, graph: Any, place: int, layer: Layer) -> int:
-        """A tensor of 4 bits with a scale a group of inputs, as 16-bit floats: of those of bfloat16 none changes."""
+        """Returns a 4-bit tensor with float16 scales per group of inputs.
+
+        Converting bfloat16 scales to float16 changes none of them.
+        """
         scales = np.maximum(layer.scales.astype(np.float16), SMALLEST)
         held = self.shared(graph, place, "scales", scales)
         detail = schema.BlockwiseQuantizationT()
@@ -158,20 +164,20 @@ class Rewriter:
         return self.file.tensor(graph, layer.weight.shape, TYPE.INT4, integers, told)
 
     def unfolded(self, graph: Any, place: int, layer: Layer) -> tuple[Any, int]:
-        """What makes floats of a constant's bytes, which runtimes do once, and their tensor."""
+        """Returns an operator that dequantizes a constant, which runtimes run once, and its float tensor."""
         integers = self.by_row(graph, place, layer)
         floats = self.file.tensor(graph, layer.weight.shape, TYPE.FLOAT32)
         return self.file.operator(KIND.DEQUANTIZE, 5, [integers], floats, schema.DequantizeOptionsT()), floats
 
     def shared(self, graph: Any, place: int, part: str, values: np.ndarray) -> int:
-        """The number of a buffer that all graphs have in the place of a constant's."""
+        """Returns the index of the buffer that replaces a constant's in all graphs."""
         key = graph.tensors[place].buffer, part
         if key not in self.buffers:
             self.buffers[key] = self.file.buffer(values)
         return self.buffers[key]
 
     def activation(self, graph: Any, operator: Any) -> list[Any]:
-        """What the converter joined to a product, apart again, so that the product can be looked at."""
+        """Splits off an activation that the converter fused into a product, so that the product can be observed."""
         options, (after,) = operator.builtinOptions, operator.outputs
         if not options.fusedActivationFunction:
             return []
@@ -183,14 +189,14 @@ class Rewriter:
 
 
 def scaled(scales: np.ndarray) -> Any:
-    """Of a tensor with one scale, or with one for each row."""
+    """Returns quantization parameters with one scale per tensor or per row."""
     made = schema.QuantizationParametersT()
     made.scale, made.zeroPoint, made.quantizedDimension = scales.reshape(-1).tolist(), [0] * scales.size, 0
     return made
 
 
 def stored(layer: Layer) -> np.ndarray:
-    """The integers as bytes; of 4 bits two a byte, the lower half first."""
+    """Returns the integers as bytes; 4-bit integers are packed two per byte, the first in the lower half."""
     if layer.bits != 4:
         return layer.integers
     flat = layer.integers.reshape(-1)
@@ -199,7 +205,10 @@ def stored(layer: Layer) -> np.ndarray:
 
 
 def opened_up(program: bytes, signature: str, layers: Mapping[str, Layer]) -> tuple[bytes, dict[str, Ends]]:
-    """One signature of a file, with what its products read and give as outputs too, and where these are by layer."""
+    """Returns one signature of a file with its products' inputs and outputs as extra outputs.
+
+    Their names are returned by layer.
+    """
     file = File(program)
     own = next(each for each in file.model.signatureDefs if each.signatureKey.decode() == signature)
     graph = file.model.subgraphs[own.subgraphIndex]

@@ -1,4 +1,4 @@
-"""LiteRT on the CPU through XNNPACK: a .tflite file with a signature a length of text, and what runs it."""
+"""LiteRT on the CPU through XNNPACK: writing and running a .tflite file with one signature per text length."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from compress.export.common.source import Source
 
 FILE = "model.tflite"
-SHORTEST, LONGEST = 16, 512  # tokens of a signature: its shapes are fixed
-SIGNATURE = "tokens_"  # and how many
+SHORTEST, LONGEST = 16, 512  # tokens per signature: its shapes are fixed
+SIGNATURE = "tokens_"  # followed by the number of tokens
 
 
 def check_library() -> None:
-    """
+    """Checks that LiteRT is installed.
+
     Raises:
         CompressError: LiteRT isn't installed.
     """
@@ -31,7 +32,7 @@ def check_library() -> None:
 
 
 def lengths(longest: int) -> list[int]:
-    """Of the signatures: twice the one before, so that at most half of a text is padding."""
+    """Returns the signatures' lengths, doubling from SHORTEST: texts longer than that are at most half padding."""
     most = min(longest, LONGEST)
     found = [SHORTEST]
     while found[-1] < most:
@@ -40,16 +41,16 @@ def lengths(longest: int) -> list[int]:
 
 
 def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
-    """Writes `folder/model.tflite`, which reads one text: a signature for each of `lengths`, on the same weights.
+    """Writes `folder/model.tflite`, which takes one text: a signature for each of `lengths`, with shared weights.
 
     Args:
         source: The model.
         folder: Where to write.
-        rounded: With its integers instead of floats.
+        rounded: Whether to write integer weights instead of floats.
 
     Raises:
         CompressError: LiteRT isn't installed.
-        ArtefactError: It can't express the model.
+        ArtefactError: LiteRT can't express the model.
     """
     check_library()
     from compress.export.litert.integers import write_integers
@@ -61,7 +62,7 @@ def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
 
 
 def vectors(model: "nn.Module") -> "dict[str, Tensor]":
-    """Every parameter but the weights of linear layers and tables: biases, and what is in norms."""
+    """Returns every parameter except the weights of linear layers and tables: biases and norm parameters."""
     from torch import nn
 
     return {
@@ -73,9 +74,9 @@ def vectors(model: "nn.Module") -> "dict[str, Tensor]":
 
 
 def converted(source: "Source") -> bytes:
-    """The model in float32, with its `vectors` among the inputs.
+    """Returns the float32 program of the model, with its `vectors` among the inputs.
 
-    As constants they would be moved through products and into their weights, which then would be on no grid.
+    As constants they would be folded through products into the weights, which would then be off their grids.
     """
     import torch
 
@@ -89,19 +90,19 @@ def converted(source: "Source") -> bytes:
                 example = {name: torch.ones(1, length, dtype=torch.int64) for name in source.inputs}
                 converter.signature(f"{SIGNATURE}{length}", model, sample_kwargs=example | vectors(source.model))
             return bytes(converter.convert().model_content())
-    except Exception as error:  # noqa: BLE001 - its passes raise errors of any class
+    except Exception as error:  # noqa: BLE001 - the export passes raise errors of any class
         raise ArtefactError(f"litert: the model can't be exported: {error}") from error
 
 
 def named_logits(source: "Source") -> "nn.Module":
-    """A copy of the model from its inputs and `vectors`, by name, to its logits."""
+    """Returns a module that maps the model's inputs and `vectors`, by name, to its logits."""
     from torch import nn
     from torch.func import functional_call
 
     from distill.checkpoint.outputs import logits_of
 
     model: Any = copy.deepcopy(source.model)
-    model.set_attn_implementation("eager")  # as one operator, its scale would be multiplied into weights as well
+    model.set_attn_implementation("eager")  # a fused attention's scale would be folded into weights too
     names = {name.replace(".", "_"): name for name, _ in model.named_parameters()}
 
     class NamedLogits(nn.Module):
@@ -118,7 +119,7 @@ def named_logits(source: "Source") -> "nn.Module":
 
 
 class Program:
-    """The signatures of a file, or of the bytes of one, each called with one text."""
+    """Signatures of a file, or of the bytes of one, each called with one text."""
 
     def __init__(self, program: bytes | Path, threads: int):
         check_library()
@@ -126,17 +127,17 @@ class Program:
 
         given = {"model_content": program} if isinstance(program, bytes) else {"model_path": str(program)}
         self.interpreter = Interpreter(**given, num_threads=threads)
-        self.interpreter.allocate_tensors()  # now, and not in the first call
+        self.interpreter.allocate_tensors()  # here instead of in the first call
         signatures = self.interpreter.get_signature_list()
         self.names = list(next(iter(signatures.values()))["inputs"])
         self.lengths = sorted(int(name.removeprefix(SIGNATURE)) for name in signatures)
         self.runners: dict[int, Any] = {}
 
     def __call__(self, text: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Every output for one text, its inputs each [tokens], in the shortest signature that it fits into.
+        """Returns every output for one text, with inputs [tokens] each, from the shortest signature that fits it.
 
         Raises:
-            CompressError: It fits into none.
+            CompressError: The text is longer than the longest signature.
         """
         count = len(text["attention_mask"])
         length = next((length for length in self.lengths if length >= count), None)
@@ -152,30 +153,30 @@ class Program:
 
 
 class LitertModel:
-    """An exported model in LiteRT, one text at a time."""
+    """Exported model in LiteRT, one text at a time."""
 
     def __init__(self, folder: Path, threads: int):
         self.program = Program(folder / FILE, threads)
         self.names = self.program.names
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64.
+        """Returns logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64.
 
         Raises:
-            CompressError: A text that is longer than the longest signature.
+            CompressError: A text is longer than the longest signature.
         """
         return np.concatenate([self.program(text)["logits"] for text in texts(inputs, self.names)])
 
 
 def texts(inputs: Mapping[str, np.ndarray], names: list[str]) -> Iterator[dict[str, np.ndarray]]:
-    """Each text of a padded batch by itself, without the padding after it."""
+    """Yields each text of a padded batch, without the padding after it."""
     for row, mask in enumerate(inputs["attention_mask"]):
         count = int(np.flatnonzero(mask).max(initial=0)) + 1
         yield {name: inputs[name][row, :count] for name in names}
 
 
 def probe(file: Path, source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[str, Product]":
-    """What each product with a layer's integers reads and gives in the file, as outputs of it too."""
+    """Returns the input and output of each integer product in the file, exposed as extra outputs."""
     from compress.export.common.parity import Product
     from compress.export.litert.integers import opened_up
 
@@ -187,7 +188,7 @@ def probe(file: Path, source: "Source", inputs: Mapping[str, np.ndarray]) -> "di
     found = [program(text) for text in batch]
 
     def values(name: str) -> np.ndarray:
-        """Of all texts, [rows, numbers]."""
+        """Returns an output of all texts, [rows, numbers]."""
         return np.concatenate([each[name].reshape(-1, each[name].shape[-1]) for each in found])
 
     return {name: Product(values(ends.read), values(ends.gave), biased=ends.biased) for name, ends in products.items()}

@@ -1,4 +1,4 @@
-"""A .tflite file as objects: its constants, tensors and operators, read, added and written."""
+"""Object model of a .tflite file: reading, adding and writing its constants, tensors and operators."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,14 @@ ALIGNED = 16  # bytes
 
 
 class Aligned(flatbuffers.Builder):
-    """Puts bytes where the schema wants them; Python's own builder forgets that."""
+    """FlatBuffers builder that aligns byte vectors as the schema requires, which Python's own builder omits."""
 
     def StartVector(self, elemSize: int, numElems: int, alignment: int) -> Any:  # noqa: N802, N803
         return super().StartVector(elemSize, numElems, ALIGNED if elemSize == 1 else alignment)
 
 
 class File:
-    """A file that is changed in place."""
+    """A .tflite file that is changed in place."""
 
     def __init__(self, program: bytes):
         self.model: Any = schema.ModelT.InitFromPackedBuf(program, 0)
@@ -34,7 +34,7 @@ class File:
         return int(self.model.operatorCodes[operator.opcodeIndex].builtinCode)
 
     def constant(self, graph: Any, place: int) -> np.ndarray | None:
-        """The floats of a tensor; None of what isn't constant, or no floats."""
+        """Returns the values of a float constant; None if the tensor isn't constant or not float32."""
         tensor = graph.tensors[place]
         data = self.model.buffers[tensor.buffer].data
         if data is None or not len(data) or tensor.type != TYPE.FLOAT32:
@@ -42,7 +42,7 @@ class File:
         return np.asarray(data).view(np.float32).reshape(tuple(tensor.shape))
 
     def code(self, kind: int, version: int) -> int:
-        """The number of an operator's kind."""
+        """Returns the index of an operator code, added if missing."""
         codes = self.model.operatorCodes
         for index, each in enumerate(codes):
             if (each.builtinCode, each.version) == (kind, version):
@@ -62,14 +62,14 @@ class File:
         return made
 
     def buffer(self, values: np.ndarray) -> int:
-        """The number of a new buffer."""
+        """Adds a buffer and returns its index."""
         made = schema.BufferT()
         made.data = np.frombuffer(values.tobytes(), np.uint8)
         self.model.buffers.append(made)
         return len(self.model.buffers) - 1
 
     def tensor(self, graph: Any, shape: Any, kind: int, buffer: int = 0, quantization: Any = None) -> int:
-        """The number of a new tensor; without a buffer it isn't constant."""
+        """Adds a tensor and returns its index; without a buffer it isn't constant."""
         made = schema.TensorT()
         made.name, made.shape, made.type, made.buffer = b"", [int(size) for size in shape], kind, buffer
         made.quantization, made.hasRank = quantization, True
@@ -77,7 +77,7 @@ class File:
         return len(graph.tensors) - 1
 
     def keep(self, constants: Mapping[str, np.ndarray]) -> None:
-        """Makes constants of inputs."""
+        """Turns the named inputs into constants."""
         buffers = {name: self.buffer(value) for name, value in constants.items()}
         for signature in self.model.signatureDefs:
             graph = self.model.subgraphs[signature.subgraphIndex]
@@ -87,7 +87,7 @@ class File:
             graph.inputs = [each.tensorIndex for each in signature.inputs]
 
     def join_biases(self, graph: Any) -> None:
-        """Makes biases that are added to products these products' own."""
+        """Merges biases that are added to products into those products."""
         readers: dict[int, list[Any]] = {}
         for operator in graph.operators:
             operator.inputs = [int(place) for place in operator.inputs]
@@ -101,7 +101,7 @@ class File:
         graph.operators = [operator for operator in graph.operators if id(operator) not in gone]
 
     def join_bias(self, graph: Any, product: Any, readers: list[Any]) -> bool:
-        """Whether the only reader of a product adds a bias, which then is the product's."""
+        """Merges the bias if the only reader of a product adds one, and returns whether it did."""
         if len(readers) != 1 or self.kind(readers[0]) != KIND.ADD or is_biased(product):
             return False
         (add,), (out,) = readers, product.outputs
@@ -117,7 +117,7 @@ class File:
         return True
 
     def strip(self) -> None:
-        """Empties the buffers that nothing reads any more."""
+        """Empties buffers that are no longer used."""
         read = {each.buffer for each in self.model.metadata or ()}
         for graph in self.model.subgraphs:
             used = {*graph.outputs, *(place for operator in graph.operators for place in operator.inputs)}

@@ -1,1 +1,1 @@
-"""ONNX files for ONNX Runtime: the graph, its fusions, int8, integer products, decoders."""
+"""Export to ONNX files for ONNX Runtime: graphs, fusion, int8, integer products, decoders."""

@@ -1,8 +1,8 @@
-"""Language models as ONNX with a cache of keys and values, and the proof that they write what the model writes.
+"""Export of language models as ONNX with a key-value cache, and verification that they generate the same tokens.
 
-One graph reads a prompt and goes on from it: `past_key_values.N.key` and `.value` [batch, heads, past, head width] may
-be of no tokens, and `present.N.key` and `.value` hold those of past and given tokens. The names are those of Optimum,
-ONNX Runtime GenAI and transformers.js. What a layer's window no longer shows is masked and stays in the cache.
+One graph processes a prompt and continues it: `past_key_values.N.key` and `.value` [batch, heads, past, head width] may
+have no tokens, and `present.N.key` and `.value` hold past and new tokens. The names are those of Optimum, ONNX Runtime
+GenAI and transformers.js. Tokens outside a layer's sliding window are masked but stay in the cache.
 """
 
 import inspect
@@ -25,17 +25,17 @@ from compress.export.onnx.generate import PAST, PRESENT, OnnxDecoder, perplexity
 from compress.export.onnx.graph import FILE, write_graph
 
 INPUTS = ("input_ids", "attention_mask", "position_ids")
-BATCH, LENGTH, SEEN = 2, 3, 5  # of the example: of sizes 0 and 1, and of equal ones, the graph would be for these alone
-CHANGING = ("dynamic", "longrope")  # rotary angles that depend on the longest position that was ever seen
+BATCH, LENGTH, SEEN = 2, 3, 5  # example sizes: torch.export would specialise to sizes 0 and 1, and to equal sizes
+CHANGING = ("dynamic", "longrope")  # rotary types whose angles depend on the longest position so far
 
 
 def export_decoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes `folder/model.onnx` in float32, and the tokenizer, config and generation config beside it.
 
     Inputs are input_ids and position_ids [batch, length], attention_mask [batch, past + length], int64, and the cache,
-    float32. Outputs are logits [batch, length, words] and the cache with the tokens that were read. Heads may differ
-    from layer to layer, as in a pruned model; that is in the shapes of the file's inputs, and runtimes that take one
-    number of heads from config.json instead can't run such a file.
+    float32. Outputs are logits [batch, length, vocabulary] and the cache including the new tokens. The number of heads
+    may differ between layers, as in a pruned model; the shapes of the file's inputs show it, and runtimes that read a
+    single number of heads from config.json can't run such a file.
 
     Args:
         model: A causal language model in float32.
@@ -43,8 +43,9 @@ def export_decoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
         folder: Where to write; created when missing.
 
     Raises:
-        ArtefactError: It's no such model, its weights aren't all finite, its cache isn't one of keys and values, it
-            takes no positions, its rotary angles change with the length, or PyTorch can't express it in ONNX.
+        ArtefactError: The model isn't a causal language model, its weights aren't all finite, its cache isn't one of
+            keys and values, it takes no positions, its rotary angles change with the length, or PyTorch can't express
+            it in ONNX.
     """
     check_decoder(model)
     with eager(model.eval()):
@@ -71,7 +72,7 @@ def export_decoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
 
 
 class Step(nn.Module):
-    """A model from plain tensors to plain tensors: ids, mask, positions, and the keys and values of each layer."""
+    """A model as a function of plain tensors: ids, mask, positions, and the keys and values of each layer."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -85,13 +86,14 @@ class Step(nn.Module):
 
 
 def values_of(cache: Any) -> list[Tensor]:
-    """Keys and values of each layer in turn."""
+    """Returns keys and values of each layer, alternating."""
     return [value for layer in cache.layers for value in (layer.keys, layer.values)]
 
 
 def filled(past: Sequence[Tensor]) -> DynamicCache:
-    """A cache of keys and values in turn that forgets nothing: one that drops what is outside of a window would do so
-    by a count that is fixed when the model is traced.
+    """Returns a cache of alternating keys and values that keeps all tokens.
+
+    A sliding-window cache would drop tokens by a count that tracing fixes.
     """
     cache: Any = DynamicCache()
     for keys, values in zip(past[::2], past[1::2], strict=True):
@@ -104,7 +106,7 @@ def filled(past: Sequence[Tensor]) -> DynamicCache:
 
 @contextmanager
 def eager(model: PreTrainedModel) -> Iterator[None]:
-    """Attention in plain products inside the block: every family has it, and padding gets finite numbers from it."""
+    """Uses eager attention inside the block: every family supports it, and it gives padding finite values."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -115,10 +117,10 @@ def eager(model: PreTrainedModel) -> Iterator[None]:
 
 @torch.no_grad()
 def cache_sizes(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """(heads, width of a head) of the keys and values of each layer in turn, as the model makes them.
+    """Returns (heads, head width) of the keys and values of each layer, alternating, found by running the model.
 
     Raises:
-        ArtefactError: It makes none, or isn't causal.
+        ArtefactError: The model fills no such cache, or isn't causal.
     """
     cache: Any = DynamicCache()
     ids = torch.tensor([[0, 0, 0], [0, 0, 1]])
@@ -133,9 +135,10 @@ def cache_sizes(model: PreTrainedModel) -> list[tuple[int, int]]:
 
 
 def check_decoder(model: PreTrainedModel) -> None:
-    """
+    """Checks that a graph can hold the model's cache and that its weights are finite float32.
+
     Raises:
-        ArtefactError: The model isn't one whose cache a graph can hold, or its weights aren't finite float32.
+        ArtefactError: The model isn't a decoder, a graph can't hold its cache, or its weights aren't finite float32.
     """
     config: Any = model.config
     if config.is_encoder_decoder or not model.can_generate():
@@ -162,7 +165,7 @@ def check_decoder(model: PreTrainedModel) -> None:
 
 
 def rope_types(settings: Any) -> list[str]:
-    """Kinds of rotary angles in a config's `rope_parameters`, one for all layers or one for each kind of layer."""
+    """Returns the rotary types in a config's `rope_parameters`, given for all layers or per layer type."""
     if not isinstance(settings, dict):
         return []
     own = [settings["rope_type"]] if "rope_type" in settings else []
@@ -175,10 +178,10 @@ def refusal(model: PreTrainedModel, why: str) -> ArtefactError:
 
 @dataclass(frozen=True)
 class DecoderParity:
-    """How an exported language model does beside the model it was made from.
+    """Agreement of an exported language model with the model it was made from.
 
     Args:
-        tokens: Tokens that the model wrote after the prompts.
+        tokens: Tokens that the model generated after the prompts.
         max_difference: Of logits on the blocks, absolute.
         perplexity: Of the blocks in ONNX Runtime.
         model_perplexity: The same in PyTorch.
@@ -199,18 +202,18 @@ def prove_decoder(
     new_tokens: int = 100,
     threads: int = 1,
 ) -> DecoderParity:
-    """Compares what `export_decoder` wrote with the model, in this process.
+    """Compares the result of `export_decoder` with the model, in this process.
 
     Args:
         model: The model.
         folder: The artefact.
-        prompts: Token ids; the artefact goes on from all at once, the model from each alone.
+        prompts: Token ids; the artefact continues all of them in one batch, the model each alone.
         blocks: Token ids, int64 [length] each.
-        new_tokens: How many tokens are written at most, always the likeliest.
+        new_tokens: Largest number of tokens to generate, greedily.
         threads: Of ONNX Runtime.
 
     Raises:
-        ArtefactError: It writes other tokens, or its logits differ by more than rounding of float32.
+        ArtefactError: The artefact generates other tokens, or its logits differ by more than rounding of float32.
     """
     decoder, reference = OnnxDecoder(folder, threads), TorchModel.of(model)
     written = decoder.generate(prompts, new_tokens)
@@ -233,7 +236,7 @@ def prove_decoder(
 
 
 def max_difference(decoder: OnnxDecoder, reference: TorchModel, blocks: Sequence[np.ndarray]) -> float:
-    """Largest difference of logits, block by block."""
+    """Returns the largest difference of logits, computed block by block."""
     found = [0.0]
     for block in blocks:
         inputs = {"input_ids": block[None], "attention_mask": np.ones_like(block[None])}
@@ -243,9 +246,9 @@ def max_difference(decoder: OnnxDecoder, reference: TorchModel, blocks: Sequence
 
 @torch.inference_mode()
 def continued(model: PreTrainedModel, prompt: Sequence[int], new_tokens: int) -> list[int]:
-    """The likeliest tokens after the prompt by the model's own `generate`, up to the end token and with it.
+    """Returns the greedy continuation of a prompt by the model's own `generate`, up to and including the end token.
 
-    A checkpoint's habits, such as a penalty for repetitions, are left out: a graph doesn't have them.
+    The checkpoint's generation settings, such as a repetition penalty, are ignored, because a graph doesn't have them.
     """
     own: Any = model.generation_config
     ids = torch.tensor([list(prompt)])

@@ -1,4 +1,4 @@
-"""Rewrites an ONNX file for ONNX Runtime's CPU kernels: whole attention, bias with GELU, sums with their norms."""
+"""Fusion of an ONNX file for ONNX Runtime's CPU kernels: attention, bias with GELU, residual sums before norms."""
 
 import logging
 from collections.abc import Sequence
@@ -12,25 +12,25 @@ from compress.export.common.quiet import quiet
 
 MASK = "attention_mask"
 INT32 = 6  # onnx.TensorProto.INT32
-ROUNDING = 1e-3  # a rewriting that moves the logits further than other orders of float32 sums do isn't kept
+ROUNDING = 1e-3  # largest difference of logits from another order of float32 sums; beyond it a rewrite is rejected
 
 
 def fuse(source: Path, target: Path) -> dict[str, int]:
-    """Writes a float32 ONNX file again with ONNX Runtime's own operators where the graph allows it.
+    """Rewrites a float32 ONNX file with ONNX Runtime's own operators where the graph allows it.
 
-    Attention with its three projections becomes one operator that reads the padding mask as it comes, bias and GELU
-    one, and a residual sum with its bias one `Sum` before the norm: ONNX Runtime would join an `Add` and the norm to a
-    SkipLayerNormalization by itself, which took 3 times as long (16 tokens of width 384: 36 us, Sum and norm 12).
+    Attention with its three projections becomes one operator that takes the padding mask directly, bias and GELU become
+    one, and a residual sum with its bias becomes one `Sum` before the norm: ONNX Runtime alone would fuse an `Add` and
+    the norm into a SkipLayerNormalization, which took 3 times as long (16 tokens of width 384: 36 us, Sum and norm 12).
 
     Args:
         source: A float32 file whose inputs are [batch, length] int64.
         target: Where to write; runs on ONNX Runtime alone.
 
     Returns:
-        Operator -> how many of them were made.
+        Operator -> number in the fused graph.
 
     Raises:
-        ArtefactError: The rewritten graph gives other logits than the source.
+        ArtefactError: The rewritten graph computes other logits than the source.
     """
     import onnx
     import onnx_ir
@@ -56,7 +56,10 @@ def count(graph: Any, operator: str) -> int:
 
 
 def fold_constant_concats(graph: Any) -> None:
-    """The fusion leaves the three projections side by side as a Concat of constants, which would run in every call."""
+    """Folds Concat nodes of constants into constants.
+
+    The fusion leaves the three projections as such a Concat, which would run in every call.
+    """
     from onnx import numpy_helper
 
     constants = {constant.name: constant for constant in graph.initializer}
@@ -69,7 +72,7 @@ def fold_constant_concats(graph: Any) -> None:
 
 
 def split_skip_norms(graph: Any) -> None:
-    """SkipLayerNormalization -> Sum (of input, residual and bias) and LayerNormalization."""
+    """Replaces SkipLayerNormalization by Sum (of input, residual and bias) and LayerNormalization."""
     from onnx import helper
 
     nodes = []
@@ -88,7 +91,10 @@ def split_skip_norms(graph: Any) -> None:
 
 
 def drop_equal_sizes(graph: Any) -> None:
-    """Equal widths of queries, keys and values needn't be said, and said they keep Attention from being quantized."""
+    """Removes equal query, key and value widths from Attention.
+
+    They are the default, and Attention with explicit widths isn't quantized.
+    """
     for node in graph.node:
         sizes = attribute(node, "qkv_hidden_sizes") if node.op_type == "Attention" else None
         if sizes is not None and len(set(sizes.ints)) == 1:
@@ -96,7 +102,7 @@ def drop_equal_sizes(graph: Any) -> None:
 
 
 def with_raw_mask(model: Any) -> Any:
-    """A copy in which every Attention reads [batch, length] of ones and zeros instead of a bias made from it."""
+    """Returns a copy in which every Attention takes the [batch, length] mask instead of a bias made from it."""
     import onnx
     from onnx import helper
 
@@ -116,7 +122,7 @@ def with_raw_mask(model: Any) -> Any:
 
 
 def remove_unused(graph: Any) -> None:
-    """Takes out nodes and constants that no output needs, and the shapes noted for them."""
+    """Removes nodes and constants that no output needs, and all recorded shapes."""
     while True:
         used = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
         dead = [node for node in graph.node if not used.intersection(node.output)]
@@ -140,7 +146,7 @@ def attribute(node: Any, name: str) -> Any:
 
 
 def agrees(source: Path, model: Any) -> bool:
-    """Whether the rewritten graph gives the source's outputs on random ids with padding on the right."""
+    """Returns whether the rewritten graph computes the source's outputs on random ids with padding on the right."""
     import onnxruntime
 
     quiet = onnxruntime.SessionOptions()
@@ -162,7 +168,7 @@ def agrees(source: Path, model: Any) -> bool:
 
 
 def random_inputs(names: Sequence[str], lengths: Sequence[int]) -> dict[str, np.ndarray]:
-    """Ids that the smallest vocabularies have, rows of the given lengths; types 0."""
+    """Returns random inputs with rows of the given lengths; ids fit the smallest vocabularies, types are 0."""
     rows, width = len(lengths), max(lengths)
     mask = (np.arange(width) < np.asarray(lengths)[:, None]).astype(np.int64)
     ids = np.random.default_rng(0).integers(2, 10, (rows, width)) * mask

@@ -1,6 +1,6 @@
-"""Language models with a cache of keys and values in ONNX Runtime: what they write, and how well they foresee text.
+"""Exported language models with a key-value cache in ONNX Runtime: generation and perplexity.
 
-Nothing here needs torch.
+This module doesn't need torch.
 """
 
 import json
@@ -13,12 +13,12 @@ from compress.errors import CompressError
 from compress.export.onnx.graph import FILE, open_session
 
 PAST, PRESENT = "past_key_values", "present"
-Cache = dict[str, np.ndarray]  # by name of the input; [batch, heads, past, head width] each
+Cache = dict[str, np.ndarray]  # input name -> [batch, heads, past, head width]
 Runner = Callable[[dict[str, np.ndarray]], np.ndarray]
 
 
 class OnnxDecoder:
-    """A language model that `export_decoder` wrote, in ONNX Runtime; called like the other runtimes it gives logits.
+    """Language model written by `export_decoder`, in ONNX Runtime; calling it returns logits, as in other runtimes.
 
     Args:
         folder: The artefact.
@@ -36,27 +36,30 @@ class OnnxDecoder:
         self.words = settings.get("vocab_size")
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Logits [batch, length, words] of a batch of ids and mask, each [batch, length] int64, padded on any side."""
+        """Returns logits [batch, length, vocabulary] of ids and mask, [batch, length] int64, padded on any side."""
         return self.logits(inputs["input_ids"], inputs["attention_mask"])
 
     def logits(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Logits [batch, length, words] in one pass; ids and mask are [batch, length] int64, padded on any side."""
+        """Returns logits [batch, length, vocabulary] in one pass.
+
+        Arguments are [batch, length] int64, padded on any side.
+        """
         return self.step(ids, mask, self.empty(len(ids)))[0]
 
     def empty(self, rows: int) -> Cache:
-        """A cache of no tokens."""
+        """Returns a cache of no tokens."""
         return {name: np.zeros((rows, heads, 0, width), np.float32) for name, (heads, width) in self.sizes.items()}
 
     def step(self, ids: np.ndarray, mask: np.ndarray, past: Cache) -> tuple[np.ndarray, Cache]:
-        """Reads further tokens.
+        """Processes further tokens.
 
         Args:
             ids: [batch, length] int64.
-            mask: Of past and given tokens, 0 at padding: [batch, past + length] int64.
+            mask: Of past and new tokens, 0 at padding: [batch, past + length] int64.
             past: Cache of the tokens before them.
 
         Returns:
-            Logits of the given tokens, [batch, length, words], and the cache with them.
+            Logits of the new tokens, [batch, length, vocabulary], and the cache including them.
         """
         places = np.maximum(mask.cumsum(1) - 1, 0)[:, -ids.shape[1] :]
         inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": places} | past
@@ -66,20 +69,20 @@ class OnnxDecoder:
     def generate(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, temperature: float = 0.0, seed: int = 0
     ) -> list[list[int]]:
-        """Goes on after each prompt, up to an end token, which is kept, or `new_tokens`.
+        """Continues each prompt, up to and including an end token, or by `new_tokens`.
 
         Args:
             prompts: Token ids, of any lengths.
-            new_tokens: How many tokens at most.
-            temperature: Tokens are drawn from softmax(logits / temperature); 0 takes the likeliest.
-            seed: Each prompt has its own stream of it, whatever it is in a batch with.
+            new_tokens: Largest number of new tokens.
+            temperature: Tokens are sampled from softmax(logits / temperature); 0 is greedy.
+            seed: Seed of the random streams; each prompt has its own, independent of the rest of the batch.
 
         Returns:
             The new tokens after each prompt.
 
         Raises:
-            CompressError: No prompt, an empty one or one with ids that the model doesn't have, no token to write, more
-                tokens than the model has positions for, or a temperature below 0.
+            CompressError: There is no prompt, a prompt is empty or has ids outside the vocabulary, no new token is
+                requested, the tokens exceed the model's positions, or the temperature is below 0.
         """
         self.check(prompts, new_tokens, temperature)
         ids, mask = left_padded(prompts)
@@ -124,8 +127,10 @@ class OnnxDecoder:
 
 
 def settings_of(folder: Path) -> tuple[dict, set[int]]:
-    """config.json and the tokens that end a text: generation_config.json says which, or config.json where there is no
-    such file, as it is with `generate` of transformers.
+    """Returns the content of config.json and the end tokens.
+
+    The end tokens are read from generation_config.json, or from config.json if there is no such file, as in `generate`
+    of transformers.
     """
     config, habits = (folder / f"{name}.json" for name in ("config", "generation_config"))
     settings = json.loads(config.read_text(encoding="utf-8"))
@@ -134,7 +139,7 @@ def settings_of(folder: Path) -> tuple[dict, set[int]]:
 
 
 def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """(ids, mask), int64 [batch, length] each; every prompt ends in the last column."""
+    """Returns (ids, mask), int64 [batch, length] each; every prompt ends in the last column."""
     width = max(map(len, prompts))
     ids, mask = np.zeros((len(prompts), width), np.int64), np.zeros((len(prompts), width), np.int64)
     for row, prompt in enumerate(prompts):
@@ -143,19 +148,20 @@ def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarra
 
 
 def draw(logits: np.ndarray, temperature: float, stream: np.random.Generator) -> int:
-    """The likeliest of [words], or with Gumbel noise a draw from softmax(logits / temperature)."""
+    """Returns the most likely of [vocabulary] tokens, or a Gumbel sample from softmax(logits / temperature)."""
     if not temperature:
         return int(logits.argmax())
     return int((logits / temperature + stream.gumbel(size=len(logits))).argmax())
 
 
 def perplexity(model: Runner, blocks: Sequence[np.ndarray], batch: int = 8) -> float:
-    """exp of the mean negative log-likelihood, in nats, of every token but each block's first.
+    """Returns exp of the mean negative log-likelihood, in nats, of every token but each block's first.
 
     Args:
-        model: From ids and mask, each [batch, length] int64, padded on the right, to logits [batch, length, words].
+        model: Maps ids and mask, each [batch, length] int64, padded on the right, to logits [batch, length,
+            vocabulary].
         blocks: Token ids, int64 [length] each.
-        batch: Blocks at once.
+        batch: Blocks per batch.
 
     Raises:
         CompressError: No block has a second token.

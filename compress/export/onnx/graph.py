@@ -1,4 +1,4 @@
-"""ONNX with dynamic batch and length, the tokenizer beside it; reading it back needs onnxruntime and no torch."""
+"""Export to ONNX with dynamic batch and length, and reloading with onnxruntime, which needs no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FILE = "model.onnx"
 OPSET = 18
-LARGEST = 2_000_000_000  # bytes of weights in the file itself, which may have 2 GiB with its graph
+LARGEST = 2_000_000_000  # bytes of weights stored in the file itself, whose limit is 2 GiB including the graph
 
 
 def export_onnx(
@@ -25,7 +25,7 @@ def export_onnx(
     """Writes `folder/model.onnx` in fp32, and the tokenizer and config beside it.
 
     Args:
-        model: A model whose output has `logits`, or those of starts and ends.
+        model: A model whose output has `logits`, or start and end logits.
         tokenizer: Its tokenizer.
         folder: Where to write; created when missing.
         inputs: Names of the model's inputs, each [batch, length] int64, such as input_ids and attention_mask.
@@ -52,12 +52,12 @@ def write_graph(
     outputs: Sequence[str],
     file: Path,
 ) -> None:
-    """Writes a module as an ONNX file; weights that are too large for one file lie beside it.
+    """Writes a module as an ONNX file; weights too large for one file are stored beside it.
 
     Args:
-        module: From the tensors of `example`, in their order, to its outputs.
-        example: Tensors like those it will read.
-        shapes: Which of their dimensions are dynamic, as `torch.export` takes them.
+        module: Takes the tensors of `example`, in their order, and returns its outputs.
+        example: Example inputs.
+        shapes: Their dynamic dimensions, as passed to `torch.export`.
         inputs, outputs: Names.
         file: Where to write.
 
@@ -87,7 +87,7 @@ def write_graph(
 
 
 def logits_only(model: "PreTrainedModel", inputs: Sequence[str]):
-    """The model as a module from the named inputs, in that order, to logits alone."""
+    """Returns a module that maps the named inputs, in that order, to the model's logits alone."""
     from torch import nn
 
     from distill.checkpoint.outputs import logits_of
@@ -104,27 +104,28 @@ def logits_only(model: "PreTrainedModel", inputs: Sequence[str]):
 
 
 def open_session(model: str | bytes, threads: int) -> "onnxruntime.InferenceSession":
-    """A file, or the bytes of one, in ONNX Runtime with all graph optimisations, on the CPU."""
+    """Returns a CPU session for a file, or the bytes of one, with all graph optimisations."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3
-    # By default it would round the inputs of products whose weights alone are rounded.
+    # By default ONNX Runtime would round the inputs of products with weight-only quantization.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 class OnnxModel:
-    """An exported model in ONNX Runtime."""
+    """Exported model in ONNX Runtime."""
 
     def __init__(self, folder: Path, threads: int):
         self.session = open_session(str(folder / FILE), threads)
         self.names = [value.name for value in self.session.get_inputs()]
 
     def __call__(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Logits [batch, classes], [batch, length, classes], or of spans [batch, length, 2], of a padded batch of ids,
-        mask and types, each int64.
+        """Returns the logits of a padded batch of ids, mask and types, each int64.
+
+        Their shape is [batch, classes], [batch, length, classes], or for spans [batch, length, 2].
         """
         return self.session.run(["logits"], {name: inputs[name] for name in self.names})[0]

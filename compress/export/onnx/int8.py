@@ -1,4 +1,4 @@
-"""Dynamic int8 for ONNX Runtime: weights and embeddings in 8 bits, activations rounded call by call."""
+"""Dynamic int8 for ONNX Runtime: 8-bit weights and embeddings, activations quantized in each call."""
 
 from functools import cache
 from pathlib import Path
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 PRODUCTS = ("MatMul", "Gemm", "Attention")
-TABLES = ("Gather",)  # how ONNX looks up embeddings
+TABLES = ("Gather",)  # ONNX's embedding lookup
 
 
 @cache
 def products_saturate() -> bool:
-    """Whether products of bytes are cut off on this processor, found by multiplying the largest ones.
+    """Returns whether byte products saturate on this processor, found by multiplying the largest ones.
 
-    Asked of ONNX Runtime rather than of the processor's flags, so that its own choice of a kernel counts on every
-    platform, under a hypervisor or an emulator too. OpenVINO's products saturate on the same processors.
+    The test runs in ONNX Runtime instead of reading the processor's flags, so that it covers ONNX Runtime's own choice
+    of kernel on every platform, including under a hypervisor or emulator. OpenVINO's products saturate on the same
+    processors.
     """
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
@@ -37,14 +38,15 @@ def products_saturate() -> bool:
 
 
 def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
-    """Writes a float32 ONNX file with int8 weights, one scale an output channel (Attention with 7 bits).
+    """Quantizes a float32 ONNX file to int8 weights, with one scale per output channel (Attention with 7 bits).
 
-    Activations get a scale in each call, from the smallest and largest value of the tensor. Nothing is calibrated.
+    Activation scales are computed in each call from the smallest and largest value of the tensor. Nothing is
+    calibrated.
 
     Args:
-        source: A file that `fuse` wrote, or any float32 ONNX file.
+        source: A file written by `fuse`, or any float32 ONNX file.
         target: Where to write.
-        reduced: Weights of products have 7 bits, for processors whose products saturate.
+        reduced: Whether weights of products have 7 bits, for processors whose products saturate.
     """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -54,8 +56,8 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
     # tables are looked up, not multiplied: they keep 8 bits
     for operators, bits in ((TABLES, False), (PRODUCTS, True)) if reduced else ((TABLES + PRODUCTS, False),):
         before = tensor_names(model)
-        del model.graph.value_info[:]  # shapes noted before the fusion mislead the quantizer
-        with quiet():  # it advises a preprocessing that the export has done
+        del model.graph.value_info[:]  # shapes recorded before the fusion mislead the quantizer
+        with quiet():  # the quantizer recommends preprocessing that the export has done
             quantize_dynamic(
                 model,
                 str(target),
@@ -66,7 +68,7 @@ def quantize_int8(source: Path, target: Path, *, reduced: bool = False) -> None:
                 extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
             )
         model = onnx.load(str(target))
-        if operators == TABLES:  # the second pass would give a product's input the name of the table's own integers
+        if operators == TABLES:  # else the second pass would reuse the names of the table's integers
             rename(model, {name: f"table/{name}" for name in tensor_names(model) - before})
 
 
@@ -76,7 +78,7 @@ def tensor_names(model: "ModelProto") -> set[str]:
 
 
 def rename(model: "ModelProto", names: dict[str, str]) -> None:
-    """Gives tensors other names, wherever they are written or read."""
+    """Renames tensors in all nodes and constants."""
     for weight in model.graph.initializer:
         weight.name = names.get(weight.name, weight.name)
     for node in model.graph.node:

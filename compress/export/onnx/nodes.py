@@ -1,4 +1,4 @@
-"""Nodes and constants of an ONNX graph that is written anew."""
+"""Builder of nodes and constants for a rewritten ONNX graph."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class Writer:
 
     nodes: list[Any] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
-    made: dict[tuple[Any, ...], str] = field(default_factory=dict)  # what several products read is computed once
+    made: dict[tuple[Any, ...], str] = field(default_factory=dict)  # computes inputs shared by products once
 
     def constant(self, name: str, value: np.ndarray) -> str:
         from onnx import numpy_helper
@@ -23,7 +23,7 @@ class Writer:
         return name
 
     def nibbles(self, name: str, value: np.ndarray) -> str:
-        """A constant of 4-bit integers, two a byte, the first in the lower half."""
+        """Adds a constant of 4-bit integers, two per byte, the first in the lower half."""
         from onnx import TensorProto, helper
 
         flat = np.append(value.flatten(), np.zeros(value.size % 2, np.int8)).astype(np.uint8) & 15
@@ -41,7 +41,7 @@ class Writer:
         return output
 
     def once(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        """A node that is shared by all that ask for the same."""
+        """Adds a node, or reuses an equal node added before, and returns its output."""
         key = (operator, *inputs, *sorted(attributes.items()))
         if key not in self.made:
             self.made[key] = self.node(operator, inputs, output, **attributes)

@@ -1,7 +1,7 @@
-"""Products of integers for a graph whose weights are on a grid: the same numbers as the layers that trained there.
+"""Rewriting of ONNX graphs whose weights are on a grid to integer products with the trained layers' exact numbers.
 
-The exporters know floats only. So the converted model, whose weights are multiples of their scales, is exported as it
-is, and here each product is told by its weights which layer it came from, and written anew with that layer's integers.
+Exporters only support floats. The converted model, whose weights are multiples of their scales, is therefore exported
+as it is; here each product is matched to its layer by its weights and rewritten with that layer's integers.
 """
 
 import json
@@ -18,25 +18,25 @@ from compress.export.onnx.nodes import Writer
 from compress.quantize.grid import LEVELS, SMALLEST
 
 Write = Callable[[Writer, Any, Layer, str], tuple[str, str] | None]
-OPSET = 21  # the first with scales for groups of a weight, and with 4 bits
+OPSET = 21  # the first with group-wise weight scales and 4 bits
 MICROSOFT = "com.microsoft"
-PRODUCTS = "products"  # in the file's metadata: layer, or several joined by + -> the tensors that it reads and gives
+PRODUCTS = "products"  # metadata key: layer, or several joined by + -> names of its input and output tensors
 
 
 def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
-    """Writes the ONNX file of a converted model again with its layers' integers, in standard operators alone.
+    """Rewrites the ONNX file of a converted model with its layers' integers, in standard operators only.
 
-    Inputs of a scheme with a grid a tensor are quantized and dequantized around the product, which runtimes join; those
-    of a grid a token become products of bytes. Weights that are rounded alone are dequantized. Word tables are read as
-    bytes, and only the rows read are multiplied by their scales.
+    Inputs with per-tensor grids are quantized and dequantized around the product, which runtimes fuse; inputs with
+    per-token grids use byte products. Weights of weight-only schemes are dequantized. Embedding tables are looked up as
+    bytes, and only the rows looked up are multiplied by their scales.
 
     Args:
         source: A float32 file.
         target: Where to write.
-        layers: Of the model that the file was made from.
+        layers: Layers of the model that the file was made from.
 
     Raises:
-        ArtefactError: Layers side by side that are rounded in different ways, or some that the graph doesn't have.
+        ArtefactError: Concatenated layers are quantized in different ways, or the graph lacks some of the layers.
     """
     import onnx
 
@@ -47,18 +47,18 @@ def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
 
 
 def round_joined(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
-    """Writes the file of a converted model whose operators are joined for ONNX Runtime again, with integers.
+    """Rewrites the fused file of a converted model for ONNX Runtime with integers.
 
-    Attention and products read bytes and give floats, one operator each. What it says of products leaves Attention out,
-    whose products are inside.
+    Attention and products take bytes and return floats, one operator each. The metadata of products omits Attention,
+    whose products are internal.
 
     Args:
-        source: A file that `fuse` wrote.
+        source: A file written by `fuse`.
         target: Where to write; runs on ONNX Runtime alone.
-        layers: Of the model that the file was made from, all with a grid a tensor.
+        layers: Layers of the model that the file was made from, all with per-tensor grids.
 
     Raises:
-        ArtefactError: As `round_graph`; or an Attention whose scale QAttention can't be told.
+        ArtefactError: As in `round_graph`, or an Attention has a scale or a past, which QAttention doesn't support.
     """
     import onnx
 
@@ -68,7 +68,7 @@ def round_joined(source: Path, target: Path, layers: Mapping[str, Layer]) -> Non
 
 
 def rewrite(model: Any, layers: Mapping[str, Layer], write: Write) -> None:
-    """Every product and look-up of the graph with a layer's weights in integers, in place."""
+    """Rewrites every product and lookup of the graph that has a layer's weights with its integers, in place."""
     from onnx import numpy_helper
 
     graph = model.graph
@@ -112,7 +112,7 @@ def save(model: Any, target: Path) -> None:
 
 
 def weight_of(node: Any, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """The constant of a product as [outputs, inputs], or that of a look-up as it is."""
+    """Returns the constant of a product as [outputs, inputs], or that of a lookup unchanged."""
     if node.op_type == "Gather":
         return constants.get(node.input[0])
     if node.op_type not in ("MatMul", "Gemm", "Attention") or node.input[1] not in constants:
@@ -125,7 +125,7 @@ def weight_of(node: Any, constants: Mapping[str, np.ndarray]) -> np.ndarray | No
 
 
 def look_up(writer: Writer, node: Any, name: str, table: Layer) -> None:
-    """Rows of a table of bytes, each times its scale."""
+    """Writes a lookup of byte rows, each multiplied by its scale."""
     ids, out = node.input[1], node.output[0]
     rows = writer.node("Gather", [writer.constant(f"{name}.int8", table.integers), ids], f"{out}_int8", axis=0)
     scales = writer.node("Gather", [writer.constant(f"{name}.scales", table.scales), ids], f"{out}_scale", axis=0)
@@ -133,7 +133,7 @@ def look_up(writer: Writer, node: Any, name: str, table: Layer) -> None:
 
 
 def multiply(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str]:
-    """The product in place of a MatMul or Gemm; (what it reads, what it gives before a bias)."""
+    """Writes the product that replaces a MatMul or Gemm, and returns (its input, its output before a bias)."""
     x, product = node.input[0], before_bias(node)
     if layer.inputs == "token":
         by_token(writer, x, layer, name, product)
@@ -145,7 +145,7 @@ def multiply(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, s
 
 
 def before_bias(node: Any) -> str:
-    """Name of what a MatMul gives, or a Gemm before it adds its bias."""
+    """Returns the output name of a MatMul, or of a Gemm before its bias is added."""
     return f"{node.output[0]}_product" if len(node.input) > 2 else node.output[0]
 
 
@@ -155,7 +155,10 @@ def add_bias(writer: Writer, node: Any, product: str) -> None:
 
 
 def multiply_joined(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str] | None:
-    """The product as one operator from bytes to floats; (what it reads, what it gives), an Attention None."""
+    """Writes the product as one operator from bytes to floats.
+
+    Returns (its input, its output), or None for Attention.
+    """
     from onnx import helper
 
     x = node.input[0]
@@ -178,7 +181,7 @@ def multiply_joined(writer: Writer, node: Any, layer: Layer, name: str) -> tuple
 
 
 def quantized(writer: Writer, x: str, layer: Layer) -> tuple[str, str, str]:
-    """The input as bytes, and the names of its scale and zero point."""
+    """Writes the quantization of the input, and returns the names of the bytes, their scale and zero point."""
     assert layer.grid is not None
     scale, zero = writer.number(layer.grid[0]), writer.number(layer.grid[1], np.uint8)
     return writer.once("QuantizeLinear", [x, scale, zero], f"{x}_uint8_{len(writer.made)}"), scale, zero
@@ -190,7 +193,7 @@ def by_tensor(writer: Writer, x: str, layer: Layer) -> str:
 
 
 def dequantized(writer: Writer, layer: Layer, name: str) -> str:
-    """The weight [inputs, outputs] from its integers."""
+    """Writes the weight [inputs, outputs], dequantized from its integers."""
     whole = integers_of(writer, layer.integers.T, layer.bits, name)
     groups = layer.scales.shape[1]
     if groups == 1:
@@ -206,9 +209,9 @@ def integers_of(writer: Writer, value: np.ndarray, bits: int, name: str) -> str:
 
 
 def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
-    """Each token as unsigned bytes at a grid of its own; one product for each group of inputs.
+    """Writes products of tokens quantized to bytes, each on its own grid: one product per group of inputs.
 
-    A product of bytes can't be told a zero point for each row, so what these add is taken away after it, in integers.
+    A byte product doesn't support a zero point per row, so its contribution is subtracted afterwards, in integers.
     """
     from onnx import TensorProto
 
@@ -219,7 +222,7 @@ def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
         rows = slice(group * size, (group + 1) * size)
         own = given if groups == 1 else part(writer, given, rows)
         weight = integers_of(writer, whole[rows], layer.bits, f"{name}.{group}")
-        if layer.bits == 4:  # widened once, when the file is loaded
+        if layer.bits == 4:  # cast once, when the file is loaded
             weight = writer.node("Cast", [weight], f"{weight}_wide", to=int(TensorProto.INT8))
         product = writer.node("MatMulInteger", [own, weight], f"{out}_int32_{group}")
         sums = writer.constant(f"{name}.sums.{group}", whole[rows].sum(axis=0, dtype=np.int32))
@@ -233,7 +236,10 @@ def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
 
 
 def token_bytes(writer: Writer, x: str) -> tuple[str, str, str]:
-    """Names of the tokens as bytes, and of their scales and zero points (int32), in the order of `token_snapped`."""
+    """Writes per-token quantization, in the order of `token_snapped`.
+
+    Returns the names of the tokens as bytes, of their scales, and of their zero points (int32).
+    """
     from onnx import TensorProto
 
     nothing, levels = writer.number(0.0), writer.number(LEVELS)

@@ -1,1 +1,1 @@
-"""OpenVINO's intermediate representation."""
+"""Export to OpenVINO's intermediate representation."""

@@ -1,4 +1,4 @@
-"""OpenVINO on the CPU: the intermediate representation and what runs it; what is in float is computed in float32."""
+"""OpenVINO on the CPU: writing and running the intermediate representation; float parts are computed in float32."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,8 @@ FILE = "model.xml"
 
 
 def library():
-    """
+    """Returns the imported openvino module.
+
     Raises:
         CompressError: OpenVINO isn't installed.
     """
@@ -25,21 +26,21 @@ def library():
 
 
 def export_openvino(source: Path, target: Path) -> None:
-    """Converts an ONNX file; its numbers stay as they are.
+    """Converts an ONNX file without changing its numbers.
 
     Args:
-        source: What `export_onnx` or `round_graph` wrote.
-        target: The .xml file to write; its weights lie beside it as .bin.
+        source: File written by `export_onnx` or `round_graph`.
+        target: The .xml file to write; its weights are stored beside it as .bin.
 
     Raises:
         CompressError: OpenVINO isn't installed.
-        ArtefactError: OpenVINO can't read the graph.
+        ArtefactError: OpenVINO can't convert the graph.
     """
     openvino = library()
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         model = openvino.convert_model(str(source))
-        # By default it would round the inputs of products whose weights alone are rounded.
+        # By default OpenVINO would round the inputs of products with weight-only quantization.
         model.set_rt_info("0", ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"])
         openvino.save_model(model, str(target), compress_to_fp16=False)
     except RuntimeError as error:
@@ -47,11 +48,11 @@ def export_openvino(source: Path, target: Path) -> None:
 
 
 class OpenVinoModel:
-    """An exported model on OpenVINO's CPU plugin, one call at a time."""
+    """Exported model on OpenVINO's CPU plugin, one call at a time."""
 
     def __init__(self, folder: Path, threads: int):
         openvino = library()
-        # float32 said out loud: where the processor has bfloat16, OpenVINO would take that.
+        # Explicit float32: OpenVINO would use bfloat16 on processors that support it.
         settings = {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": threads,
@@ -63,11 +64,11 @@ class OpenVinoModel:
         self.request = self.model.create_infer_request()
 
     def __call__(self, inputs: "dict[str, np.ndarray]") -> "np.ndarray":
-        """Logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
+        """Returns logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64."""
         found = self.request.infer({name: inputs[name] for name in self.names})
         return next(iter(found.values())).copy()
 
     def values(self, inputs: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
-        """Every output by each of its names."""
+        """Returns every output by each of its names."""
         found = self.request.infer({name: inputs[name] for name in self.names})
         return {name: value.copy() for output, value in found.items() for name in output.names}

@@ -1,1 +1,1 @@
-"""Checkpoints with integer weights for PyTorch: torchao and compressed-tensors."""
+"""Quantized checkpoints for PyTorch: torchao and compressed-tensors."""

@@ -1,4 +1,4 @@
-"""A compressed-tensors checkpoint: the model's very integers, for vLLM, and for stock `from_pretrained`."""
+"""Export of compressed-tensors checkpoints with the model's exact integers, for vLLM and stock `from_pretrained`."""
 
 import copy
 from collections.abc import Mapping
@@ -19,15 +19,15 @@ from compress.quantize.schemes import Scheme
 if TYPE_CHECKING:
     from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
 
-LEAST = -128  # the smallest byte there; ours start at 0
+LEAST = -128  # smallest byte in compressed-tensors; input grids here start at 0
 
 
 @torch.no_grad()
 def export_compressed(source: Source, folder: Path) -> None:
-    """Writes safetensors with packed integers, scales and zero points, and a config that says so.
+    """Writes safetensors with packed integers, scales and zero points, and a config that declares them.
 
-    Linear layers are in few bits; word tables are floats on their grid, since vLLM takes no others. A head that shares
-    the word table gets integers of its own.
+    Linear layers are quantized; embedding tables are floats on their grid, since vLLM supports no others. A head tied
+    to the token table gets integers of its own.
 
     Args:
         source: A model with a rounding.
@@ -54,7 +54,7 @@ def export_compressed(source: Source, folder: Path) -> None:
 
 
 def untied(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with heads that share no table, in place."""
+    """Unties heads from embedding tables, in place, and returns the model."""
     tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     for layer in model.modules():
         if isinstance(layer, nn.Linear) and id(layer.weight) in tables:
@@ -64,7 +64,7 @@ def untied(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def config_of(model: nn.Module, rounding: Mapping[str, Rounded]) -> "QuantizationConfig":
-    """All linear layers by their class where they are alike, else each by its name."""
+    """Returns a config that lists linear layers by class if all have one scheme, else by name."""
     from compressed_tensors.quantization import QuantizationConfig
 
     layers: dict[Scheme, list[str]] = {}
@@ -98,7 +98,7 @@ def group_of(scheme: Scheme, targets: list[str]) -> "QuantizationScheme":
 
 
 def fill(layer: Any, rounded: Rounded) -> None:
-    """Gives the layer the numbers that the model was trained with."""
+    """Copies the trained scales and zero points into the layer."""
     layer.weight_scale.copy_(rounded.scales)
     layer.weight_zero_point.zero_()
     if rounded.grid is not None:

@@ -1,4 +1,4 @@
-"""A torchao checkpoint: the model's very integers as torchao's tensors, loaded by stock `from_pretrained`."""
+"""Export of torchao checkpoints with the model's exact integers as torchao tensors, for stock `from_pretrained`."""
 
 import json
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from compress.quantize.prepare import Rounded
 
 
 def export_torchao(source: Source, folder: Path) -> None:
-    """Writes safetensors with the model's numbers and scales, and a config that says so.
+    """Writes safetensors with the model's integers and scales, and a config that declares them.
 
-    Linear layers with 8 bits become torchao's Int8Tensor, whose products are of bytes where the scheme rounds the
-    inputs, or Float8Tensor; 4 bits and word tables become IntxUnpackedToInt8Tensor, a byte a number: on a CPU this is
-    for interchange, not for speed.
+    8-bit linear layers become torchao's Int8Tensor, with byte products if the scheme rounds the inputs, or
+    Float8Tensor; 4-bit layers and embedding tables become IntxUnpackedToInt8Tensor, one byte per number: on a CPU this
+    format is for interchange, not for speed.
 
     Args:
         source: A model with a rounding.
@@ -33,7 +33,7 @@ def export_torchao(source: Source, folder: Path) -> None:
     model, rounding = with_integers(source), source.rounding
     assert rounding is not None
     plain = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Embedding) and n not in rounding]
-    # What is loaded already is quantized, so the scheme that the config has to name is never applied.
+    # The weights are quantized already, so the scheme that the config must name is never applied.
     told = TorchAoConfig(
         IntxWeightOnlyConfig(), modules_to_not_convert=plain or None, include_input_output_embeddings=True
     )
@@ -44,7 +44,10 @@ def export_torchao(source: Source, folder: Path) -> None:
 
 
 def leave_out(file: Path, shared: Sequence[str]) -> None:
-    """Takes weights that share another's out of the file: transformers would compare both, and torchao's can't be."""
+    """Removes weights tied to another from the file.
+
+    transformers would compare both on loading, and torchao's tensors can't be compared.
+    """
     from safetensors.torch import load_file, save_file
 
     with safe_open(file, framework="pt") as opened:
@@ -61,7 +64,7 @@ def leave_out(file: Path, shared: Sequence[str]) -> None:
 
 
 def with_integers(source: Source) -> PreTrainedModel:
-    """A copy of the model with torchao's tensors in the place of the weights that round."""
+    """Returns a copy of the model with torchao tensors in place of the quantized weights."""
     import copy
 
     assert source.rounding is not None
@@ -69,7 +72,7 @@ def with_integers(source: Source) -> PreTrainedModel:
     for name in sorted(rounding, key=lambda name: rounding[name].scheme is not None):  # tables first
         layer: Any = model.get_submodule(name)
         weight = layer.weight
-        if id(weight) not in made:  # a head that shares the word table goes on sharing it
+        if id(weight) not in made:  # a tied head stays tied to the token table
             tensor = tensor_of(weight.detach(), rounding[name])
             made[id(weight)] = nn.Parameter(tensor, requires_grad=False)
         layer.weight = made[id(weight)]
@@ -118,7 +121,7 @@ def float_tensor(weight: Tensor, rounded: Rounded) -> Tensor:
 
 
 def unpacked_tensor(weight: Tensor, rounded: Rounded, *, inputs: Any = None) -> Tensor:
-    """`inputs`: how torchao rounds them."""
+    """Returns the weight as unpacked int8; `inputs` is torchao's activation quantization."""
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
     bits = 8 if rounded.scheme is None else rounded.scheme.stored

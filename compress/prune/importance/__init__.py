@@ -1,1 +1,1 @@
-"""Scores of a model's units and layers, and the gates that scores and learned masks act through."""
+"""Importance scores of units and layers, and the gates used to measure them and to train masks."""

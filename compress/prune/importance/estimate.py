@@ -1,4 +1,4 @@
-"""Scores of the units of each axis and of whole layers: what a model would miss least."""
+"""Estimation of importance scores: of the units of each axis and of whole layers."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,10 +16,10 @@ from compress.prune.importance.scores import Scores, weights_fingerprint
 from compress.prune.tracing.axes import Axis, Slot
 from compress.prune.tracing.trace import layer_stack
 
-Batch = Mapping[str, Tensor]  # each tensor has the samples first
+Batch = Mapping[str, Tensor]  # the first dimension of each tensor is the sample
 Loss = Callable[[PreTrainedModel, Batch], Tensor]  # (model, batch) -> loss of each sample [batch]
 
-VANISHED = 1e-5  # float32 leaves some 1e-6 of gradients that should be 0
+VANISHED = 1e-5  # in float32, gradients that should be 0 come out around 1e-6
 
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "taylor": lambda g: g,
@@ -29,10 +29,10 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def magnitude(model: PreTrainedModel, axes: Sequence[Axis]) -> Scores:
-    """Root mean square of all weights of a unit (in every slot), and of all weights of a layer.
+    """Returns the root mean square of all weights of a unit (in every slot), and of all weights of a layer.
 
-    The mean, not the sum, so that units with other numbers of weights can be compared. A weight that two slots share
-    (tied embeddings) counts once.
+    The mean, not the sum, makes units with different numbers of weights comparable. A weight shared by two slots (tied
+    embeddings) counts once.
     """
     weights = dict(model.named_parameters(remove_duplicate=False))
     values = {}
@@ -48,7 +48,7 @@ def magnitude(model: PreTrainedModel, axes: Sequence[Axis]) -> Scores:
 
 
 def unit_weights(weight: Tensor, slot: Slot, units: int) -> Tensor:
-    """The slot's weights as [outer, units, rest], float64."""
+    """Returns the slot's weights as [outer, units, rest], float64."""
     rows = weight.detach().double().movedim(slot.dim, 0)
     return rows.reshape(slot.outer, units, -1)
 
@@ -60,15 +60,15 @@ def measured(
     loss: Loss,
     methods: Sequence[str] = ("taylor", "fisher"),
 ) -> dict[str, Scores]:
-    """Scores from the gradients g of each sample's loss on the gates of all units and layers, in one pass.
+    """Measures scores from the gradients g of each sample's loss on the gates of all units and layers, in one pass.
 
-    taylor: |mean of g|, what the loss changes to first order when the unit goes. absolute: mean of |g|. fisher: mean of
-    g^2, the diagonal of the empirical Fisher information, so that 0.5 * fisher is the increase of the mean loss to
-    second order. Samples keep their own gates in a batch, so one backward gives each sample's g, and
-    neither the size of the batches nor their order matters. The model runs in eval mode; nothing of it is changed.
+    taylor: |mean of g|, the first-order change of the loss when the unit is removed. absolute: mean of |g|. fisher:
+    mean of g^2, the diagonal of the empirical Fisher information, so that 0.5 * fisher is the second-order increase of
+    the mean loss. Each sample of a batch has its own gates, so one backward pass gives each sample's g, and neither the
+    batch size nor the order of batches matters. The model runs in eval mode and isn't modified.
 
-    A distance to this model's own outputs has no gradient: where the teacher is the model that is pruned, take labels,
-    the true ones or ones drawn from its outputs; with drawn ones fisher is the second order of the KL divergence.
+    A distance to this model's own outputs has no gradient: if the pruned model is the teacher itself, use labels, true
+    or sampled from its outputs; with sampled labels fisher is the second order of the KL divergence.
 
     Args:
         batches: Mappings of tensors with the samples first, on the model's device.
@@ -76,10 +76,11 @@ def measured(
         methods: Any of taylor, absolute, fisher.
 
     Returns:
-        A method's name -> its scores. A vocabulary can't be gated and has none.
+        Method name -> its scores. A vocabulary can't be gated and has no scores.
 
     Raises:
-        CompressError: An unknown method, no batch, or a loss that isn't [batch] or has no gradient on the gates.
+        CompressError: A method is unknown, there is no batch, or the loss isn't [batch] or has no gradient on the
+            gates.
 
     Source: taylor: Molchanov et al. 2019 (arXiv 1906.10771), section 3, on gates, and the root of their square.
         absolute: Michel et al. 2019 (arXiv 1905.10650), section 4.1, with samples for batches. fisher: Kwon et al. 2022
@@ -113,13 +114,13 @@ def measured(
 
 
 def sample_gradients(model: PreTrainedModel, gates: Gates, batch: Batch, loss: Loss) -> dict[str, Tensor]:
-    """Gradient of each sample's loss on its own gates: name -> [batch, units], float64."""
+    """Returns the gradient of each sample's loss on its own gates: name -> [batch, units], float64."""
     like = next(model.parameters())
     dtype = torch.promote_types(like.dtype, torch.float32)
     ones = {name: gate.to(like.device, dtype) for name, gate in gates.ones(count_samples(batch)).items()}
     gates.set({name: gate.requires_grad_() for name, gate in ones.items()})
     losses = sample_losses(model, batch, loss).sum()
-    gates_only = list(ones.values())  # asked of the gates alone, the weights' gradients are never computed
+    gates_only = list(ones.values())  # gradients of the weights aren't computed
     found = torch.autograd.grad(losses, gates_only, allow_unused=True) if losses.requires_grad else [None]
     if all(gradient is None for gradient in found):
         raise CompressError("loss: it has no gradients on the gates: every unit would look useless")
@@ -138,7 +139,10 @@ def sample_losses(model: PreTrainedModel, batch: Batch, loss: Loss) -> Tensor:
 
 
 def layer_losses(model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[Batch], loss: Loss) -> Tensor:
-    """Increase of the mean loss when each layer alone is left out, float64 [layers]; arguments as of `measured`."""
+    """Returns the increase of the mean loss when each layer alone is removed, float64 [layers].
+
+    The arguments are those of `measured`.
+    """
     total: Tensor | float = 0.0
     samples = 0
     with evaluating(model), torch.no_grad(), Gates(model, axes) as gates:
@@ -158,15 +162,7 @@ def layer_losses(model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable
 
 
 def activation(model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[Batch]) -> Scores:
-    """Mean size of what each unit puts out, over all tokens but padding; for layers, how much they turn their input.
-
-    A head's L2 norm and a neuron's absolute value are taken where the output projection reads them; a hidden
-    coordinate's absolute value is the mean over the outputs of all norms; a layer's is 1 - cos(input, output).
-
-    Source: Muralidharan et al. 2024 (Minitron, arXiv 2407.14679), section 2.2, with neurons after their activation
-        function (the paper takes them before) and means of absolute values over batch and tokens alike. Layers: block
-        influence, Men et al. 2024 (ShortGPT, arXiv 2403.03853).
-    """
+    """Returns each unit's mean absolute output over non-padding tokens; for layers, how much they change the input."""
     gates, meter = Gates(model, axes), Meter()
     handles = [
         layer.register_forward_hook(partial(meter.turn, i), with_kwargs=True) for i, layer in enumerate(gates.layers)
@@ -195,7 +191,7 @@ def activation(model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[B
 
 
 class Meter:
-    """Means over the tokens that aren't padding, by hooks; `mask` [batch, tokens] is that of the batch under way."""
+    """Means over non-padding tokens, collected by hooks; `mask` [batch, tokens] is the mask of the current batch."""
 
     def __init__(self) -> None:
         self.mask = torch.ones(0, 0, dtype=torch.bool)
@@ -215,7 +211,7 @@ class Meter:
         self.add(f"{LAYERS}.{number}", 1 - torch.cosine_similarity(before, after, dim=-1)[..., None])
 
     def add(self, name: str, sizes: Tensor) -> None:
-        """Adds [batch, tokens, units]; a tensor without tokens [batch, units] counts as one token a sample."""
+        """Adds [batch, tokens, units]; a tensor without tokens [batch, units] counts as one token per sample."""
         mask = self.mask if sizes.dim() > 2 else self.mask.any(dim=1)
         if mask.shape != sizes.shape[:-1]:
             raise CompressError(
@@ -236,7 +232,7 @@ def count_samples(batch: Batch) -> int:
 
 
 def token_mask(batch: Batch) -> Tensor:
-    """True for each token that isn't padding, [batch, tokens]; all of them if the batch doesn't say."""
+    """Returns True for each non-padding token, [batch, tokens]; for all tokens if the batch has no attention_mask."""
     if "attention_mask" in batch:
         return batch["attention_mask"].bool()
     return torch.ones_like(batch["input_ids"], dtype=torch.bool)
@@ -244,7 +240,7 @@ def token_mask(batch: Batch) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode inside the block, afterwards in the modes it was in."""
+    """Puts the model in eval mode inside the block and restores the previous modes of its modules afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,7 +1,7 @@
-"""Gates: multiplying the units of coupled dimensions and whole layers by numbers, without touching a weight.
+"""Gates: multipliers on the units of coupled dimensions and on whole layers, applied without modifying weights.
 
-A gate of 1 leaves a unit as it is, a gate of 0 is the unit's removal, and between them the model changes smoothly: that
-is what importance is measured on and what masks learn. A unit is gated where it is read, once on every path:
+A gate of 1 leaves a unit unchanged, a gate of 0 removes it, and in between the model changes smoothly, so that
+importance can be measured and masks can be trained on gates. A unit is gated where it is consumed, once on every path:
 
 - heads, feed-forward neurons and hidden coordinates: the input of each linear layer that consumes them;
 - hidden coordinates in a norm: mean and variance are weighted by the gates, so closed coordinates don't count;
@@ -21,23 +21,24 @@ from compress.errors import CompressError
 from compress.prune.tracing.axes import Axis, Kept, Role, Slot
 from compress.prune.tracing.trace import layer_stack
 
-LAYERS = "layers"  # the name of the whole layers' gates, beside the axes' names
+LAYERS = "layers"  # key of the gates of whole layers, beside the axes' names
 
 
 class Gates:
-    """Gates on a model's axes; the hooks are in place between `attach` and `remove`, or inside a `with` block.
+    """Gates on a model's axes; the hooks are active between `attach` and `remove`, or inside a `with` block.
 
-    A closed hidden coordinate is also zeroed where it is written, so that hidden states handed out don't show it.
-    Between 0 and 1 it isn't gated there: who reads hidden states from outside multiplies them by `values["hidden"]`.
+    A closed hidden coordinate is also zeroed where it is produced, so that returned hidden states don't contain it. A
+    gate between 0 and 1 isn't applied there: code that uses returned hidden states must multiply them by
+    `values["hidden"]`.
 
     Args:
-        model: One whose linear layers, embeddings and norms the axes' slots name; no weight is changed.
-        axes: Those of kind heads, ffn and hidden can be gated; a vocabulary can't.
+        model: A model whose linear layers, embeddings and norms are in the axes' slots; no weight is modified.
+        axes: Axes of kind heads, ffn and hidden can be gated; a vocabulary can't and is ignored.
         values: See `set`.
 
     Raises:
-        CompressError: A slot that isn't in the model, has another size, or lies in a module that can't be gated; layers
-            that aren't one list.
+        CompressError: A slot isn't in the model, has another size, or belongs to a module that can't be gated; the
+            layers aren't in one list.
     """
 
     def __init__(self, model: PreTrainedModel, axes: Sequence[Axis], values: Mapping[str, Tensor] | None = None):
@@ -51,14 +52,14 @@ class Gates:
         self.set(values or {})
 
     def set(self, values: Mapping[str, Tensor]) -> None:
-        """Takes these gates from now on; what has no gate is left as it is.
+        """Sets the gates to apply from now on; axes without gates are left unchanged.
 
         Args:
-            values: Name of an axis -> gates [units], or [batch, units] for gates of each sample (inputs must then have
-                the samples first); `layers` -> [layers] or [batch, layers]. They may carry gradients.
+            values: Name of an axis -> gates [units], or [batch, units] for gates per sample (inputs must then have the
+                samples first); `layers` -> [layers] or [batch, layers]. Gates may require gradients.
 
         Raises:
-            CompressError: An unknown name or another number of units.
+            CompressError: The name is unknown or the number of units differs.
         """
         for name, gate in values.items():
             units = self.size(name)
@@ -70,12 +71,12 @@ class Gates:
         self.values = dict(values)
 
     def ones(self, samples: int | None = None) -> dict[str, Tensor]:
-        """Open gates [units], or [samples, units], for all axes and for the layers."""
+        """Returns open gates [units], or [samples, units], for all axes and for the layers."""
         batch = () if samples is None else (samples,)
         return {name: torch.ones(*batch, size) for name, size in self.sizes.items()}
 
     def kept(self, kept: Kept) -> dict[str, Tensor]:
-        """Gates [units] that are 1 for the units kept and 0 for others, of what `kept` names (axes, or `layers`)."""
+        """Returns gates [units], 1 for kept units and 0 for others, for the names in `kept` (axes, or `layers`)."""
         return {
             name: torch.zeros(self.size(name), device=units.device).index_fill(0, units, 1.0)
             for name, units in kept.items()
@@ -87,7 +88,7 @@ class Gates:
         return self.sizes[name]
 
     def attach(self) -> "Gates":
-        """Puts the hooks in place; does nothing if they are."""
+        """Registers the hooks unless they are registered already."""
         if self.handles:
             return self
         for name, found in self.places.items():
@@ -103,7 +104,7 @@ class Gates:
         return self
 
     def remove(self) -> None:
-        """Takes the hooks away; the model is as it was."""
+        """Removes the hooks, which restores the model."""
         for handle in self.handles:
             handle.remove()
         self.handles = []
@@ -123,7 +124,7 @@ class Gates:
         if name not in self.values:
             return output
         gate = self.values[name]
-        is_open = gate.reshape(-1, gate.shape[-1]).ne(0).any(dim=0)  # tables of positions have no samples
+        is_open = gate.reshape(-1, gate.shape[-1]).ne(0).any(dim=0)  # position embeddings have no batch dimension
         return output * coordinates(is_open, slot).to(output)
 
     def norm(self, name: str, slot: Slot, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
@@ -138,12 +139,12 @@ class Gates:
         hidden = inputs[0] if inputs else named["hidden_states"]
         after = output[0] if isinstance(output, tuple) else output
         gate = self.values[LAYERS][..., number]
-        # lerp is exact at both ends: an open layer's output stays bit for bit
+        # lerp is exact at both ends: an open layer's output is bit-identical
         after = torch.lerp(hidden.to(after), after, gate.to(after).reshape(-1, *[1] * (after.dim() - 1)))
         return (after, *output[1:]) if isinstance(output, tuple) else after
 
     def spread(self, name: str, slot: Slot, like: Tensor) -> Tensor:
-        """The axis' gates for every coordinate of a tensor [batch, ..., outer * units * inner]."""
+        """Returns the axis's gates for every coordinate of a tensor [batch, ..., outer * units * inner]."""
         gate = coordinates(self.values[name], slot).to(like)
         if gate.shape[-1] != like.shape[-1]:
             raise CompressError(
@@ -161,14 +162,15 @@ class Gates:
 
 
 def coordinates(gate: Tensor, slot: Slot) -> Tensor:
-    """Gates [..., units] for every coordinate of the slot's dimension: [..., outer * units * inner]."""
+    """Expands gates [..., units] to every coordinate of the slot's dimension: [..., outer * units * inner]."""
     return gate.repeat_interleave(slot.inner, dim=-1).repeat(*[1] * (gate.dim() - 1), slot.outer)
 
 
 def weighted_norm(module: nn.Module, x: Tensor, output: Tensor, weight: Tensor) -> Tensor:
-    """What the norm `module` gives for `x` [..., width] if each coordinate counts `weight` times; `output` if once.
+    """Returns the output of the norm `module` for `x` [..., width] with coordinates weighted by `weight`.
 
-    Any norm that divides by a root mean square is understood through the ratio of the two roots.
+    Any norm that divides by a root mean square is supported: its unweighted `output` is scaled by the ratio of the two
+    roots.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     x, share = x.to(wide), weight.to(wide)
@@ -185,13 +187,13 @@ def weighted_norm(module: nn.Module, x: Tensor, output: Tensor, weight: Tensor) 
 
 def root_eps(module: nn.Module, x: Tensor) -> float:
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    return torch.finfo(x.dtype).eps if eps is None else eps  # nn.RMSNorm's own default is None
+    return torch.finfo(x.dtype).eps if eps is None else eps  # nn.RMSNorm's default is None, the dtype's eps
 
 
 def places(model: nn.Module, axis: Axis) -> dict[Role, dict[nn.Module, Slot]]:
-    """The modules that read (in), norm (scale) and write (out) an axis, each with one of its slots.
+    """Returns the modules that consume (in), norm (scale) and produce (out) an axis, each with one of its slots.
 
-    A tied weight counts for every module that holds it: a table of embeddings writes, the output layer reads.
+    A tied weight counts for every module that holds it: an embedding produces the axis, the output layer consumes it.
     """
     found: dict[Role, dict[nn.Module, Slot]] = {"in": {}, "scale": {}, "out": {}}
     weights = dict(model.named_parameters(remove_duplicate=False))

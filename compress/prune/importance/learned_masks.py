@@ -1,4 +1,4 @@
-"""Masks that a training learns: gates pushed to a size by Lagrangian multipliers, and movement scores."""
+"""Masks trained beside the weights: hard-concrete gates with a Lagrangian size constraint, and movement scores."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,38 +14,38 @@ from compress.prune.tracing.axes import Axis
 from compress.prune.tracing.trace import layer_stack
 
 TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # of the hard-concrete distribution (Louizos et al. 2018, section 4)
-CUT = TEMPERATURE * math.log(-LOW / HIGH)  # a gate is closed (exactly 0) where logit(noise) + log_alpha is below it
+CUT = TEMPERATURE * math.log(-LOW / HIGH)  # a gate is closed (exactly 0) if logit(noise) + log_alpha is below it
 
-Open = Mapping[str, Tensor]  # axis name, or `layers` -> how open each unit is, 0 to 1, [units]
-Cost = Callable[[Open], Tensor]  # what a model costs whose units are that open: a scalar, in the target's unit
+Open = Mapping[str, Tensor]  # axis name, or `layers` -> openness of each unit, 0 to 1, [units]
+Cost = Callable[[Open], Tensor]  # openness of units -> cost of the model, a scalar in the target's unit
 
 
 class LearnedMasks(nn.Module):
     """Hard-concrete gates, and the penalty that drives their expected cost to a target.
 
-    Train its parameters beside the weights, all with one minimising optimizer (the multipliers' gradients are reversed,
-    so they climb) in groups without weight decay, which would pull gates open or shut; add `penalty(step)` to the loss;
-    give each step's `sample()` to `Gates.set`.
+    Train the parameters beside the weights with one minimising optimizer (the multipliers' gradients are reversed, so
+    they ascend) in groups without weight decay, which would pull gates open or shut; add `penalty(step)` to the loss;
+    pass each step's `sample()` to `Gates.set`.
 
     Args:
-        units: Axis name, or `layers` -> number of units: `Gates.sizes`, or those of them that may close.
-        cost: Expected cost from the probabilities of being open, such as `parameter_share`.
+        units: Axis name, or `layers` -> number of units: `Gates.sizes`, or a subset of its entries.
+        cost: Expected cost as a function of the probabilities of being open, such as `parameter_share`.
         target: Cost to reach.
-        warmup: Steps in which the target falls linearly from the cost at the start.
-        start: Probability of being open at the start.
+        warmup: Steps in which the target falls linearly from the initial cost.
+        start: Initial probability of being open.
 
     Raises:
-        CompressError: A target that isn't between the cost at the start and 0.
+        CompressError: The target isn't between 0 and the initial cost.
 
     Source: gates: Louizos et al. 2018 (arXiv 1712.01312), equations 10 to 12. Penalty: Wang et al. 2020 (arXiv
-        1910.04732), as in Xia et al. 2022 (CoFi, arXiv 2204.00408), who take shares of encoder weights; here any cost.
+        1910.04732), as in Xia et al. 2022 (CoFi, arXiv 2204.00408), who use shares of encoder weights; here any cost.
     """
 
     begin: Tensor
 
     def __init__(self, units: Mapping[str, int], cost: Cost, *, target: float, warmup: int, start: float = 0.95):
         super().__init__()
-        self.names = {name: name.replace(".", "-") for name in units}  # a parameter's name holds no dots
+        self.names = {name: name.replace(".", "-") for name in units}  # parameter names must not contain dots
         log_alpha = math.log(start / (1 - start)) + CUT
         filled = {self.names[name]: nn.Parameter(torch.full((size,), log_alpha)) for name, size in units.items()}
         self.log_alpha = nn.ParameterDict(filled)
@@ -60,21 +60,21 @@ class LearnedMasks(nn.Module):
             )
 
     def sample(self) -> dict[str, Tensor]:
-        """Gates [units] drawn with torch's generator: 0 and 1 with some probability, and all between."""
+        """Samples gates [units] with torch's generator: exactly 0 or 1 with some probability, otherwise in between."""
         return {name: stretched(logistic_noise(log_alpha) + log_alpha) for name, log_alpha in self.items()}
 
     def expected(self) -> dict[str, Tensor]:
-        """Mean of `sample()` [units]: gates for a forward without chance."""
+        """Returns the mean of `sample()` [units]: gates for a deterministic forward pass."""
         return {name: mean_gate(log_alpha) for name, log_alpha in self.items()}
 
     def open_probability(self) -> dict[str, Tensor]:
-        """Probability that a sampled gate isn't 0, [units]."""
+        """Returns the probability that a sampled gate isn't 0, [units]."""
         return {name: torch.sigmoid(log_alpha - CUT) for name, log_alpha in self.items()}
 
     def penalty(self, step: int) -> Tensor:
-        """l1 (c - t) + l2 (c - t)^2 of the expected cost c and the step's target t; the multipliers l climb."""
+        """Returns l1 (c - t) + l2 (c - t)^2 of the expected cost c and the step's target t; multipliers l ascend."""
         excess = self.cost(self.open_probability()) - self.target_at(step)
-        climbing = 2 * self.multipliers.detach() - self.multipliers  # the value of the multipliers, minus its gradient
+        climbing = 2 * self.multipliers.detach() - self.multipliers  # the multipliers' value with the gradient negated
         return climbing[0] * excess + climbing[1] * excess.square()
 
     def target_at(self, step: int) -> float:
@@ -82,7 +82,7 @@ class LearnedMasks(nn.Module):
         return float(self.begin) + (self.target - float(self.begin)) * done
 
     def decide(self, least: int = 1) -> dict[str, Tensor]:
-        """The units kept, as `keep_best` takes them by their probability of being open."""
+        """Returns the kept units, as `keep_best` selects them by their probability of being open."""
         with torch.no_grad():
             return keep_best(self.open_probability(), self.cost, self.target, least)
 
@@ -91,7 +91,7 @@ class LearnedMasks(nn.Module):
 
 
 def logistic_noise(like: Tensor) -> Tensor:
-    """logit(u) of uniform u, as large as `like`."""
+    """Returns logit(u) of uniform u, in the shape of `like`."""
     eps = torch.finfo(like.dtype).eps
     return torch.rand_like(like).clamp(eps, 1 - eps).logit()
 
@@ -101,7 +101,7 @@ def stretched(logits: Tensor) -> Tensor:
 
 
 def mean_gate(log_alpha: Tensor) -> Tensor:
-    """E[gate] = integral of P(gate > t) over t from 0 to 1, by Gauss-Legendre quadrature at 32 points; [units]."""
+    """Returns E[gate] [units], the integral of P(gate > t) for t from 0 to 1, by 32-point Gauss-Legendre quadrature."""
     points, weights = (torch.from_numpy(part).to(log_alpha) for part in np.polynomial.legendre.leggauss(32))
     cuts = TEMPERATURE * (((points + 1) / 2 - LOW) / (HIGH - LOW)).logit()
     return (torch.sigmoid(log_alpha[:, None] - cuts) * weights / 2).sum(dim=-1)
@@ -110,8 +110,8 @@ def mean_gate(log_alpha: Tensor) -> Tensor:
 class Movement(nn.Module):
     """Movement scores of units: how much training pushes each gate up, summed over the steps.
 
-    Give `gates()` to `Gates.set`, and call `accumulate()` after each backward. A closed unit's gate gets a gradient
-    too, so a unit can come back.
+    Pass `gates()` to `Gates.set`, and call `accumulate()` after each backward pass. A closed unit's gate gets a
+    gradient too, so a unit can be reopened.
 
     Args:
         units: Axis name, or `layers` -> number of units.
@@ -128,7 +128,7 @@ class Movement(nn.Module):
         self.leaves: dict[str, Tensor] = {}
 
     def gates(self, kept: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Gates [units] that gather gradients: 1 for the units in `kept` and of axes it doesn't name, 0 for others."""
+        """Returns gates [units] that require gradients: 1 for units in `kept` and of axes not in it, 0 for others."""
         self.leaves = {}
         for name, score in self.scores().items():
             gate = torch.ones_like(score)
@@ -138,35 +138,35 @@ class Movement(nn.Module):
         return self.leaves
 
     def accumulate(self) -> None:
-        """Adds the gradients that the last `gates()` gathered, and clears them."""
+        """Adds the gradients of the last `gates()` to the scores and clears them."""
         for name, gate in self.leaves.items():
             if gate.grad is not None:
                 self.scores()[name].sub_(gate.grad)
                 gate.grad = None
 
     def scores(self) -> dict[str, Tensor]:
-        """Name -> score of each unit [units]; the lowest go first."""
+        """Returns name -> score of each unit [units]; the lowest are removed first."""
         return {name: self.get_buffer(key) for name, key in self.names.items()}
 
     def decide(self, cost: Cost, target: float, least: int = 1) -> dict[str, Tensor]:
-        """The units kept, as `keep_best` takes them by their scores."""
+        """Returns the kept units, as `keep_best` selects them by their scores."""
         return keep_best(self.scores(), cost, target, least)
 
 
 def keep_best(ranking: Mapping[str, Tensor], cost: Cost, target: float, least: int = 1) -> dict[str, Tensor]:
-    """Closes the lowest-ranked units of all axes together, as few as bring the cost to the target.
+    """Closes the lowest-ranked units across all axes, as few as bring the cost to the target.
 
     Args:
-        ranking: Axis name, or `layers` -> rank of each unit [units], comparable from axis to axis.
-        cost: Cost of gates 0 and 1; must not rise when a unit closes.
+        ranking: Axis name, or `layers` -> rank of each unit [units], comparable across axes.
+        cost: Cost of gates 0 and 1; must not rise when a unit is closed.
         target: Cost to reach.
-        least: Units of each axis (and layers) that stay in any case.
+        least: Minimum number of units of each axis (and of layers) to keep.
 
     Returns:
-        Name -> numbers of the units kept, rising.
+        Name -> indices of the kept units, ascending.
 
     Raises:
-        CompressError: The target is out of reach.
+        CompressError: The target can't be reached.
     """
     units = [
         (float(rank), name, unit)
@@ -192,13 +192,13 @@ def keep_best(ranking: Mapping[str, Tensor], cost: Cost, target: float, least: i
 
 
 def parameter_share(model: PreTrainedModel, axes: Sequence[Axis]) -> Cost:
-    """The cost "share of the weights left", of all weights that an axis runs through or that lie in a layer.
+    """Returns a cost function: the share of weights left, of those in layers or with a dimension on an axis.
 
-    A weight's expected part is the product of the mean openness of its axes and of its layer: exact if these are drawn
-    apart, but for weights that one axis runs through twice. Names that aren't given are open.
+    A weight's expected part is the product of the mean openness of its axes and of its layer. This is exact if they are
+    sampled independently, except for weights that one axis runs through twice. Missing names count as open.
     """
     names = dict(model.named_parameters(remove_duplicate=False))
-    on: dict[Tensor, dict[tuple[str, int], None]] = {}  # a tied weight is one, whichever of its names a slot gives
+    on: dict[Tensor, dict[tuple[str, int], None]] = {}  # a tied weight counts once, under any of its names
     for axis in axes:
         for slot in axis.slots:
             on.setdefault(names[slot.parameter], {})[axis.name, slot.dim] = None

@@ -1,4 +1,4 @@
-"""What the units of a model are worth, and the file that keeps it."""
+"""Importance scores of a model's units and the file format that stores them."""
 
 import hashlib
 import json
@@ -17,13 +17,14 @@ from compress.prune.importance.gates import LAYERS
 
 @dataclass(frozen=True)
 class Scores:
-    """What each unit of a model is worth.
+    """Importance scores of the units and layers of a model.
 
     Args:
-        method: How it was measured: magnitude, taylor, absolute, fisher or activation.
+        method: How the scores were measured: magnitude, taylor, absolute, fisher or activation.
         values: Axis name -> score of each unit, float64 [units].
         layers: Score of each layer, float64 [layers].
-        samples, tokens: What they were measured on, padding left out; 0 where only the weights were looked at.
+        samples, tokens: Number of samples and tokens they were measured on, without padding; 0 if only weights were
+            used.
         fingerprint: `weights_fingerprint` of the model.
     """
 
@@ -35,17 +36,17 @@ class Scores:
     fingerprint: str
 
     def save(self, file: Path) -> None:
-        """Writes a safetensors file; method, counts and fingerprint are JSON in its metadata."""
+        """Writes a safetensors file; method, counts and fingerprint are stored as JSON in its metadata."""
         about = {name: getattr(self, name) for name in ("method", "samples", "tokens", "fingerprint")}
         tensors = {f"values.{name}": value.contiguous() for name, value in self.values.items()}
         save_file(tensors | {LAYERS: self.layers.contiguous()}, file, {"scores": json.dumps(about, sort_keys=True)})
 
     @classmethod
     def load(cls, file: Path, model: nn.Module) -> "Scores":
-        """Reads what `save` wrote of this very model.
+        """Loads scores that `save` wrote for this exact model.
 
         Raises:
-            CompressError: No scores in the file, or scores of a model with other weights.
+            CompressError: The file contains no scores, or scores of a model with other weights.
         """
         try:
             with safe_open(file, framework="pt") as opened:
@@ -65,7 +66,7 @@ class Scores:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """SHA-256 of every tensor's name, type, shape and bytes."""
+    """Returns the SHA-256 of every tensor's name, dtype, shape and bytes."""
     total = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         total.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())

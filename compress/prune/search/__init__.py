@@ -1,1 +1,1 @@
-"""Which shape to cut for a budget: costs, allocation, candidates."""
+"""Search for the shape that meets a budget: cost model, allocation and candidates."""

@@ -1,4 +1,4 @@
-"""Spends a budget of milliseconds where least is lost: which layers stay, with how many heads and neurons."""
+"""Allocation of a latency budget at the lowest estimated loss: kept layers, with their heads and neurons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from compress.prune.search.cost import CostModel
 
 @dataclass(frozen=True)
 class Options:
-    """What a layer may be cut to: losses and sizes, one entry an option, the whole layer last.
+    """The sizes to which a layer may be pruned and their losses, one entry per option, the largest size last.
 
     Args:
-        heads, ffn: Units that stay.
-        heads_loss, ffn_loss: What the cut is estimated to cost, in the loss of the scores.
-        layer_loss: What leaving the layer out costs.
+        heads, ffn: Units that are kept.
+        heads_loss, ffn_loss: Estimated increase of the loss that the scores were measured with.
+        layer_loss: Increase of that loss if the layer is removed.
     """
 
     heads: tuple[int, ...]
@@ -27,7 +27,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that sizes may cost: milliseconds, or bytes."""
+    """An upper bound on the cost of a model, in milliseconds or bytes."""
 
     costs: CostModel
     most: float
@@ -35,7 +35,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Choice:
-    """Layers that stay, and the units of each."""
+    """The kept layers and the units of each."""
 
     layers: tuple[int, ...]
     heads: tuple[int, ...]
@@ -55,20 +55,20 @@ def allocate(
     among: Sequence[int] | None = None,
     size: Limit | None = None,
 ) -> Choice | None:
-    """The cut of least estimated loss that keeps `depth` layers and takes at most `milliseconds`; None where none does.
+    """Returns the allocation of lowest estimated loss with `depth` layers within `milliseconds`, None if infeasible.
 
     Args:
-        layers: Options of every layer of the whole model.
-        costs: What sizes cost.
+        layers: Options of every layer of the full model.
+        costs: Cost model of the latency.
         hidden: Width of the residual stream.
-        depth: Layers that stay.
-        milliseconds: The most that a call may take.
-        uniform: Every layer gets the same sizes.
-        among: Layers to keep; None leaves it to the solver.
-        size: What else is bounded: bytes.
+        depth: Number of layers to keep.
+        milliseconds: Maximum latency of a call.
+        uniform: Whether every layer gets the same sizes.
+        among: Layers to keep; None leaves the selection to the solver.
+        size: A second limit, on bytes.
 
     Source: ZipLM (Kurtic et al. 2023, arXiv 2302.04089, section 3.2) chooses among blocks of measured latency by
-    dynamic programming; here it is a mixed-integer linear programme, solved by HiGHS through SciPy.
+        dynamic programming; here it is a mixed-integer linear programme, solved by HiGHS through SciPy.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -94,7 +94,7 @@ Row = tuple[np.ndarray, float, float]
 
 
 class Programme:
-    """The variables of `allocate`: for each layer whether it stays, and one switch an option of heads and of ffn."""
+    """The binary variables of `allocate`: for each layer, one for keeping it and one per option of heads and of ffn."""
 
     def __init__(self, layers: Sequence[Options], costs: CostModel, hidden: int):
         self.layers, self.costs, self.hidden = layers, costs, hidden
@@ -118,7 +118,7 @@ class Programme:
         return values, low, high
 
     def losses(self) -> np.ndarray:
-        """A layer that stays saves its own loss and pays those of its cuts."""
+        """Returns the objective: a kept layer saves its own loss and adds the losses of its options."""
         values = np.zeros(self.size)
         for number, each in enumerate(self.layers):
             values[self.kept(number)] = -each.layer_loss
@@ -130,7 +130,7 @@ class Programme:
         return self.row({self.kept(number): 1 for number in range(len(self.layers))}, count, count)
 
     def within(self, limit: Limit) -> Row:
-        """Attention and ffn of a layer add up, so a switch costs what it adds to a layer without units."""
+        """Returns the constraint of a limit, in which an option costs what it adds to a layer without units."""
         costs = limit.costs
         empty = costs.layer(self.hidden, 0, 0)
         entries: dict[int, float] = {}
@@ -143,7 +143,7 @@ class Programme:
         return self.row(entries, -np.inf, limit.most - costs.base(self.hidden))
 
     def consistent(self) -> list[Row]:
-        """One option of each kind where the layer stays, none where it goes."""
+        """Returns the constraints of one option of each kind per kept layer, and none for removed layers."""
         return [
             self.row({self.kept(number): -1} | dict.fromkeys(places, 1), 0, 0)
             for number in range(len(self.layers))
@@ -151,7 +151,7 @@ class Programme:
         ]
 
     def alike(self) -> list[Row]:
-        """A layer that stays next to another has its option: for each pair, |a - b| <= 2 - both kept."""
+        """Returns the constraints of equal options in kept layers: for each pair, |a - b| <= 2 - both kept."""
         rows = []
         for first in range(len(self.layers)):
             for second in range(first + 1, len(self.layers)):

@@ -1,4 +1,4 @@
-"""The shapes worth a trial: for every width and depth the allocation that spends the budget best."""
+"""Candidate shapes for a budget: for every width and depth, the allocation of lowest estimated loss."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from compress.prune.slicing.slice import Shape
 from compress.prune.tracing.axes import Axis
 
 WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25)
-STEPS = 48  # ffn sizes are multiples of this part of the whole
-RATIO = (1, 8)  # of neurons to width; blocks far outside learn worse at the same size
-SPENT = 0.85  # a shape that takes less of the budget than this part of what the largest takes isn't tried
+STEPS = 48  # ffn sizes are multiples of the full size divided by this
+RATIO = (1, 8)  # neurons per hidden coordinate; blocks far outside this range train worse at the same size
+SPENT = 0.85  # shapes below this share of the most expensive shape's latency aren't tried
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A shape, and what the solver expects of it."""
+    """A shape with its predicted cost and loss."""
 
     shape: Shape
     outline: Outline
     choice: Choice
-    loss: float  # the choice's and that of the width
+    loss: float  # of the choice and of the reduced width
 
     @property
     def label(self) -> str:
@@ -39,15 +39,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """What candidates are made of.
+    """The search space of candidates.
 
     Args:
-        axes: Axes of the whole model.
-        scores: What its units are worth.
-        costs: What sizes cost.
+        axes: Axes of the full model.
+        scores: Importance scores of its units.
+        costs: Cost model of the latency.
         step: Widths are multiples of it.
-        uniform: The same sizes in every layer, and heads in proportion to the width.
-        size: Bytes that the files may take.
+        uniform: Whether all layers get the same sizes, with heads in proportion to the width.
+        size: Limit on the bytes of the files.
     """
 
     axes: Sequence[Axis]
@@ -60,14 +60,14 @@ class Space:
     def allocate(
         self, hidden: int, depth: int, milliseconds: float, among: Sequence[int] | None = None
     ) -> Choice | None:
-        """Units of `depth` layers of a width, for a time and within the bytes."""
+        """Allocates units to `depth` layers of a width, within a latency and the bytes."""
         layers = options(self, hidden)
         return allocate(
             layers, self.costs, hidden, depth, milliseconds, uniform=self.uniform, among=among, size=self.size
         )
 
     def units(self, kind: str) -> dict[int, Axis]:
-        """Layer -> its axis of a kind; a layer with a single unit of it has none."""
+        """Returns layer -> its axis of a kind; a layer with a single unit of that kind has none."""
         return {axis.layer: axis for axis in self.axes if axis.kind == kind and axis.layer is not None}
 
     @property
@@ -76,7 +76,7 @@ class Space:
 
     @property
     def stream(self) -> Axis | None:
-        """The hidden axis; None where the residual stream can't be cut."""
+        """The hidden axis; None if the residual stream can't be pruned."""
         return stream_of(self.axes)
 
     @property
@@ -84,17 +84,19 @@ class Space:
         return self.stream.units if self.stream is not None else 0
 
     def widths(self) -> list[int]:
-        """Widths to try, the whole one first; only that one where the residual stream can't be cut."""
+        """Returns the widths to try, the full one first; only the full one if the residual stream can't be pruned."""
         if self.stream is None:
             return [self.hidden]
         return list(dict.fromkeys(width_of(self.hidden, share, self.step) for share in WIDTHS))
 
 
 def candidates(space: Space, milliseconds: float) -> list[Candidate]:
-    """Every width and depth that fits into `milliseconds` and uses them, in two choices of layers: the solver's, and
-    spread evenly. Blocks of unusual proportions are left out where there are others. The fewest layers first.
+    """Returns shapes for every width and depth that meet `milliseconds` and use most of it, the fewest layers first.
 
-    Source of RATIO: between these the loss hardly depends on it, Kaplan et al. 2020 (arXiv 2001.08361, figure 5).
+    Each width and depth has two selections of layers: the solver's, and evenly spaced layers. Blocks of unusual
+    proportions are omitted unless all are.
+
+    Source of RATIO: within this range the loss hardly depends on it, Kaplan et al. 2020 (arXiv 2001.08361, figure 5).
     """
     depth = len(space.layers)
     found: dict[tuple, Candidate] = {}
@@ -117,14 +119,14 @@ def is_usual(outline: Outline) -> bool:
 
 
 def reallocated(space: Space, chosen: Candidate, milliseconds: float) -> Candidate | None:
-    """The candidate with its layers and width, and units for another budget; None where it can't be met so."""
+    """Returns the candidate with the same layers and width but units for another budget, None if infeasible."""
     hidden, kept = chosen.outline.hidden, chosen.choice.layers
     choice = space.allocate(hidden, len(kept), milliseconds, kept)
     return candidate(space, hidden, choice) if choice is not None else None
 
 
 def smallest(space: Space) -> Candidate:
-    """One layer of the least of everything: nothing is faster."""
+    """Returns the candidate of one layer with the smallest options: no other is faster."""
     hidden = min(space.widths())
     layers = options(space, hidden)
     number, one = max(enumerate(layers), key=lambda each: each[1].layer_loss)
@@ -133,12 +135,12 @@ def smallest(space: Space) -> Candidate:
 
 
 def evenly(count: int, total: int) -> tuple[int, ...]:
-    """`count` of `total` layers, the first and the last among them."""
+    """Returns `count` evenly spaced layers of `total`, including the first and, for more than one, the last."""
     return (0,) if count == 1 else tuple(round(i * (total - 1) / (count - 1)) for i in range(count))
 
 
 def options(space: Space, hidden: int) -> list[Options]:
-    """What each layer may be cut to, and the estimated loss."""
+    """Returns the sizes to which each layer may be pruned, with estimated losses."""
     heads, ffn, full = space.units("heads"), space.units("ffn"), outline_of(space.axes)
     found = []
     for layer, units, neurons in zip(space.layers, full.heads, full.ffn, strict=True):
@@ -158,7 +160,7 @@ def options(space: Space, hidden: int) -> list[Options]:
 
 
 def removed_loss(space: Space, axis: Axis | None, kept: Sequence[int]) -> tuple[float, ...]:
-    """Half the sum of the smallest scores, for each number of units that stay."""
+    """Returns half the sum of the smallest scores, for each number of kept units."""
     if axis is None:
         return (0.0,) * len(kept)
     scores = space.scores.values[axis.name]
@@ -167,7 +169,7 @@ def removed_loss(space: Space, axis: Axis | None, kept: Sequence[int]) -> tuple[
 
 
 def in_proportion(units: int, hidden: int, whole: int) -> int:
-    """As many of the units as is kept of the width; all where the width can't be cut."""
+    """Returns the number of units in proportion to the kept width; all units if the width can't be pruned."""
     return max(1, units * hidden // whole) if whole else units
 
 
@@ -182,7 +184,7 @@ def candidate(space: Space, hidden: int, choice: Choice) -> Candidate:
 def shape_of(
     axes: Sequence[Axis], layers: Sequence[int], outline: Outline, pick: Callable[[Axis, int], Tensor]
 ) -> Shape:
-    """These layers in the sizes of the outline, whose units `pick(axis, count)` names where some go."""
+    """Returns a shape with these layers and the outline's sizes; `pick(axis, count)` selects units of reduced axes."""
     wanted: dict[tuple[str, int | None], int] = {("hidden", None): outline.hidden}
     for layer, heads, ffn in zip(layers, outline.heads, outline.ffn, strict=True):
         wanted |= {("heads", layer): heads, ("ffn", layer): ffn}
@@ -192,7 +194,7 @@ def shape_of(
 
 
 def best(scores: Tensor, count: int) -> Tensor:
-    """Numbers of the `count` units of the highest scores, rising; the lower number first among equals."""
+    """Returns the indices of the `count` highest scores, ascending; the lower index first among equals."""
     return torch.sort(scores, descending=True, stable=True).indices[:count].sort().values
 
 
@@ -201,7 +203,7 @@ def stream_of(axes: Sequence[Axis]) -> Axis | None:
 
 
 def outline_of(axes: Sequence[Axis]) -> Outline:
-    """Sizes of the whole model; what has no axis is a single unit."""
+    """Returns the sizes of the full model; a layer without an axis of a kind counts as one unit of it."""
     stream = stream_of(axes)
     layers = sorted({axis.layer for axis in axes if axis.layer is not None})
     heads, ffn = ({axis.layer: axis.units for axis in axes if axis.kind == kind} for kind in ("heads", "ffn"))
@@ -210,5 +212,5 @@ def outline_of(axes: Sequence[Axis]) -> Outline:
 
 
 def first_units(axes: Sequence[Axis], outline: Outline) -> Shape:
-    """A shape of these sizes whatever the units are worth: what costs are measured on."""
+    """Returns a shape of these sizes regardless of scores, for measuring costs."""
     return shape_of(axes, range(outline.depth), outline, lambda axis, count: torch.arange(count))

@@ -1,4 +1,4 @@
-"""What a pruned model will cost in time and bytes, told from its sizes by what was measured of a few others."""
+"""A linear model of a pruned model's latency or size, fitted to measurements of a few sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ import numpy as np
 
 from compress.errors import CompressError
 
-WIDTHS = (1.0, 0.5, 0.25)  # of the full hidden width, the plan of what is measured
+WIDTHS = (1.0, 0.5, 0.25)  # shares of the full hidden width at which costs are measured
 BLOCKS = ((1, 1.0, 1.0), (2, 0.5, 0.25), (1, 0.25, 0.0625), (2, 1.0, 0.5))  # (layers, share of heads, share of ffn)
 
 
 @dataclass(frozen=True)
 class Outline:
-    """Sizes of a model: all that its latency and its bytes depend on.
+    """The sizes of a model, which determine its latency and its size in bytes.
 
     Args:
         hidden: Width of the residual stream.
-        heads, ffn: Units of each layer that is kept, in order: attention heads (or key-value heads), ffn neurons.
+        heads, ffn: Units of each kept layer, in order: attention heads (or key-value heads), ffn neurons.
     """
 
     hidden: int
@@ -32,7 +32,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Milliseconds a call as a sum over the parts: `base` of a width, and for each layer its attention and its ffn.
+    """Milliseconds per call as a sum of parts: `base` of a width, and for each layer its attention and its ffn.
 
     Args:
         coefficients: Of 1, hidden, and summed over layers 1, hidden, heads, heads x hidden, ffn, ffn x hidden.
@@ -43,25 +43,25 @@ class CostModel:
     error: float
 
     def predict(self, outline: Outline) -> float:
-        """Milliseconds a call."""
+        """Returns the predicted milliseconds per call."""
         return float(features(outline) @ np.asarray(self.coefficients))
 
     def base(self, hidden: int) -> float:
-        """What a model of this width costs without a layer: embeddings, head, the call itself."""
+        """Returns the cost of a model of this width without layers: embeddings, head, and overhead of the call."""
         return self.predict(Outline(hidden, (), ()))
 
     def layer(self, hidden: int, heads: int, ffn: int) -> float:
-        """What one layer adds."""
+        """Returns the cost that one layer adds."""
         return self.predict(Outline(hidden, (heads,), (ffn,))) - self.base(hidden)
 
 
 def parts(hidden: Any, depth: Any, heads: Any, ffn: Any) -> tuple[Any, ...]:
-    """What the coefficients are multiplied by, from a width and sums over layers; of numbers or of tensors."""
+    """Returns the factors of the coefficients, from a width and sums over layers; accepts numbers or tensors."""
     return 1, hidden, depth, depth * hidden, heads, heads * hidden, ffn, ffn * hidden
 
 
 def width_of(whole: int, share: float, step: int) -> int:
-    """A multiple of `step` near a share of the width, or the whole of it, whatever that is a multiple of."""
+    """Returns a multiple of `step` near a share of the width, or the full width, which need not be a multiple."""
     return whole if share == 1 else min(whole, max(step, round(whole * share / step) * step))
 
 
@@ -70,13 +70,13 @@ def features(outline: Outline) -> np.ndarray:
 
 
 def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> CostModel:
-    """Non-negative least squares on relative errors: no part of a model gives time back.
+    """Fits a cost model by non-negative least squares on relative errors, since no part of a model has negative cost.
 
     Raises:
-        CompressError: Times that aren't positive.
+        CompressError: The times aren't all positive.
 
-    Source: ZipLM (Kurtic et al. 2023, arXiv 2302.04089, section 3.2) keeps a table of block latencies; this is linear
-    between what was measured, so that any width can be asked for after a dozen measurements.
+    Source: ZipLM (Kurtic et al. 2023, arXiv 2302.04089, section 3.2) keeps a table of block latencies; here the cost is
+        linear between the measured sizes, so that any width can be queried after a dozen measurements.
     """
     from scipy.optimize import nnls
 
@@ -84,7 +84,7 @@ def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> Cos
     if not (times > 0).all():
         raise CompressError(f"latency: expected times above 0 ms, found {times.min()}: nothing was measured")
     rows = np.stack([features(outline) for outline in outlines])
-    scale = np.where(rows.any(0), rows.max(0), 1)  # nothing goes with a width that can't be cut
+    scale = np.where(rows.any(0), rows.max(0), 1)  # the features of a width that can't be pruned are all 0
     solution, _ = nnls(rows / times[:, None] / scale, np.ones(len(times)))
     coefficients = solution / scale
     error = float(np.median(np.abs(rows @ coefficients / times - 1)))
@@ -92,12 +92,12 @@ def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> Cos
 
 
 def plan(full: Outline, *, step: int, uniform: bool = False) -> list[Outline]:
-    """The models to measure: the widths WIDTHS, each with the blocks BLOCKS of the first layers.
+    """Returns the models to measure: the widths WIDTHS, each with the blocks BLOCKS of the first layers.
 
     Args:
-        full: The whole model; of one whose width can't be cut, that is 0.
+        full: Sizes of the full model; hidden is 0 if the width can't be pruned.
         step: Hidden widths are multiples of it.
-        uniform: Only what a stock class can express: no head goes where the width stays.
+        uniform: Whether to restrict the plan to what a stock class can express: no heads are removed at the full width.
     """
     found = []
     for share in WIDTHS if full.hidden else WIDTHS[:1]:

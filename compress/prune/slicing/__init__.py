@@ -1,1 +1,1 @@
-"""Smaller models from the weights that stay, and the checkpoints that hold them."""
+"""Construction of smaller models from the kept weights, and their checkpoints."""

@@ -1,4 +1,4 @@
-"""Writes and reads pruned models; of the code that lies beside their weights, only what this package ships is used."""
+"""Saving and loading of pruned models; modelling code in a checkpoint must be identical to this package's own."""
 
 import hashlib
 import re
@@ -19,11 +19,11 @@ CODE = Path(modeling_pruned.__file__)
 
 
 def save_pruned(model: PreTrainedModel, folder: Path) -> None:
-    """Writes weights and config, and modeling_pruned.py beside them where the model isn't of a stock class.
+    """Writes weights and config, with modeling_pruned.py beside them unless the model is of a stock class.
 
     Raises:
-        CompressError: The model's code isn't what this package ships, as after loading it from a folder of another
-            version: it's written, but `load_pruned` would refuse it.
+        CompressError: The written code differs from this package's, as for a model loaded from a folder of another
+            version; the checkpoint is written, but `load_pruned` would reject it.
     """
     model.save_pretrained(folder)
     if is_pruned(model):
@@ -31,7 +31,7 @@ def save_pruned(model: PreTrainedModel, folder: Path) -> None:
 
 
 def auto_class_of(config: dict[str, Any]) -> str:
-    """Name of the auto class that fits the head a checkpoint was saved with, by the config.json's content."""
+    """Returns the name of the auto class for a checkpoint's head, from the content of its config.json."""
     for name in config.get("architectures") or []:
         found = re.search(r"For[A-Z]\w+$|LMHeadModel$|Model$", name)
         if found:
@@ -42,23 +42,24 @@ def auto_class_of(config: dict[str, Any]) -> str:
 
 
 def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
-    """The model in `folder`, stock or pruned, in eval mode.
+    """Loads the model in `folder`, stock or pruned, in eval mode.
 
-    No code is taken from the folder: modeling_pruned.py there must equal the package's own, byte for byte, and it's
-    the package's that runs.
+    No code in the folder is executed: modeling_pruned.py must be byte-identical to the package's own file, and the
+    latter is used.
 
     Args:
-        folder: What `save_pruned` wrote.
-        auto_class: Name of the auto class that fits the model's head; told from the checkpoint when left out, which may
-            have a reader of its own (see `distill.checkpoint.readers`).
+        folder: A folder written by `save_pruned`.
+        auto_class: Name of the auto class for the model's head; inferred from the checkpoint by default, which may have
+            a reader of its own (see `distill.checkpoint.readers`).
 
     Raises:
-        CompressError: The folder's code is another, or it's for another head.
-        InputError: Weights are missing or of another shape.
+        CompressError: The folder's code differs from the package's, the checkpoint has another head, or the auto class
+            is unknown.
+        InputError: Weights are missing or have another shape.
     """
     reads = None if auto_class else reader_of(folder)
     if reads is not None:
-        return load_model(reads, folder, new_head=True).eval()  # nothing reads the pooler of a body that it pools
+        return load_model(reads, folder, new_head=True).eval()  # the reader's pooling doesn't use the body's pooler
     config = read_object(folder, "model")
     auto_class = auto_class or auto_class_of(config)
     loader = getattr(transformers, auto_class, None)
@@ -71,12 +72,12 @@ def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
 
 
 def admit(folder: Path) -> None:
-    """Lets the auto classes of this process load the pruned model in `folder`, by the package's own code.
+    """Registers the classes of the pruned model in `folder` with this process's auto classes, using the package's code.
 
-    A stock checkpoint needs nothing of this.
+    Does nothing for a stock checkpoint.
 
     Raises:
-        CompressError: The folder's code is another than what this package ships.
+        CompressError: The folder's code differs from this package's.
     """
     config = read_object(folder, "model")
     if "auto_map" not in config:
@@ -90,7 +91,7 @@ def admit(folder: Path) -> None:
 
 
 def check_code(folder: Path) -> None:
-    """Refuses modelling code other than the package's own."""
+    """Checks that the folder's modelling code is identical to this package's."""
     path = folder / CODE.name
     ours = sha256(CODE)
     theirs = sha256(path) if path.is_file() else "no such file"
@@ -102,7 +103,7 @@ def check_code(folder: Path) -> None:
 
 
 def pruned_class(auto_map: dict[str, str], auto_class: str, folder: Path) -> type[PreTrainedModel]:
-    """The package's own class that `auto_map` names for the auto class."""
+    """Returns the package's class that `auto_map` specifies for the auto class."""
     code, _, name = auto_map.get(auto_class, "").rpartition(".")
     found = getattr(modeling_pruned, name, None) if code == CODE.stem else None
     if found is None:

@@ -1,4 +1,4 @@
-"""Low-rank embeddings: a word table as a narrower one and a projection, and whole again where that is smaller."""
+"""Low-rank token embeddings: factorisation into a narrower table and a projection, and merging of the factors."""
 
 import copy
 from collections.abc import Mapping
@@ -23,33 +23,33 @@ from compress.prune.slicing.sizes import (
 )
 from compress.prune.tracing.trace import layer_stack
 
-UNSEEN = 1e-3  # weight of a word without a use: it decides only where the others leave room
+UNSEEN = 1e-3  # weight of an unused token: small enough to matter only once all used tokens are represented
 
 
 def factorise_embeddings(
     model: PreTrainedModel, rank: int, counts: Int64[np.ndarray, "words"] | None = None
 ) -> PreTrainedModel:
-    """A new model whose word table W [words, width] is A [words, rank] times P [rank, width]; `model` isn't changed.
+    """Returns a new model whose token embedding W [words, width] is A [words, rank] times P [rank, width].
 
     A and P minimise sum_i u_i |W_i - A_i P|^2, the truncated singular value decomposition of diag(sqrt(u)) W, with u_i
-    the square root of the uses of word i, or 1 for every word where no counts are given; the rows of P are orthonormal.
-    The model is of the class in modeling_pruned.py; `get_input_embeddings().weight` is A, its `projection` a linear
-    layer without bias. A model that has factors already gets narrower ones.
+    the square root of the uses of token i, or 1 for every token if no counts are given; the rows of P are orthonormal.
+    The new model is of the class in modeling_pruned.py; `get_input_embeddings().weight` is A, its `projection` a linear
+    layer without bias. A model that is already factorised gets narrower factors. `model` isn't modified.
 
     Args:
         model: A stock model, or one that was pruned before.
         rank: Columns of A.
-        counts: Uses of each word, such as `count_words` gives, [words].
+        counts: Uses of each token, such as from `count_words`, [words].
 
     Raises:
-        CompressError: A rank outside 1..width-1, or one that saves nothing; a table that an output layer shares, or
-            that does more than look up rows; counts of other words.
+        CompressError: The rank is outside 1..width-1 or saves nothing; the embedding is shared with another layer or
+            does more than look up rows; the counts belong to another vocabulary or are negative.
 
     Source: best approximations of a rank by Eckart and Young 1936 (The Approximation of One Matrix by Another of Lower
-        Rank, Psychometrika 1); weighted rows as in Hsu et al. 2022, FWSVD (arXiv 2207.00112), which weighs them by
-        Fisher information, where uses are known without a gradient. The root is ours: by the uses themselves a few
-        words take most of the rank. The divergence of a 384 wide BERT's answers at rank 64, Banking77 texts that
-        weren't counted: 0.112 by uses, 0.047 by their roots.
+        Rank, Psychometrika 1); weighted rows as in Hsu et al. 2022, FWSVD (arXiv 2207.00112), which weights them by
+        Fisher information, whereas counts need no gradient. The square root is ours: with the counts themselves a few
+        tokens take most of the rank. The divergence of the outputs of a BERT of width 384 at rank 64, on Banking77
+        texts that weren't counted, is 0.112 with counts, 0.047 with their roots.
     """
     whole = whole_table(model)
     check_rank(model, rank, *whole.shape)
@@ -80,18 +80,18 @@ def factorise_embeddings(
 def low_rank(
     table: Float64[Tensor, "words width"], rank: int, weights: Float64[Tensor, "words"]
 ) -> tuple[Float64[Tensor, "words rank"], Float64[Tensor, "rank width"]]:
-    """The two factors of that rank nearest to the table, each row's squared error counted `weights` times.
+    """Returns the two factors of that rank closest to the table, with each row's squared error weighted by `weights`.
 
-    The rows of the second factor span the leading eigenvectors of the weighted second moments [width, width]: whatever
-    its own weight, a row is best replaced by its projection on them.
+    The rows of the second factor span the leading eigenvectors of the weighted second moments [width, width]:
+    regardless of its own weight, a row is best approximated by its projection on them.
     """
-    _, vectors = torch.linalg.eigh(table.T @ (weights[:, None] * table))  # of rising eigenvalues
+    _, vectors = torch.linalg.eigh(table.T @ (weights[:, None] * table))  # by ascending eigenvalue
     vectors = vectors.flip(1)[:, :rank]
     return table @ vectors, vectors.T
 
 
 def uses(counts: Int64[np.ndarray, "words"] | None, words: int) -> Float64[Tensor, "words"]:
-    """The weight of each word's squared error."""
+    """Returns the weight of each token's squared error."""
     if counts is None:
         return torch.ones(words, dtype=torch.float64)
     if counts.shape != (words,):
@@ -104,10 +104,10 @@ def uses(counts: Int64[np.ndarray, "words"] | None, words: int) -> Float64[Tenso
 
 
 def whole_table(model: PreTrainedModel) -> Float64[Tensor, "words width"]:
-    """The rows that the model sees, its factors multiplied where it has them.
+    """Returns the full token embedding, with its factors multiplied if it is factorised.
 
     Raises:
-        CompressError: The table is shared, or isn't a plain one.
+        CompressError: The embedding is shared with another layer or isn't a plain nn.Embedding.
     """
     table: Any = model.get_input_embeddings()
     if not embedding_rank(model) and type(table) is not nn.Embedding:
@@ -127,7 +127,7 @@ def whole_table(model: PreTrainedModel) -> Float64[Tensor, "words width"]:
 
 
 def check_rank(model: PreTrainedModel, rank: int, words: int, width: int) -> None:
-    """Refuses a rank that can't be had, and factors with as many numbers as the table or factors of now."""
+    """Checks that the rank is valid and that its factors have fewer parameters than the current table or factors."""
     if not 1 <= rank < width:
         raise CompressError(
             f"rank: expected 1 to {width - 1}, for the word table is {width} wide, found {rank}: nothing would be left "
@@ -143,12 +143,12 @@ def check_rank(model: PreTrainedModel, rank: int, words: int, width: int) -> Non
 
 
 def numbers(words: int, rank: int, width: int) -> int:
-    """Numbers in a table and its projection."""
+    """Returns the number of parameters of a table and its projection."""
     return rank * (words + width)
 
 
 def narrowed(model: PreTrainedModel, rank: int) -> Any:
-    """The config of a pruned model once its word table has that rank; a cut of the width is the projection's then."""
+    """Returns a pruned model's config with that rank; a pruned width of the table moves to the projection."""
     config = copy.deepcopy(model.config)
     table, projection = factor_names(model)
     if not embedding_rank(model) and (cut := config.pruned["shapes"].pop(table, None)):
@@ -158,20 +158,20 @@ def narrowed(model: PreTrainedModel, rank: int) -> Any:
 
 
 def factor_names(model: PreTrainedModel) -> tuple[str, str]:
-    """Names of the word table's weight, and of the projection's that it has or would have."""
+    """Returns the names of the token embedding's weight and its projection's, whether or not the latter exists."""
     table = model.get_input_embeddings()
     name = next(name for name, module in model.named_modules() if module is table)
     return f"{name}.weight", f"{name}.projection.weight"
 
 
 def kept_rank(model: PreTrainedModel, shapes: Shapes) -> int:
-    """The rank of the word table among the weights of these shapes, 0 where it's whole."""
+    """Returns the rank of the token embedding in these shapes, 0 if it isn't factorised."""
     table, projection = factor_names(model)
     return shapes[table][1] if projection in shapes else 0
 
 
 def joined_shapes(model: PreTrainedModel, shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """The shapes once factors that save nothing any more, the width having been cut, are one table."""
+    """Returns the shapes, with the factors merged into one table if they save nothing at the pruned width."""
     if not kept_rank(model, shapes):
         return dict(shapes)
     table, projection = factor_names(model)
@@ -182,7 +182,7 @@ def joined_shapes(model: PreTrainedModel, shapes: Shapes) -> dict[str, tuple[int
 
 
 def joined_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> dict[str, Float[Tensor, "..."]]:
-    """The weights with one table in the place of its two factors."""
+    """Returns the weights with the two factors of the embedding merged into one table."""
     table, projection = factor_names(model)
     rest = {name: weight for name, weight in weights.items() if name != projection}
     return rest | {table: nn.functional.linear(weights[table], weights[projection])}

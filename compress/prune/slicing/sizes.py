@@ -1,4 +1,4 @@
-"""The config of a pruned model: the stock one with other sizes, or that of the class shipped with the weights."""
+"""The config of a pruned model: the stock config with other sizes, or that of the class shipped with the weights."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -13,24 +13,24 @@ from transformers.initialization import no_init_weights
 
 from compress.prune.slicing import modeling_pruned
 
-FFN = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim", "d_ff")  # what families call the feed-forward width
+FFN = ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim", "d_ff")  # the feed-forward width, by model family
 BY_HEADS = ("num_attention_heads", "num_heads", "n_heads", "num_key_value_heads", "all_head_size", "split_size")
-PLACED = {"layer_idx", "name_or_path", "training"}  # differ by place or origin and not by what a module computes
+PLACED = {"layer_idx", "name_or_path", "training"}  # depend on a module's position or origin, not on its computation
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is left of a model.
+    """The sizes of a pruned model.
 
     Args:
         stack: Name of the module list that holds the layers.
-        layers: Numbers of the kept layers, counted in the model as it was before any pruning.
+        layers: Indices of the kept layers in the model before any pruning.
         hidden: Width of the residual stream.
-        vocabulary, pad: Words and padding id; None where all words stay.
-        heads, ffn: Units in each kept layer; empty where the model has no such axis.
-        width: Width of a head; None where there is no axis of heads.
-        rank: Columns of a word table in two factors; 0 where it's whole.
+        vocabulary, pad: Number of tokens and padding id; None if all tokens are kept.
+        heads, ffn: Units in each kept layer; empty if the model has no such axis.
+        width: Width of a head; None if there is no axis of heads.
+        rank: Rank of a factorised token embedding; 0 if it isn't factorised.
     """
 
     stack: str
@@ -45,27 +45,27 @@ class Sizes:
 
 
 def is_pruned(model: PreTrainedModel) -> bool:
-    """Whether the model is of the class shipped with the weights and not a stock one."""
+    """Returns whether the model is of the class shipped with the weights rather than a stock class."""
     return getattr(model.config, "pruned", None) is not None
 
 
 def embedding_rank(model: PreTrainedModel) -> int:
-    """Columns of the model's word table where it's in two factors, otherwise 0."""
+    """Returns the rank of the model's token embedding if it is factorised, otherwise 0."""
     return model.config.pruned.get("embedding_rank", 0) if is_pruned(model) else 0
 
 
 def head_width(config: PreTrainedConfig) -> int:
-    """Values of a head, where all heads have as many."""
+    """Returns the width of a head, for models in which all heads have the same width."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def dense_stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The stock config of the model before any pruning, but with the vocabulary of now."""
+    """Returns the stock config of the model before any pruning, except for the vocabulary, which is the current one."""
     return copy.deepcopy(config) if getattr(config, "pruned", None) is None else modeling_pruned.dense_config(config)
 
 
 def empty_model(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
-    """A model on the meta device: its names, shapes and settings without memory."""
+    """Returns a model on the meta device, with names, shapes and settings but no storage."""
     with torch.device("meta"):
         return kind._from_config(copy.deepcopy(config))
 
@@ -73,7 +73,7 @@ def empty_model(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTra
 def filled_model(
     kind: type[PreTrainedModel], config: PreTrainedConfig, weights: Mapping[str, Tensor], like: PreTrainedModel
 ) -> PreTrainedModel:
-    """A model with copies of `weights`, all that it has; type, device and mode are those of `like`."""
+    """Returns a model with copies of `weights`, which must be complete; dtype, device and mode are those of `like`."""
     with no_init_weights():
         config = copy.deepcopy(config)
         new = kind._from_config(config, dtype=like.dtype, attn_implementation=like.config._attn_implementation)
@@ -85,7 +85,7 @@ def filled_model(
 
 
 def resized(config: PreTrainedConfig, sizes: Sizes) -> PreTrainedConfig:
-    """A copy of a dense stock config that says the sizes; of those that differ from layer to layer, the largest."""
+    """Returns a copy of a dense stock config with the given sizes; of sizes that differ between layers, the largest."""
     new = copy.deepcopy(config)
     groups = config.num_attention_heads // (getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     cut_layers(new, sizes.layers)
@@ -101,12 +101,12 @@ def resized(config: PreTrainedConfig, sizes: Sizes) -> PreTrainedConfig:
     if sizes.ffn:
         setattr(new, next(name for name in FFN if hasattr(new, name)), max(sizes.ffn))
     if sizes.width and new.hidden_size != new.num_attention_heads * sizes.width:
-        new.head_dim = sizes.width  # read by the classes whose heads need not fill the hidden size
+        new.head_dim = sizes.width  # used by the classes whose heads need not add up to the hidden size
     return new
 
 
 def cut_layers(config: PreTrainedConfig, layers: Sequence[int]) -> None:
-    """Leaves `layers` in the count and in every list that has an entry for each layer, such as layer_types."""
+    """Reduces the layer count and every list with one entry per layer, such as layer_types, to `layers`."""
     count = config.num_hidden_layers
     for name, value in list(vars(config).items()):
         if "layer" in name and isinstance(value, list) and len(value) == count:
@@ -115,14 +115,14 @@ def cut_layers(config: PreTrainedConfig, layers: Sequence[int]) -> None:
 
 
 def stock_config(kind: type[PreTrainedModel], dense: PreTrainedConfig, sizes: Sizes, shapes: Shapes) -> Any:
-    """The config with which the stock class is exactly the pruned model, or the reason (str) why there is none."""
+    """Returns the config with which the stock class equals the pruned model, or the reason (str) why there is none."""
     if sizes.rank:
         return f"its words are a table of {sizes.rank} columns and a projection, and its class has one whole table"
     for what, units in (("heads", sizes.heads), ("feed-forward units", sizes.ffn)):
         if len(set(units)) > 1:
             return f"its layers keep {min(units)} to {max(units)} {what}, and its config has one number for all"
     try:
-        config = type(dense).from_dict(resized(dense, sizes).to_dict())  # checks it as reloading does
+        config = type(dense).from_dict(resized(dense, sizes).to_dict())  # validates it as reloading does
         made = empty_model(kind, config)
     except (ValueError, TypeError, RuntimeError, ArithmeticError, StrictDataclassError) as error:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
@@ -134,7 +134,7 @@ def stock_config(kind: type[PreTrainedModel], dense: PreTrainedConfig, sizes: Si
 
 
 def difference(dense: PreTrainedModel, made: PreTrainedModel, sizes: Sizes) -> str | None:
-    """What a kept layer of the stock class would do otherwise than it did before pruning, if anything."""
+    """Returns how a kept layer of the stock class would differ from the layer before pruning, None if it doesn't."""
     scaled = changed_numbers(dense.config, made.config, sizes.width)
     before = {renamed(name, sizes.stack, sizes.layers): module for name, module in dense.named_modules()}
     for name, module in made.named_modules():
@@ -150,14 +150,14 @@ def difference(dense: PreTrainedModel, made: PreTrainedModel, sizes: Sizes) -> s
 
 
 def settings(module: nn.Module) -> dict[str, Any]:
-    """Plain settings of a module, and the shapes of its buffers. A weight's sizes are compared as shapes."""
+    """Returns the plain settings of a module and the shapes of its buffers. Sizes of weights are compared as shapes."""
     kinds = (bool, float, str, type(None)) if module._parameters else (bool, int, float, str, type(None))
     plain = {k: v for k, v in vars(module).items() if isinstance(v, kinds) and k not in PLACED and k[0] != "_"}
     return plain | {name: tuple(buffer.shape) for name, buffer in module.named_buffers(recurse=False)}
 
 
 def changed_numbers(dense: PreTrainedConfig, new: PreTrainedConfig, width: int | None) -> set[tuple[Any, Any]]:
-    """(before, now) of every number in the config that pruning changed; modules keep copies of them."""
+    """Returns (before, now) of every number in the config that pruning changed; modules store copies of them."""
     was, now = dense.to_dict(), new.to_dict()
     pairs = {(value, now.get(key)) for key, value in was.items() if isinstance(value, int | None)}
     pairs |= {(dense.num_attention_heads * (width or 1), new.num_attention_heads * (width or 1))}
@@ -165,7 +165,7 @@ def changed_numbers(dense: PreTrainedConfig, new: PreTrainedConfig, width: int |
 
 
 def renamed(name: str, stack: str, layers: Sequence[int]) -> str | None:
-    """The name that a weight or module has once only `layers` are left; None where it goes with its layer."""
+    """Returns the name of a weight or module once only `layers` are kept; None if it belongs to a removed layer."""
     if not name.startswith(f"{stack}."):
         return name
     number, dot, rest = name[len(stack) + 1 :].partition(".")
@@ -175,7 +175,7 @@ def renamed(name: str, stack: str, layers: Sequence[int]) -> str | None:
 def pruned_config(
     kind: type[PreTrainedModel], dense: PreTrainedConfig, sizes: Sizes, shapes: Shapes, held: Mapping[str, dict]
 ) -> PreTrainedConfig:
-    """The config of the shipped class; `held` are the numbers that its modules hold."""
+    """Returns the config of the shipped class; `held` are the numbers stored in its modules."""
     visible = copy.deepcopy(dense)
     if sizes.vocabulary is not None:
         visible.vocab_size, visible.pad_token_id = sizes.vocabulary, sizes.pad

@@ -1,4 +1,4 @@
-"""Physical pruning: a new, smaller model from the weights that stay, and the masked model that it must equal."""
+"""Physical pruning: a new, smaller model built from the kept weights, and the equivalent masked model."""
 
 import copy
 from collections import defaultdict
@@ -31,19 +31,19 @@ from compress.prune.tracing.trace import layer_stack
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """What is left of a model.
+    """The layers and units that are kept.
 
     Args:
-        layers: Numbers of the layers that stay, rising.
-        kept: Axis name -> numbers of the units that stay, rising, int64 [n]; axes have the names they have in the model
-            before pruning, and those not named stay whole.
+        layers: Indices of the kept layers, ascending.
+        kept: Axis name -> indices of the kept units, ascending, int64 [n]; axes have the names they have in the model
+            before pruning, and axes that aren't listed are kept whole.
     """
 
     layers: tuple[int, ...]
     kept: Kept = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Lists and numbers that JSON can hold."""
+        """Returns the shape as lists and numbers that JSON supports."""
         return {"layers": list(self.layers), "kept": {name: units.tolist() for name, units in self.kept.items()}}
 
     @classmethod
@@ -53,21 +53,21 @@ class Shape:
 
 
 def prune(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape, *, uniform: bool = False) -> PreTrainedModel:
-    """A new model with only what `shape` names; `model` isn't changed and shares no memory with it.
+    """Returns a new model with only the layers and units in `shape`; `model` isn't modified and shares no memory.
 
-    It's of the stock class where that can express the shape, otherwise of the class in modeling_pruned.py, which
-    save_pretrained writes beside the weights. With pruned vocabulary, the padding id becomes the new number of its row;
-    other ids in the config stay what they were. A word table in two factors becomes a whole one where, the hidden
-    size being cut, they would save nothing.
+    The new model is of the stock class if that can express the shape, otherwise of the class in modeling_pruned.py,
+    which save_pretrained writes beside the weights. With a pruned vocabulary, the padding id becomes the new index of
+    its row; other ids in the config are unchanged. A factorised token embedding is merged into one table if, at the
+    pruned hidden size, the factors would save nothing.
 
     Args:
         model: A stock model, or one that was pruned before.
-        axes: Its axes, as `find_axes` gives them.
-        shape: What stays.
-        uniform: Whether to insist on the stock class.
+        axes: The model's axes, as returned by `find_axes`.
+        shape: The layers and units to keep.
+        uniform: Whether to require the stock class.
 
     Raises:
-        CompressError: The shape doesn't fit the model, or `uniform` and the stock class can't express it.
+        CompressError: The shape doesn't fit the model, or `uniform` is set and the stock class can't express it.
     """
     plan = planned(model, axes, shape)
     if uniform and plan.reason is not None:
@@ -82,12 +82,12 @@ def prune(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape, *, uniform
 
 
 def slice_weights(weights: Mapping[str, Tensor], axes: Sequence[Axis], shape: Shape, stack: str) -> dict[str, Tensor]:
-    """The weights that stay, their layers numbered anew; whole ones are the given tensors themselves.
+    """Returns the kept weights with layers renumbered; weights that aren't sliced are the given tensors themselves.
 
     Args:
         weights: A state_dict.
-        axes, shape: Which axes there are and what stays of them.
-        stack: Name of the module list that holds the layers, as `layer_stack` gives it.
+        axes, shape: The axes, and the layers and units to keep.
+        stack: Name of the module list that holds the layers, as returned by `layer_stack`.
     """
     kept = {}
     cuts = coordinates(axes, shape)
@@ -102,7 +102,7 @@ def slice_weights(weights: Mapping[str, Tensor], axes: Sequence[Axis], shape: Sh
 
 
 def coordinates(axes: Sequence[Axis], shape: Shape) -> dict[str, list[tuple[int, Tensor]]]:
-    """Parameter -> (dimension, its coordinates that stay) for every dimension that is cut."""
+    """Returns parameter -> (dimension, its kept coordinates) for every pruned dimension."""
     cuts: dict[str, list[tuple[int, Tensor]]] = defaultdict(list)
     for axis in axes:
         if axis.name in shape.kept:
@@ -112,7 +112,7 @@ def coordinates(axes: Sequence[Axis], shape: Shape) -> dict[str, list[tuple[int,
 
 
 def check_shape(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> None:
-    """Refuses layers and units that the model doesn't have, and any of which nothing would be left."""
+    """Checks that the shape names existing layers and units and leaves at least one of each."""
     by_name = {axis.name: axis for axis in axes}
     check_rising("layers", shape.layers, model.config.num_hidden_layers)
     for name, units in shape.kept.items():
@@ -134,7 +134,7 @@ def check_rising(name: str, numbers: Sequence[int], count: int) -> None:
 
 
 def padding(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> int | None:
-    """The padding id once the vocabulary is pruned."""
+    """Returns the padding id once the vocabulary is pruned."""
     pad, rows = model.config.pad_token_id, shape.kept["vocabulary"].tolist()
     if pad is None or pad < 0:
         return pad
@@ -158,8 +158,14 @@ def padding(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> int |
 
 @dataclass(frozen=True)
 class Plan:
-    """The class and config of the model to be made; `reason` says why it isn't the stock class, `rank` is that of its
-    word table.
+    """The class and config of the model to build.
+
+    Args:
+        kind: Class of the model.
+        stock: The stock class that it is or derives from.
+        config: Config of the model.
+        reason: Why `kind` isn't the stock class; None if it is.
+        rank: Rank of a factorised token embedding, 0 if it isn't factorised.
     """
 
     kind: type[PreTrainedModel]
@@ -170,7 +176,7 @@ class Plan:
 
 
 def planned(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Plan:
-    """Chooses the class, by building what the stock one would be and comparing."""
+    """Chooses the class by building an empty model of the stock class and comparing it with the pruned shapes."""
     check_shape(model, axes, shape)
     stock = type(model).stock if is_pruned(model) else type(model)  # type: ignore[attr-defined]
     dense, sizes = dense_stock_config(model.config), sizes_of(model, axes, shape)
@@ -203,7 +209,7 @@ def sizes_of(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Size
 
 
 def sliced_shapes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of each weight of the pruned model, without slicing any."""
+    """Returns name -> shape of each weight of the pruned model, without slicing any."""
     cuts = {name: {dim: len(places) for dim, places in cut} for name, cut in coordinates(axes, shape).items()}
     stack = layer_stack(model)
     found = {
@@ -215,7 +221,7 @@ def sliced_shapes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) ->
 
 
 def held_numbers(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> dict[str, dict[str, int]]:
-    """Module -> its numbers that go with its heads, after pruning and under its new name."""
+    """Returns module -> its attributes that depend on the number of heads, after pruning and under its new name."""
     stack = layer_stack(model)
     before = model.config.pruned["attributes"] if is_pruned(model) else {}
     names = {name: renamed(name, stack, shape.layers) for name in before}
@@ -233,10 +239,10 @@ def held_numbers(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> 
 
 @torch.no_grad()
 def masked(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> PreTrainedModel:
-    """A copy of full size in which what isn't kept has no effect: the reference that a pruned model must equal.
+    """Returns a full-size copy in which removed units and layers have no effect: the reference for a pruned model.
 
-    Removed units are zero in every weight, norms see the kept hidden coordinates only, and dropped layers hand on what
-    they are given. Words that go aren't masked: their ids just don't come up.
+    Removed units are zero in every weight, norms use the kept hidden coordinates only, and dropped layers return their
+    input. Removed tokens aren't masked, since their ids don't occur.
     """
     check_shape(model, axes, shape)
     copied = copy.deepcopy(model)
@@ -257,7 +263,7 @@ def masked(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> PreTra
 
 
 def bypass(layer: nn.Module) -> None:
-    """Makes a layer hand on the hidden states it's given, beside whatever else it returns."""
+    """Makes a layer return its input hidden states, along with its other outputs."""
     inner = layer.forward
 
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -268,7 +274,7 @@ def bypass(layer: nn.Module) -> None:
 
 
 def narrow_norm(norm: nn.Module, kept: Tensor) -> None:
-    """Makes a norm see the coordinates `kept` of its input only, and return 0 at the others."""
+    """Makes a norm use only the coordinates `kept` of its input and return 0 at the others."""
     small = copy.deepcopy(norm)
     for name, weight in small.named_parameters():
         setattr(small, name, nn.Parameter(weight[kept]))

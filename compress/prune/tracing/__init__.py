@@ -1,1 +1,1 @@
-"""The prunable axes of a model, found by following dimensions through its graph."""
+"""Detection of the prunable axes of a model by following dimensions through its graph."""

@@ -1,4 +1,4 @@
-"""A coupled dimension: the coordinates of weights that can only be removed together."""
+"""Coupled dimensions: coordinates of weights that can only be removed together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch import Tensor
 
 Kind = Literal["hidden", "heads", "ffn", "vocabulary"]
 Role = Literal["out", "in", "scale"]
-Kept = Mapping[str, Tensor]  # axis name -> numbers of the units that stay, rising
+Kept = Mapping[str, Tensor]  # axis name -> indices of the units to keep, ascending
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where an axis runs through a weight.
+    """The occurrence of an axis in one dimension of a weight.
 
     The weight's dimension `dim` has outer x units x inner coordinates, in that order: the queries of 12 heads of width
     32 are one outer block of 12 units with inner 32, a fused query-key-value weight has outer 3.
@@ -22,7 +22,7 @@ class Slot:
     Args:
         parameter: Name in the model's state_dict.
         dim: Dimension of the weight.
-        outer, inner: Blocks around the units.
+        outer, inner: Blocks outside the units, and coordinates inside a unit.
         role: The weight produces the axis (a row of a linear layer, a bias, a column of an embedding), consumes it (a
             column of a linear layer), or scales it (a norm's weight and bias).
     """
@@ -36,14 +36,14 @@ class Slot:
 
 @dataclass(frozen=True)
 class Axis:
-    """Units that live and die together in every slot.
+    """Units that are removed together from every slot.
 
     Args:
         name: `hidden`, `vocabulary`, or with a layer `layers.3.heads`, `layers.3.ffn`.
-        kind: What the units are; with grouped queries a unit of `heads` is a key-value head and all its queries.
-        layer: Number of the layer, None where the axis runs through the whole model.
-        units: How many there are.
-        slots: Every place it runs through.
+        kind: Kind of the units; with grouped queries a unit of `heads` is a key-value head and all its queries.
+        layer: Index of the layer, None for an axis that spans the whole model.
+        units: Number of units.
+        slots: All occurrences of the axis in weights.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Axis:
     slots: tuple[Slot, ...]
 
     def coordinates(self, slot: Slot, kept: Tensor) -> Tensor:
-        """Coordinates of the slot's dimension that belong to the units `kept` [n] -> [outer * n * inner]."""
+        """Returns the coordinates of the slot's dimension for the units `kept` [n] -> [outer * n * inner]."""
         outer = torch.arange(slot.outer)[:, None, None] * self.units
         inner = torch.arange(slot.inner)
         return ((outer + kept[None, :, None]) * slot.inner + inner).flatten()

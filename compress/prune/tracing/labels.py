@@ -1,38 +1,38 @@
-"""Labels for dimensions of tensors: which of them are one and the same, found by unification."""
+"""Labels for tensor dimensions; unification determines which dimensions are the same."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-Dimension = tuple[int, ...]  # labels whose sizes multiply to the dimension, outer first; () is a dimension of size 1
+Dimension = tuple[int, ...]  # labels whose sizes multiply to the dimension's, outer first; () is a dimension of size 1
 
 
 @dataclass
 class Label:
-    """A factor of a dimension: `became` points to what it turned out to be, itself where it stands for itself."""
+    """A factor of a dimension; `became` holds the labels that replaced it, or itself while it is in use."""
 
     size: int
     became: Dimension
-    blocked: str | None = None  # why no unit of it can be removed
-    normed: bool = False  # a mean, a sum or a norm runs over it
-    attends: bool = False  # attention runs along it, one map for each unit
+    blocked: str | None = None  # reason why no unit of it can be removed
+    normed: bool = False  # a mean, sum or norm reduces over it
+    attends: bool = False  # attention has one map for each of its units
 
 
 class Labels:
-    """Union-find over labels in which a label may also fall apart into factors, as 384 into 12 heads of 32."""
+    """A union-find structure over labels, which may also split into factors, such as 384 into 12 heads of 32."""
 
     def __init__(self) -> None:
         self.all: list[Label] = []
 
     def dimension(self, size: int, blocked: str | None = None) -> Dimension:
-        """A dimension of which nothing is known yet but its size."""
+        """Creates a dimension of which only the size is known."""
         if size == 1:
             return ()
         self.all.append(Label(size, (len(self.all),), blocked))
         return self.all[-1].became
 
     def resolve(self, dimension: Iterable[int]) -> Dimension:
-        """The labels that the dimension consists of by now."""
+        """Returns the labels that the dimension currently consists of."""
         found: list[int] = []
         for label in dimension:
             became = self.all[label].became
@@ -46,12 +46,12 @@ class Labels:
         return prod(self.all[label].size for label in dimension)
 
     def block(self, dimension: Iterable[int], why: str) -> None:
-        """No unit of the dimension can be removed; the first reason given is kept."""
+        """Marks all units of the dimension as not removable; the first reason given is retained."""
         for label in self.labels(dimension):
             label.blocked = label.blocked or why
 
     def split(self, dimension: Dimension, outer: int) -> tuple[Dimension, Dimension] | None:
-        """The dimension as `outer` blocks and what lies inside a block; None where its factors don't divide so."""
+        """Splits the dimension into `outer` blocks and the inside of a block; None if its factors don't allow it."""
         first: list[int] = []
         rest = list(self.resolve(dimension))
         while rest and (size := self.all[rest[0]].size) <= outer and outer % size == 0:
@@ -65,7 +65,7 @@ class Labels:
         return tuple(first), tuple(rest)
 
     def unify(self, left: Dimension, right: Dimension, why: str) -> None:
-        """Both dimensions are the same; where their factors don't fit each other, both are blocked with `why`."""
+        """Declares both dimensions equal; if their factors don't match, both are blocked with `why`."""
         ours, theirs = list(self.resolve(left)), list(self.resolve(right))
         while ours and theirs:
             a, b = ours.pop(0), theirs.pop(0)
@@ -73,7 +73,7 @@ class Labels:
                 continue
             if self.all[a].size == self.all[b].size:
                 self._merge(a, b)
-                # The merged label may lie further on, too.
+                # The merged label may occur later in the dimension, too.
                 ours, theirs = list(self.resolve(ours)), list(self.resolve(theirs))
                 continue
             large, small = (a, b) if self.all[a].size > self.all[b].size else (b, a)
@@ -84,7 +84,7 @@ class Labels:
             ours, theirs = ([*self.resolve((a,)), *ours], [*self.resolve((b,)), *theirs])
 
     def reshape(self, dimensions: Sequence[Dimension], shape: Sequence[int], why: str) -> list[Dimension]:
-        """The dimensions after a view to `shape`; those that don't divide so are blocked with `why`."""
+        """Returns the dimensions after a view to `shape`; if they don't divide accordingly, blocks them with `why`."""
         rest: Dimension = tuple(label for dimension in dimensions for label in dimension)
         result: list[Dimension] = []
         for size in shape:

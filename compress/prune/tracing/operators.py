@@ -1,7 +1,7 @@
-"""What each operator of a traced model does to the labels of its tensors' dimensions.
+"""The effect of each operator of a traced model on the labels of its tensors' dimensions.
 
-The graph is that of torch.export, in which linear, layer_norm, embedding, scaled_dot_product_attention, view and
-transpose are still whole. An operator that isn't known here blocks every dimension that it's given.
+The graph is from torch.export, in which linear, layer_norm, embedding, scaled_dot_product_attention, view and transpose
+aren't decomposed. An unknown operator blocks every dimension of its inputs.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ SAME_SHAPE = {"to", "_to_copy", "contiguous", "clone", "dropout", "dropout_", "a
 
 @dataclass(frozen=True)
 class Use:
-    """An operator that a dimension of a parameter goes through."""
+    """The use of a parameter's dimension by an operator."""
 
     parameter: str
     dimension: int
@@ -30,10 +30,10 @@ class Use:
 
 
 class Follower(Reshaping):
-    """Follows labels through a graph, operator by operator.
+    """Propagates labels through a graph, operator by operator.
 
     Args:
-        labels: Where the labels are kept.
+        labels: The store of all labels.
         vocabulary: Name of the weight whose rows are looked up by token ids.
     """
 
@@ -43,7 +43,7 @@ class Follower(Reshaping):
         self.uses: list[Use] = []
 
     def follow(self, node: Node) -> None:
-        """Labels what the node returns, a tensor or several."""
+        """Labels the result of a node, one tensor or several."""
         if node.target is getitem:
             source, place = given(node, 0, None), given(node, 1, None)
             self.values[node] = self.values[source][place]
@@ -58,7 +58,7 @@ class Follower(Reshaping):
         return self.pointwise if pointwise or operator(node) in SAME_SHAPE else self.rule(operator(node))
 
     def unknown(self, node: Node) -> Any:
-        """Blocks all that the node is given and returns."""
+        """Blocks all dimensions of a node's inputs and results."""
         why = f"{node.target} is an operator that pruning doesn't understand"
         for argument in node.all_input_nodes:
             held = self.values.get(argument)
@@ -71,7 +71,7 @@ class Follower(Reshaping):
         return fresh if isinstance(made, list | tuple) else fresh[0]
 
     def use(self, value: Value, dimension: int, node: Node, role: Role) -> None:
-        """Notes the role of a dimension of `value`, where that is a parameter."""
+        """Records the role of a dimension of `value` if `value` is a parameter."""
         if value.weight is not None:
             name, numbers = value.weight
             self.uses.append(Use(name, numbers[dimension], operator(node), role))
@@ -94,7 +94,7 @@ class Follower(Reshaping):
         return self.product(node, value, weight, (0, 1), bias)
 
     def product(self, node: Node, value: Value, weight: Value, order: tuple[int, int], bias: Value | None) -> Value:
-        """value [..., in] times a weight whose dimensions `order` are in and out, plus bias [out]."""
+        """Labels value [..., in] times a weight, whose dimensions `order` are in and out, plus bias [out]."""
         if weight.weight is None:
             raise NotUnderstoodError
         inside, outside = (weight.dimensions[d] for d in order)
@@ -132,7 +132,7 @@ class Follower(Reshaping):
                 self.labels.unify(ours, theirs, why)
             elif (
                 halves := self.labels.split(ours, keys[d])
-            ) is not None:  # enable_gqa: each key serves several queries
+            ) is not None:  # enable_gqa: each key head serves several query heads
                 self.labels.unify(halves[0], theirs, why)
                 self.labels.block(halves[1], "the queries of one key-value head stay together")
             else:

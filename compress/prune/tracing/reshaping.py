@@ -1,4 +1,4 @@
-"""What operators that only move coordinates do to the labels of dimensions: views, swaps, parts, joins, reductions."""
+"""The effect of operators that only move or reduce coordinates on labels: views, swaps, splits, joins, reductions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ PARTS = {"split", "split_with_sizes", "chunk"}
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor's dimensions.
+    """The labelled dimensions of a tensor.
 
     Args:
-        dimensions: The labels of each.
-        weight: Where the tensor is a parameter, its name and the parameter's number of each dimension.
+        dimensions: The labels of each dimension.
+        weight: For a parameter, its name and the parameter's dimension index of each dimension; None for other tensors.
     """
 
     dimensions: tuple[Dimension, ...]
@@ -29,11 +29,11 @@ class Value:
 
 
 class NotUnderstoodError(Exception):
-    """An operator was given something that no rule covers."""
+    """The arguments of an operator aren't covered by any rule."""
 
 
 class Reshaping:
-    """Rules for operators that compute nothing; each takes a node and returns its labelled result."""
+    """Rules for operators that move, join or reduce coordinates; each takes a node and returns its labelled result."""
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
@@ -44,19 +44,19 @@ class Reshaping:
         return next((rule for names, rule in groups if name in names), getattr(self, f"on_{name}", None))
 
     def value(self, argument: Any) -> Value:
-        """The labels of an argument that must be a tensor."""
+        """Returns the labels of an argument that must be a tensor."""
         found = self.values.get(argument) if isinstance(argument, Node) else None
         if not isinstance(found, Value):
             raise NotUnderstoodError
         return found
 
     def optional(self, node: Node, i: int) -> Value | None:
-        """The labels of an argument that may be None or not given."""
+        """Returns the labels of an argument that may be None or missing."""
         argument = given(node, i, None)
         return None if argument is None else self.value(argument)
 
     def broadcast(self, inputs: Sequence[tuple[Dimension, ...]], count: int) -> tuple[Dimension, ...]:
-        """The dimensions of tensors that meet in an operator, counted from the last; those of size 1 give way."""
+        """Unifies the dimensions of broadcast tensors, aligned at the last; size 1 adopts the labels of the other."""
         result: list[Dimension] = [()] * count
         for dimensions in inputs:
             for back in range(1, len(dimensions) + 1):
@@ -143,7 +143,7 @@ class Reshaping:
         return [Value(without(value, d)) for _ in node.meta["val"]]
 
     def part(self, dimension: Dimension, size: int) -> Dimension | None:
-        """The inside of one of the equal parts that the dimension is cut into, each of `size`."""
+        """Splits the dimension into equal parts of `size` and returns the inside of a part; None if not divisible."""
         halves = self.labels.split(dimension, self.labels.size(self.labels.resolve(dimension)) // size)
         if halves is None:
             return None
@@ -151,7 +151,7 @@ class Reshaping:
         return halves[1]
 
     def replaced(self, value: Value, d: int, dimension: Dimension | None, size: int) -> Value:
-        """The value with another dimension `d`: an equal part of it, or (None) a part that can't be followed."""
+        """Returns the value with dimension `d` replaced; None, for a part that can't be followed, blocks it."""
         if dimension is None:
             why = "only a part of it is used"
             self.labels.block(value.dimensions[d], why)
@@ -179,7 +179,7 @@ def without(value: Value, d: int) -> tuple[Dimension, ...]:
 
 
 def given(node: Node, i: int, default: Any) -> Any:
-    """Argument number `i` by place, or by its name in the operator's schema."""
+    """Returns argument number `i`, passed by position or by its name in the operator's schema."""
     if len(node.args) > i:
         return node.args[i]
     named = getattr(node.target, "_schema").arguments  # noqa: B009
@@ -191,13 +191,13 @@ def shape(node: Node) -> list[int]:
 
 
 def operator(node: Node) -> str:
-    """`linear` of aten.linear.default."""
+    """Returns the short name of a node's operator, such as `linear` for aten.linear.default."""
     name = getattr(node.target, "name", None)
     return name().split("::")[-1].split(".")[0] if callable(name) else str(node.target)
 
 
 def tensors(made: Any) -> bool:
-    """Whether a node returns a tensor or several, and not numbers, a check or nothing."""
+    """Returns whether a node's result is one or several tensors, rather than numbers, a check or nothing."""
     if isinstance(made, list | tuple):
         return bool(made) and all(isinstance(value, torch.Tensor) for value in made)
     return isinstance(made, torch.Tensor)

@@ -1,4 +1,4 @@
-"""The prunable axes of a model, found by following dimensions through its graph instead of by names of weights."""
+"""Detection of a model's prunable axes by following dimensions through its graph, independent of weight names."""
 
 import logging
 from collections import Counter, defaultdict
@@ -19,11 +19,11 @@ from compress.prune.tracing.reshaping import Value
 
 @dataclass(frozen=True)
 class Traced:
-    """What tracing a model found.
+    """The result of tracing a model.
 
     Args:
         axes: The prunable axes: hidden, then each layer's heads and ffn, then vocabulary.
-        left_out: `parameter[dimension]` -> why no unit of it can be removed.
+        left_out: `parameter[dimension]` -> reason why no unit of it can be removed.
     """
 
     axes: tuple[Axis, ...]
@@ -31,19 +31,20 @@ class Traced:
 
 
 def find_axes(model: PreTrainedModel, example: Mapping[str, Tensor] | None = None) -> list[Axis]:
-    """The prunable axes of a model.
+    """Returns the prunable axes of a model.
 
     A label for each dimension of each tensor is followed through the graph of torch.export; labels that must agree are
-    united, as a linear layer's columns with its input. What reaches an operator that isn't understood is left out. A
-    classifier's or a masked-LM head's inner width, where it is as wide as the residual stream, is cut together with
-    `hidden`: the stock classes build both from `hidden_size`. An axis of one unit isn't listed.
+    unified, such as a linear layer's columns with its input. Dimensions that reach an unknown operator are left out.
+    The inner width of a classifier or a masked-LM head, if it equals the width of the residual stream, is pruned
+    together with `hidden`, since the stock classes build both from `hidden_size`. An axis of one unit isn't listed.
 
     Args:
-        model: Any transformer whose layers lie in one ModuleList.
-        example: Its inputs by name, [batch, length]; two rows of seven ids where not given.
+        model: Any transformer whose layers are in one ModuleList.
+        example: Inputs by name, [batch, length]; by default two rows of seven ids.
 
     Raises:
-        CompressError: The model can't be traced, its layers aren't one list, or nothing in it but words can be pruned.
+        CompressError: The model can't be traced, its layers aren't in one list, or nothing but the vocabulary can be
+            pruned.
 
     Source: coupled parameters by their dependency graph follow Fang et al. (2023), DepGraph, arXiv 2301.12900; here the
         graph is of dimensions and not of layers.
@@ -52,10 +53,10 @@ def find_axes(model: PreTrainedModel, example: Mapping[str, Tensor] | None = Non
 
 
 def layer_stack(model: PreTrainedModel) -> str:
-    """Name of the ModuleList that holds the model's layers, such as `bert.encoder.layer`.
+    """Returns the name of the ModuleList that holds the model's layers, such as `bert.encoder.layer`.
 
     Raises:
-        CompressError: There is none, as in a model whose layers share weights, or more than one.
+        CompressError: There is no such list, as in a model whose layers share weights, or more than one.
     """
     count = getattr(model.config, "num_hidden_layers", None)
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
@@ -70,7 +71,7 @@ def layer_stack(model: PreTrainedModel) -> str:
 
 
 def trace(model: PreTrainedModel, example: Mapping[str, Tensor] | None = None) -> Traced:
-    """As find_axes, with the reasons for what was left out."""
+    """Returns the axes as `find_axes` does, with the reasons for the dimensions left out."""
     stack = layer_stack(model)
     labels = Labels()
     names = names_of_tensors(model)
@@ -97,12 +98,12 @@ def trace(model: PreTrainedModel, example: Mapping[str, Tensor] | None = None) -
 
 
 def names_of_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """First name -> parameter, each parameter once."""
+    """Returns first name -> parameter, each parameter once."""
     return dict(model.named_parameters())
 
 
 def aliases_of(model: nn.Module) -> dict[str, list[str]]:
-    """First name -> all names of a parameter, more than one where weights are tied."""
+    """Returns first name -> all names of a parameter; tied weights have more than one."""
     first = {id(tensor): name for name, tensor in model.named_parameters()}
     groups: dict[str, list[str]] = defaultdict(list)
     for name, tensor in model.named_parameters(remove_duplicate=False):
@@ -111,7 +112,7 @@ def aliases_of(model: nn.Module) -> dict[str, list[str]]:
 
 
 def vocabulary_weights(model: PreTrainedModel) -> tuple[str, str | None]:
-    """Names of the word embedding and of the LM head's weight, where there is one."""
+    """Returns the names of the token embedding and of the LM head's weight, None for a model without an LM head."""
     first = {id(tensor): name for name, tensor in model.named_parameters()}
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
@@ -119,7 +120,7 @@ def vocabulary_weights(model: PreTrainedModel) -> tuple[str, str | None]:
 
 
 class Outputs(nn.Module):
-    """The model with all its outputs as a list of tensors, which torch.export can return."""
+    """A wrapper that returns all tensor outputs of a model as a list, which torch.export supports."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class Outputs(nn.Module):
 
 
 def exported(model: PreTrainedModel, example: Mapping[str, Tensor] | None) -> torch.export.ExportedProgram:
-    """The model's graph; no number is computed and the model isn't changed."""
+    """Exports the model's graph without computing any values; the model is left unchanged."""
     given = dict(example or {"input_ids": torch.ones(2, 7, dtype=torch.int64)})
     given = {name: tensor.to(model.device) for name, tensor in given.items()}
     asked = model.config._attn_implementation
@@ -161,7 +162,7 @@ def placeholder(
     dimensions: Mapping[str, tuple[Dimension, ...]],
     aliases: Mapping[str, str],
 ) -> Value | None:
-    """A parameter with its labels; anything else that comes into the graph can't be cut."""
+    """Returns the labels of a parameter, or blocked labels for any other tensor input of the graph."""
     name = program.graph_signature.inputs_to_parameters.get(node.name)
     if name is not None:
         first = aliases[name.removeprefix("model.")]
@@ -174,7 +175,7 @@ def placeholder(
 
 
 def roles(model: nn.Module, aliases: Mapping[str, str], uses: list[Use]) -> dict[tuple[str, int], Role]:
-    """(name, dimension) -> role. Of tied weights, the name inside an nn.Embedding has the role it has there."""
+    """Returns (name, dimension) -> role; of tied weights, the name in an nn.Embedding gets the embedding's role."""
     tables = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     found: dict[tuple[str, int], Role] = {}
     for name, first in aliases.items():
@@ -187,7 +188,7 @@ def roles(model: nn.Module, aliases: Mapping[str, str], uses: list[Use]) -> dict
 
 
 class Axes:
-    """Turns labels into axes: what a label is follows from the layers and the roles it appears in."""
+    """Conversion of labels to axes, by the layers and roles in which each label appears."""
 
     def __init__(
         self, model: PreTrainedModel, stack: str, labels: Labels, parameters: Mapping[str, tuple[Dimension, ...]]
@@ -216,7 +217,7 @@ class Axes:
         return Traced(tuple(axes), self.reasons(taken, roles))
 
     def slots(self, roles: Mapping[tuple[str, int], Role]) -> tuple[dict[int, list[Slot]], set[int]]:
-        """Label -> where it runs through the weights; and the labels that run twice through one dimension."""
+        """Returns label -> its slots in the weights, and the labels that occur twice in one dimension."""
         found: dict[int, list[Slot]] = defaultdict(list)
         twice: set[int] = set()
         for (name, d), role in roles.items():
@@ -239,14 +240,14 @@ class Axes:
         return self.labels.all[label].blocked is None
 
     def candidates(self, slots: Mapping[int, list[Slot]], rows: set[int]) -> list[int]:
-        """Free labels that run through several layers, or through one and out of it, by the number of layers."""
+        """Returns free labels that span several layers, or a layer and weights outside the stack, most layers first."""
         through = [label for label in slots if self.free(label) and label not in rows]
         through = [label for label in through if len(self.layers(slots[label])) > 1]
         through = [label for label in through if not self.labels.all[label].attends]
         return sorted(through, key=lambda label: -len(self.layers(slots[label])))
 
     def stream(self, slots: Mapping[int, list[Slot]], rows: set[int]) -> list[int]:
-        """The label of the residual stream, none where two run through as many layers."""
+        """Returns the label of the residual stream, none if several labels span the same number of layers."""
         found = self.candidates(slots, rows)
         widest = [label for label in found if len(self.layers(slots[label])) == len(self.layers(slots[found[0]]))]
         if len(widest) == 1:
@@ -256,7 +257,7 @@ class Axes:
         return []
 
     def join_heads(self, slots: Mapping[int, list[Slot]], rows: set[int], columns: set[int]) -> None:
-        """Unites the residual stream with inner widths of a head that the stock class makes as wide."""
+        """Unifies the residual stream with inner widths of output heads that have the same size."""
         streams = self.candidates(slots, rows)
         for label in [label for label in slots if self.free(label) and label not in rows | columns]:
             where = slots[label]
@@ -265,7 +266,7 @@ class Axes:
                 self.labels.unify((streams[0],), (label,), "a head's width is cut up differently")
 
     def local(self, slots: Mapping[int, list[Slot]], rows: set[int], streams: list[int]) -> dict[tuple[int, Kind], int]:
-        """(layer, kind) -> label of what lies in that layer only."""
+        """Returns (layer, kind) -> label of the units that belong to that layer only."""
         found: dict[tuple[int, Kind], list[int]] = defaultdict(list)
         for label, where in slots.items():
             (layer, *more) = self.layers(where)

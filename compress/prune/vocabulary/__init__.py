@@ -1,1 +1,1 @@
-"""Pruning the vocabulary: which tokens stay, and the tokenizer that has only those."""
+"""Vocabulary pruning: selection of the tokens to keep, and the reduced tokenizer and model."""

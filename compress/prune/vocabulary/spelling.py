@@ -1,4 +1,4 @@
-"""Which words of a tokenizer spelling rests on: without them text would become [UNK], or a kept word could not form."""
+"""Tokens that a pruned vocabulary must keep, or else texts would give [UNK] or kept tokens couldn't form."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -8,15 +8,16 @@ from transformers import PreTrainedTokenizerBase
 
 from compress.errors import CompressError
 
-Spec = dict[str, Any]  # what a tokenizer.json holds
-Ranks = dict[tuple[str, str], int]  # two parts -> the place of their merge; lower ones go first
+Spec = dict[str, Any]  # content of a tokenizer.json
+Ranks = dict[tuple[str, str], int]  # pair of parts -> rank of their merge; lower ranks are applied first
 
 
 def read_spec(tokenizer: PreTrainedTokenizerBase) -> Spec:
-    """The tokenizer.json of a tokenizer.
+    """Returns the tokenizer.json of a tokenizer.
 
     Raises:
-        CompressError: A tokenizer without one, or a model that has no pieces to spell with.
+        CompressError: The tokenizer is slow, its model has no sub-word pieces, or it's a BPE with
+            continuing_subword_prefix.
     """
     name = type(tokenizer).__name__
     if not tokenizer.is_fast:
@@ -40,18 +41,18 @@ def read_spec(tokenizer: PreTrainedTokenizerBase) -> Spec:
 
 
 def model_words(spec: Spec) -> dict[str, int]:
-    """Word -> id of the tokenizer's model, added tokens outside it left out."""
+    """Returns token -> id of the tokenizer's model, without added tokens that are outside the model."""
     vocab = spec["model"]["vocab"]
     return vocab if isinstance(vocab, dict) else {word: i for i, (word, _) in enumerate(vocab)}
 
 
 def names_of(spec: Spec) -> dict[int, str]:
-    """Id -> word, added tokens too."""
+    """Returns id -> token, including added tokens."""
     return {i: word for word, i in model_words(spec).items()} | {a["id"]: a["content"] for a in spec["added_tokens"]}
 
 
 def special_words(tokenizer: PreTrainedTokenizerBase, spec: Spec) -> set[int]:
-    """Ids of special and added tokens, of those the post-processor sets, and of padding and unknown."""
+    """Returns the ids of special, added, padding and unknown tokens, and of tokens that the post-processor inserts."""
     model, words = spec["model"], model_words(spec)
     found = {added["id"] for added in spec["added_tokens"]} | set(tokenizer.all_special_ids)
     found |= {ids[place] for ids, place in processor_ids(spec["post_processor"])}
@@ -65,7 +66,7 @@ def special_words(tokenizer: PreTrainedTokenizerBase, spec: Spec) -> set[int]:
 
 
 def processor_ids(part: Spec | None) -> Iterator[tuple[list[Any], int]]:
-    """Every place in a post-processor that holds an id: (list, index)."""
+    """Yields every position in a post-processor that holds an id, as (list, index)."""
     kind = part["type"] if part else None
     if not part:
         return
@@ -81,15 +82,16 @@ def processor_ids(part: Spec | None) -> Iterator[tuple[list[Any], int]]:
 
 
 def spelling_words(tokenizer: PreTrainedTokenizerBase, spec: Spec) -> set[int]:
-    """Ids of the pieces that every other word can be spelt in.
+    """Returns the ids of the tokens into which every other token can be split.
 
-    WordPiece: each character at the start of a word and inside one. BPE: the characters or bytes that merges start
-    from. Unigram: single characters, and the piece of lowest score, which sets the price of [UNK]. Everywhere the byte
-    tokens, and the words with a character that is no piece by itself, for these could not be spelt. (A Unigram weighs
-    [UNK] against such a word by their scores, so there, and only for such characters, this is no proof.)
+    WordPiece: each character, as the start of a word and as a continuation. BPE: the characters or bytes that merges
+    start from. Unigram: single characters, and the token with the lowest score, which sets the score of [UNK]. For all
+    of them also the byte tokens, and the tokens with a character that isn't a token itself, since these couldn't be
+    split. (A Unigram model compares the scores of [UNK] and such a token, so for Unigram, and only for such characters,
+    there is no guarantee.)
 
     Raises:
-        CompressError: A WordPiece vocabulary of which this can't be guaranteed.
+        CompressError: The vocabulary is a WordPiece for which this can't be guaranteed.
     """
     added = {token["content"] for token in spec["added_tokens"]}
     words = {word: i for word, i in model_words(spec).items() if word not in added}
@@ -107,7 +109,7 @@ def wordpiece_needs(tokenizer: PreTrainedTokenizerBase, model: Spec, words: dict
     needed = {words[word] for word in first} | {words[word] for word, content in inside.items() if len(content) == 1}
     needed |= {words[word] for word in starts if word[0] not in first or not later.issuperset(word[1:])}
     for word, content in inside.items():
-        # The longest match goes first: pieces spelt anew may end inside this one, before a character that begins none.
+        # WordPiece matches the longest token first: a new split may end inside this one, before an unmatched character.
         lost = set(content[1:]) - later
         if lost:
             raise CompressError(
@@ -120,19 +122,19 @@ def wordpiece_needs(tokenizer: PreTrainedTokenizerBase, model: Spec, words: dict
 
 
 def starts_with_prefix(tokenizer: PreTrainedTokenizerBase, prefix: str) -> bool:
-    """Whether a text's word may begin with the prefix, which then matches pieces from inside words too."""
+    """Returns whether a text's word may start with the prefix, where continuation tokens would then match too."""
     return any(word.startswith(prefix) for word in pre_tokens(tokenizer, f"{prefix}a"))
 
 
 def pre_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
-    """What the tokenizer's model is given for a text."""
+    """Returns the normalized and pre-tokenized words of a text, the input of the tokenizer's model."""
     backend = tokenizer.backend_tokenizer
     text = backend.normalizer.normalize_str(text) if backend.normalizer else text
     return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)] if backend.pre_tokenizer else [text]
 
 
 def can_come_up(tokenizer: PreTrainedTokenizerBase, spec: Spec, word: str) -> bool:
-    """False for a word of a WordPiece that texts are cut inside of before the model sees it."""
+    """Returns False for a WordPiece token that can't occur because pre-tokenization splits texts inside it."""
     model = spec["model"]
     content = word.removeprefix(model.get("continuing_subword_prefix") or "")
     return model["type"] != "WordPiece" or pre_tokens(tokenizer, content) == [content]
@@ -158,7 +160,7 @@ NEEDS: dict[str, Callable[[PreTrainedTokenizerBase, Spec, dict[str, int]], set[i
 
 
 def parts_of(spec: Spec) -> Callable[[int], set[int]]:
-    """A function from a word's id to the ids that must stay with it: for BPE all that is merged on the way to it."""
+    """Returns a function from a token's id to ids that must stay with it: for BPE all intermediate merge results."""
     model, words, names = spec["model"], model_words(spec), names_of(spec)
     if model["type"] != "BPE":
         return lambda word: set()
@@ -171,16 +173,16 @@ def merge_ranks(model: Spec) -> Ranks:
 
 
 def symbols(word: str, suffix: str) -> list[str]:
-    """What a word is before any merge: its characters, the last one with the suffix."""
+    """Returns the initial symbols of a token before any merge: its characters, the last one with the suffix."""
     if suffix and word.endswith(suffix) and word != suffix:
         return [*word[: -len(suffix) - 1], word[-len(suffix) - 1 :]]
     return list(word)
 
 
 def derivation(word: str, ranks: Ranks, suffix: str) -> set[str]:
-    """Everything that merges make on the way to `word`, itself included; nothing if they don't lead there.
+    """Returns all results of the merges that produce `word`, itself included; empty if the merges don't produce it.
 
-    Merges inside a word are the same in every text that it comes out of, for none of them crosses its ends there.
+    The merges inside a token are the same in every text that contains it, since no merge crosses its boundaries there.
     """
     parts, made = symbols(word, suffix), set()
     while len(parts) > 1:

@@ -1,4 +1,4 @@
-"""A tokenizer with fewer words: its tokenizer.json rewritten, ids in their old order."""
+"""Tokenizers with a reduced vocabulary: tokenizer.json rewritten, with ids renumbered in their old order."""
 
 import copy
 import json
@@ -26,18 +26,19 @@ GONE = -1
 
 
 def prune_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> PreTrainedTokenizerBase:
-    """A copy of a fast tokenizer that knows the words `ids` only; the word `ids[i]` gets the id i.
+    """Returns a copy of a fast tokenizer reduced to the tokens `ids`; token `ids[i]` gets the id i.
 
-    WordPiece, BPE and Unigram. A text in which no word went keeps its pieces; other words are spelt in the pieces that
-    stay, never as [UNK] unless they were before. Special tokens, padding, truncation and everything else stay.
+    Supports WordPiece, BPE and Unigram. A text that uses no removed token is tokenized as before; other texts are split
+    into the remaining tokens, with [UNK] only where the original tokenizer gives it. Special tokens, padding,
+    truncation and all other settings are preserved.
 
     Args:
-        tokenizer: It isn't changed.
-        ids: Rising ids, as `choose_words` gives them.
+        tokenizer: The tokenizer to reduce; it isn't modified.
+        ids: Ascending ids, as returned by `choose_words`.
 
     Raises:
-        CompressError: A slow tokenizer or one without pieces; ids that don't rise, aren't in the vocabulary, or lack a
-            special token or a word that spelling needs.
+        CompressError: The tokenizer is slow or its model has no sub-word pieces; ids aren't ascending, aren't in the
+            vocabulary, or lack a special token or a token that spelling needs.
     """
     spec = read_spec(tokenizer)
     kept = checked_ids(ids, names_of(spec))
@@ -71,7 +72,7 @@ def checked_ids(ids: Ids, names: dict[int, str]) -> Int64[np.ndarray, "kept"]:
 
 
 def check_complete(tokenizer: PreTrainedTokenizerBase, spec: Spec, kept: set[int]) -> None:
-    """Raises where words are missing that others rest on."""
+    """Checks that `kept` contains all special tokens, tokens that spelling needs and parts of BPE merges."""
     names, parts = names_of(spec), parts_of(spec)
     checks = (
         (special_words(tokenizer, spec), "special or added tokens", "texts would be framed or padded by another word"),
@@ -88,7 +89,7 @@ def check_complete(tokenizer: PreTrainedTokenizerBase, spec: Spec, kept: set[int
 
 
 def rewrite(spec: Spec, remap: Int64[np.ndarray, "words"]) -> None:
-    """Takes out the words that went and renumbers the others, in place."""
+    """Removes tokens from the tokenizer.json and renumbers the others, in place."""
 
     def new(old: int) -> int:
         return int(remap[old])
@@ -113,24 +114,24 @@ def rewrite_model(model: Spec, remap: Int64[np.ndarray, "words"]) -> None:
 
 
 def forget_old_words(tokenizer: Any, model: Spec) -> None:
-    """Replaces what the tokenizer's class keeps beside its backend."""
+    """Replaces the copies of the vocabulary that the tokenizer's Python class stores beside its backend."""
     if hasattr(tokenizer, "_vocab"):
         tokenizer._vocab = model["vocab"] if isinstance(model["vocab"], dict) else [(w, s) for w, s in model["vocab"]]
     if hasattr(tokenizer, "_merges"):
         tokenizer._merges = [tuple(pair) for pair in model["merges"]]
     if hasattr(tokenizer, "vocab_file"):
-        tokenizer.vocab_file = None  # it has the old words, and saving copies it in some formats
+        tokenizer.vocab_file = None  # it contains the old vocabulary, and saving copies it in some formats
 
 
 def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "words"]:
-    """New id of every old one, `GONE` (-1) for words that went.
+    """Returns the new id of every old id, `GONE` (-1) for removed tokens.
 
     Args:
-        size: Ids of the old vocabulary.
-        ids: Rising old ids that stay; `ids[i]` becomes i.
+        size: Number of ids in the old vocabulary.
+        ids: Ascending old ids to keep; `ids[i]` becomes i.
 
     Raises:
-        CompressError: An id outside 0 to size - 1.
+        CompressError: An id is outside 0 to size - 1.
     """
     kept = np.asarray(ids, np.int64)
     if len(kept) and not 0 <= kept.min() <= kept.max() < size:
@@ -141,5 +142,5 @@ def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "words"]:
 
 
 def same_pieces(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, text: str) -> bool:
-    """Whether both tokenizers cut the text into the same pieces, whatever their ids."""
+    """Returns whether both tokenizers split the text into the same tokens, regardless of their ids."""
     return first.tokenize(text) == second.tokenize(text)

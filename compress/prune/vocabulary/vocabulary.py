@@ -1,4 +1,4 @@
-"""Pruning the vocabulary: counting and choosing words, and slicing what a model has for each of them."""
+"""Vocabulary pruning: counting and choosing tokens, and slicing the model's weights along the vocabulary."""
 
 import copy
 import math
@@ -16,7 +16,7 @@ from compress.errors import CompressError
 from compress.prune.vocabulary.spelling import can_come_up, names_of, parts_of, read_spec, special_words, spelling_words
 from compress.prune.vocabulary.tokenizer import GONE, Ids, prune_tokenizer, remap_ids
 
-TEXTS = 1000  # tokenized at once
+TEXTS = 1000  # texts per tokenizer call
 COVERAGE = 0.9999
 UNSEEN = 0.001
 
@@ -24,10 +24,12 @@ UNSEEN = 0.001
 def count_words(
     tokenizer: PreTrainedTokenizerBase, texts: Iterable[str] | Iterable[Sequence[str]]
 ) -> Int64[np.ndarray, "words"]:
-    """How often each id is used in the texts, which may be cut into words, special tokens added, nothing cut off.
+    """Returns how often each id occurs in the texts, with special tokens added and without truncation.
+
+    The texts are strings or sequences of words.
 
     Raises:
-        CompressError: No text at all, or one string instead of several.
+        CompressError: There are no texts, or `texts` is a single string.
     """
     if isinstance(texts, str):
         raise CompressError("texts: expected several strings, found one: its letters would be counted as texts")
@@ -56,31 +58,33 @@ def choose_words(
     unseen: float = UNSEEN,
     at_most: int | None = None,
 ) -> Int64[np.ndarray, "kept"]:
-    """Rising ids of the words that stay.
+    """Returns the ids of the tokens to keep, in ascending order.
 
-    First special and added tokens and the pieces that spelling needs (see `compress.prune.vocabulary.spelling`); then
-    the most used words, the lower id first among equals, until they make up `coverage` of all uses; then words that the
-    corpus lacks. A word of a BPE brings along what is merged on the way to it.
+    First come special and added tokens and the tokens that spelling needs (see `compress.prune.vocabulary.spelling`);
+    then the most frequent tokens, the lower id first among equals, until they cover `coverage` of all uses; then tokens
+    that the corpus lacks. A BPE token also keeps the intermediate results of its merges.
 
-    Further text uses words that the corpus lacks as often as the corpus has words that it uses once, of all its uses.
-    Of these words the lower ids are kept: BERT's vocabulary is roughly, a BPE's and a Unigram's by construction, in the
-    order of frequency in pre-training. How many it takes is told by the words used once, which lie where unseen ones
-    do. Words of a WordPiece that no text gives, such as BERT's [unused7], are passed over.
+    Unseen text uses tokens that the corpus lacks at a rate estimated by the number of tokens that the corpus uses once,
+    relative to all its uses. Of these tokens the lower ids are kept: the vocabulary of BERT approximately, those of BPE
+    and Unigram by construction, are sorted by frequency in pre-training. How many are kept is inferred from the ids of
+    the tokens used once, since unseen tokens have a similar id distribution. WordPiece tokens that no text produces,
+    such as BERT's [unused7], are skipped.
 
     Args:
-        tokenizer: A fast one.
+        tokenizer: A fast tokenizer.
         counts: Uses of each id, from `count_words`.
-        coverage: Share of the corpus's uses in (0, 1]; 1 keeps every word that was seen.
-        unseen: Share of further text's uses, in [0, 1], that may fall on words that went since the corpus lacks them;
-            0 keeps them all (or what `at_most` leaves room for), 1 none.
-        at_most: Words to keep at most; `coverage` and `unseen` may be missed then.
+        coverage: Share of the corpus's uses in (0, 1]; 1 keeps every token that occurs.
+        unseen: Share of the uses in unseen text, in [0, 1], that may fall on tokens removed because the corpus lacks
+            them; 0 keeps all of them (or as many as `at_most` allows), 1 none.
+        at_most: Maximum number of tokens to keep; it takes precedence over `coverage` and `unseen`.
 
     Raises:
-        CompressError: A slow tokenizer; a share out of range; counts of another vocabulary or of nothing; an `at_most`
-            below what special tokens and spelling take.
+        CompressError: The tokenizer is slow; a share is out of range; counts belong to another vocabulary or are all 0;
+            `at_most` is below the number of special tokens and tokens that spelling needs.
 
-    Source: uses of unseen words by Good 1953, The Population Frequencies of Species and the Estimation of Population
-    Parameters (Biometrika 40), N1 / N; that their ids are spread as those of the words used once is ours.
+    Source: rate of unseen tokens by Good 1953, The Population Frequencies of Species and the Estimation of Population
+        Parameters (Biometrika 40), N1 / N; that their ids are distributed as those of the tokens used once is our
+        assumption.
     """
     spec = read_spec(tokenizer)
     names, parts = names_of(spec), parts_of(spec)
@@ -106,7 +110,7 @@ def choose_words(
 
 
 def add(kept: set[int], words: set[int], limit: int) -> list[int]:
-    """Adds the words to `kept` if there is room for all; returns those that are new."""
+    """Adds the tokens to `kept` if `limit` leaves room for all of them; returns the tokens that are new."""
     new = words - kept
     if len(kept) + len(new) > limit:
         return []
@@ -115,7 +119,7 @@ def add(kept: set[int], words: set[int], limit: int) -> list[int]:
 
 
 def last_unseen(counts: Int64[np.ndarray, "words"], needed: set[int], unseen: float) -> int:
-    """The highest id among the unseen words to keep."""
+    """Returns the highest id up to which unseen tokens are kept, -1 if none are."""
     if not unseen:
         return len(counts) - 1
     once = [i for i in np.flatnonzero(counts == 1).tolist() if i not in needed]
@@ -139,23 +143,23 @@ def check_counts(counts: Int64[np.ndarray, "words"], coverage: float, unseen: fl
 def prune_vocabulary(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: Ids
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model of the same class and a tokenizer with the words `ids` only.
+    """Returns a model of the same class and a tokenizer, both reduced to the tokens `ids`.
 
-    Texts in which no word went get the same answer; words that went are spelt in the pieces that stay. Whatever has a
-    row a word is sliced: input embeddings, the head over words, tied to them or not, its bias. The ids in config and
-    generation_config are renumbered. Rows of the model beyond the tokenizer's words go.
+    Texts without removed tokens give the same outputs; removed tokens are split into remaining ones. All weights with
+    one row per token are sliced: input embeddings, the language-modelling head, whether tied or not, and its bias. The
+    ids in config and generation_config are renumbered. Embedding rows beyond the tokenizer's vocabulary are removed.
 
     Args:
-        model: It isn't changed; the new one shares no memory with it.
-        tokenizer: The model's own; it isn't changed.
-        ids: Rising ids, as `choose_words` gives them.
+        model: The model to reduce; it isn't modified and shares no memory with the new one.
+        tokenizer: The model's tokenizer; it isn't modified.
+        ids: Ascending ids, as returned by `choose_words`.
 
     Raises:
-        CompressError: As `prune_tokenizer`; ids beyond the model's rows; a token id in the config that isn't among
-            `ids`; a padding id that would change where positions are counted from it, as RoBERTa does.
+        CompressError: As for `prune_tokenizer`; ids exceed the model's rows; a token id in the config isn't among
+            `ids`; the padding id would change in a model that counts positions from it, such as RoBERTa.
 
-    Source: keeping the words that a corpus uses as in Abdaoui et al. 2020, Load What You Need (arXiv 2010.05609); here
-    the pieces that spelling needs stay whatever their frequency, so that no text becomes [UNK].
+    Source: keeping the tokens that a corpus uses as in Abdaoui et al. 2020, Load What You Need (arXiv 2010.05609); here
+        the tokens that spelling needs stay regardless of their frequency, so that no text becomes [UNK].
     """
     pruned = prune_tokenizer(tokenizer, ids)
     kept = torch.from_numpy(np.asarray(ids, np.int64))
@@ -187,7 +191,7 @@ def word_table(model: PreTrainedModel) -> nn.Embedding:
 
 
 def check_positions(model: PreTrainedModel, remap: Int64[np.ndarray, "rows"]) -> None:
-    """RoBERTa and its like number positions from the padding id on: it must keep its number."""
+    """Checks that the padding id is unchanged in models that count positions from it, such as RoBERTa."""
     for name, module in model.named_modules():
         pad = getattr(module, "padding_idx", None)
         if "position" in name and pad is not None and remap[pad] != pad:
@@ -198,7 +202,7 @@ def check_positions(model: PreTrainedModel, remap: Int64[np.ndarray, "rows"]) ->
 
 
 def empty_model(model: PreTrainedModel, remap: Int64[np.ndarray, "rows"], words: int) -> PreTrainedModel:
-    """A model of the class and the config of `model` for `words` words, with weights that mean nothing."""
+    """Returns a model of the class and config of `model` with `words` tokens and placeholder weights."""
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
     if getattr(text, "vocab_size", None) != len(remap):
@@ -221,12 +225,12 @@ def empty_model(model: PreTrainedModel, remap: Int64[np.ndarray, "rows"], words:
 
 
 def renumber(config: PretrainedConfig | Any, remap: Int64[np.ndarray, "rows"], where: str) -> None:
-    """Gives every token id of a config its new number, in place."""
+    """Replaces every token id in a config by its new id, in place."""
 
     def new(key: str, value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return [new(key, i) for i in value]
-        if value is None or value < 0:  # some configs say "none" by -1
+        if value is None or value < 0:  # some configs use -1 for None
             return value
         if value >= len(remap) or remap[value] == GONE:
             raise CompressError(
@@ -245,7 +249,7 @@ def renumber(config: PretrainedConfig | Any, remap: Int64[np.ndarray, "rows"], w
             setattr(config, key, new(key, value))
         elif key in ("suppress_tokens", "begin_suppress_tokens"):
             setattr(config, key, new(key, [i for i in value if stays(i)]) or None)
-        elif key == "bad_words_ids":  # a phrase with a word that went can't come up
+        elif key == "bad_words_ids":  # a phrase with a removed token can't be generated
             setattr(config, key, new(key, [words for words in value if all(map(stays, words))]) or None)
         elif key in ("sequence_bias", "force_words_ids"):
             raise CompressError(f"{where}.{key}: expected None, found ids: they would stand for other words")
@@ -254,7 +258,7 @@ def renumber(config: PretrainedConfig | Any, remap: Int64[np.ndarray, "rows"], w
 def sliced(
     weights: dict[str, Tensor], shapes: dict[str, torch.Size], rows: int, kept: Int64[Tensor, "kept"]
 ) -> dict[str, Tensor]:
-    """Copies of the weights, of every dimension that the vocabulary decides the kept coordinates; ties stay ties."""
+    """Returns copies of the weights with only the kept coordinates of vocabulary dimensions; tied weights stay tied."""
     copies: dict[int, Tensor] = {}
     for name, weight in weights.items():
         if id(weight) in copies:

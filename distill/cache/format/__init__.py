@@ -1,1 +1,1 @@
-"""Files of a cache: a sample's key, shards of records, the index of where each is, and what the cache was made from."""
+"""File formats of a cache: sample keys, shards of records, the index, the identity and the store that combines them."""

@@ -1,4 +1,4 @@
-"""What a cache was made from."""
+"""Identity of a cache: everything besides the samples that determines its signals."""
 
 import hashlib
 import json
@@ -14,13 +14,13 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that decides the signals besides the samples.
+    """Everything besides the samples that determines the signals.
 
     Args:
         teacher: Hash of the teacher's weights and label order.
         tokenizer: Hash of the tokenizer's rules.
-        signals: What is kept of the teacher's answer.
-        preprocessing: Anything else the teacher saw or was told.
+        signals: Signals that are stored.
+        preprocessing: Any other settings that affect the teacher's inputs or outputs.
         compression: `none` or `zstd`, of each record.
     """
 
@@ -38,7 +38,7 @@ class Identity:
             raise InputError(f"cache.compression: expected none or zstd, found {self.compression!r}")
 
     def settings(self) -> dict[str, Any]:
-        """As it stands in cache.json."""
+        """Returns the identity as stored in cache.json."""
         return {
             "format": FORMAT,
             "teacher": self.teacher,
@@ -50,12 +50,12 @@ class Identity:
 
     @cached_property
     def digest(self) -> bytes:
-        """16 bytes that every record's checksum begins with: a record of another cache never passes for ours."""
+        """16 bytes that enter every record's checksum, so that a record of another cache is never accepted."""
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).digest()[:16]
 
 
 def differences(expected: dict[str, Any], found: dict[str, Any], at: str = "") -> list[str]:
-    """One line for each field that differs, such as `signals.sampled.draws: expected 16, found 24`."""
+    """Returns one line per differing field, such as `signals.sampled.draws: expected 16, found 24`."""
     lines = []
     for name in sorted(expected.keys() | found.keys()):
         ours, theirs = expected.get(name), found.get(name)

@@ -1,4 +1,4 @@
-"""Where each sample's record is: 16 bytes a sample on disk, mapped into memory, nothing read when it is opened."""
+"""Index of the records: 16 bytes per sample on disk, memory-mapped, so that opening it reads no entries."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,12 @@ ABSENT = -1
 
 @dataclass(frozen=True)
 class Index:
-    """Sorted by the first 8 bytes of the key; the shard holds the whole key, so a reader knows its row from a twin's.
+    """Places of the samples, sorted by the first 8 bytes of their keys.
+
+    A shard stores the whole keys, so that a reader can distinguish samples whose prefixes are equal.
 
     Args:
-        prefixes: uint64 [samples], the keys' first 8 bytes as little-endian numbers, ascending.
+        prefixes: uint64 [samples], the first 8 bytes of the keys as little-endian numbers, ascending.
         places: uint64 [samples], shard · 2^32 + row.
     """
 
@@ -27,7 +29,7 @@ class Index:
 
     @staticmethod
     def of(keys: np.ndarray, places: np.ndarray) -> "Index":
-        """From keys uint8 [samples, 16] and their places uint64 [samples]."""
+        """Builds an index from keys uint8 [samples, 16] and their places uint64 [samples]."""
         prefixes = prefixes_of(keys)
         order = np.lexsort((places, prefixes))
         return Index(prefixes[order], places[order])
@@ -39,14 +41,17 @@ class Index:
         return Index(prefixes[order], places[order])
 
     def candidates(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First and last + 1 entry with each key's prefix; keys uint8 [wanted, 16]. Equal where there is none."""
+        """Returns the range of entries (first, last + 1) with the prefix of each key, for keys uint8 [wanted, 16].
+
+        First and last + 1 are equal if there are none.
+        """
         wanted = prefixes_of(keys)
         first = np.searchsorted(self.prefixes, wanted)
         last = np.searchsorted(self.prefixes, wanted, side="right")
         return first, last
 
     def shard_prefixes(self, shard: int) -> np.ndarray:
-        """Prefixes of a shard's rows in their order, uint64."""
+        """Returns the prefixes of a shard's rows in row order, uint64."""
         mine = np.flatnonzero((self.places >> np.uint64(32)) == shard)
         return self.prefixes[mine][np.argsort(self.places[mine])]
 
@@ -56,10 +61,10 @@ def prefixes_of(keys: np.ndarray) -> np.ndarray:
 
 
 def key_array(keys: Sequence[bytes]) -> np.ndarray:
-    """uint8 [keys, 16]."""
+    """Returns the keys as uint8 [keys, 16]."""
     return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
 
 
 def place(shard: int, rows: int) -> np.ndarray:
-    """Places of the first `rows` rows of a shard."""
+    """Returns the places of the first `rows` rows of a shard."""
     return (np.uint64(shard) << np.uint64(32)) + np.arange(rows, dtype=np.uint64)

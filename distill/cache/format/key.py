@@ -1,4 +1,4 @@
-"""The name of a sample: a hash of what the teacher sees of it."""
+"""Key of a sample: a hash of the inputs that the teacher receives."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -15,14 +15,15 @@ def sample_key(
     positions: np.ndarray | None = None,
     documents: np.ndarray | None = None,
 ) -> bytes:
-    """128-bit BLAKE2b of the unpadded ids and, where there are any, token types, chosen positions and documents.
+    """Returns the 128-bit BLAKE2b of the unpadded ids and, if given, token types, selected positions and documents.
 
     Args:
         input_ids: [length] integers, hashed as little-endian int32.
         token_type_ids: [length] integers, hashed after the ids in the same way.
-        positions: [length] booleans, the places whose distributions are kept; hashed as the byte `p` and one byte each.
-        documents: [length] integers, which of a packed row's documents a token is of; hashed as the byte `d` and
-            little-endian int32.
+        positions: [length] booleans, the positions whose distributions are stored; hashed as the byte `p` and one byte
+            each.
+        documents: [length] integers, the document of a packed row that each token belongs to; hashed as the byte `d`
+            and little-endian int32.
     """
     total = blake2b(input_ids.astype("<i4").tobytes(), digest_size=KEY_BYTES)
     if token_type_ids is not None:
@@ -35,7 +36,7 @@ def sample_key(
 
 
 def sample_keys(batch: Mapping[str, Tensor]) -> list[bytes]:
-    """Keys of a padded batch; how it was padded makes no difference. Ids, mask and types are [batch, length]."""
+    """Returns the keys of a padded batch, independent of its padding. Ids, mask and types are [batch, length]."""
     named = ("token_type_ids", "positions", "documents")
     fields = [batch[name].cpu().numpy() if name in batch else None for name in named]
     ids, mask = batch["input_ids"].cpu().numpy(), batch["attention_mask"].cpu().numpy().astype(bool)

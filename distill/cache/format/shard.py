@@ -1,4 +1,4 @@
-"""One file of records: written whole or not at all, mapped into memory, every record checked when it is read."""
+"""Shard files of records: written atomically, memory-mapped, every record checked when it is read."""
 
 import fcntl
 import json
@@ -21,7 +21,7 @@ from distill.cache.format.key import KEY_BYTES
 
 
 class DamagedError(Exception):
-    """A shard or record that is missing, truncated, changed or not this cache's."""
+    """Error for a shard or record that is missing, truncated, changed or from another cache."""
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -30,9 +30,10 @@ def shard_path(folder: Path, number: int) -> Path:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[IO[bytes] | None]:
-    """The empty file that will become `path`, or None while another process works on it.
+    """Yields the empty file that will become `path`, or None while another process works on it.
 
-    The lock goes with the process that holds it, however it ends; what a killed one had written is overwritten.
+    The lock is released when the process that holds it ends, for whatever reason; the partial file of a killed process
+    is overwritten.
     """
     partial = path.with_suffix(".partial")
     with partial.open("ab") as file:
@@ -41,7 +42,7 @@ def claimed(path: Path) -> Iterator[IO[bytes] | None]:
         except BlockingIOError:
             yield None
             return
-        # Between opening and locking, the process before may have finished and renamed the very file we hold.
+        # Between opening and locking, the previous process may have finished and renamed this very file.
         if not still_named(file, partial):
             yield None
             return
@@ -61,7 +62,7 @@ def still_named(file: IO[bytes], path: Path) -> bool:
 
 
 def publish(file: IO[bytes], path: Path, data: bytes) -> None:
-    """Writes `data` into a claimed file and gives it its name."""
+    """Writes `data` into a claimed file and renames it to `path`."""
     file.write(data)
     file.flush()
     os.fsync(file.fileno())
@@ -69,7 +70,7 @@ def publish(file: IO[bytes], path: Path, data: bytes) -> None:
 
 
 def shard_bytes(identity: Identity, number: int, keys: np.ndarray, records: Mapping[str, Sequence[bytes]]) -> bytes:
-    """The file: keys uint8 [rows, 16] and, for each signal, `payload`, `ends` uint64 and `crc` uint32 [rows]."""
+    """Returns the file: keys uint8 [rows, 16] and, per signal, `payload`, `ends` uint64 and `crc` uint32 [rows]."""
     tensors = {"keys": np.ascontiguousarray(keys)}
     for name, parts in records.items():
         stored = [packed(part, identity) for part in parts]
@@ -81,12 +82,12 @@ def shard_bytes(identity: Identity, number: int, keys: np.ndarray, records: Mapp
 
 
 def metadata_of(identity: Identity, number: int) -> dict[str, str]:
-    # One entry: safetensors writes several in an order of its own choosing, and files have to be equal to the bit.
+    # A single entry: safetensors writes several in no fixed order, and files have to be bit-identical.
     return {"cache": f"{identity.digest.hex()} shard {number}"}
 
 
 def checksum(stored: bytes | memoryview, key: bytes, name: str, identity: Identity) -> int:
-    # Key and cache count too: a whole record from elsewhere would pass for this one.
+    # Includes the key and the cache: otherwise an intact record from elsewhere would be accepted.
     return zlib.crc32(stored, zlib.crc32(key + name.encode() + identity.digest))
 
 
@@ -105,7 +106,7 @@ def unpacked(stored: memoryview, identity: Identity) -> memoryview:
 
 @dataclass(frozen=True)
 class Damage:
-    """A byte range of a shard's file that can't be trusted, and the rows in it."""
+    """A damaged byte range of a shard's file and the rows it affects."""
 
     start: int
     end: int
@@ -114,10 +115,10 @@ class Damage:
 
 
 class Shard:
-    """A shard's file, mapped into memory.
+    """A memory-mapped shard file.
 
     Raises:
-        DamagedError: Missing, too short, no shard, or not the one of this number and cache.
+        DamagedError: The file is missing, too short, not a shard, or belongs to another number or cache.
     """
 
     def __init__(self, folder: Path, number: int, rows: int, identity: Identity):
@@ -167,15 +168,15 @@ class Shard:
             raise DamagedError(f"{self.path.name}: its header changed ({name}: {error})") from error
 
     def span(self, row: int, name: str) -> tuple[int, int]:
-        """Where a record is in its payload."""
+        """Returns the start and end of a record in its payload."""
         ends = self.signals[name][1]
         return int(ends[row - 1]) if row else 0, int(ends[row])
 
     def record(self, row: int, name: str) -> memoryview:
-        """A record, checked.
+        """Returns a record after checking it.
 
         Raises:
-            DamagedError: It differs from its checksum.
+            DamagedError: The record differs from its checksum.
         """
         payload, _, crc = self.signals[name]
         first, last = self.span(row, name)
@@ -185,11 +186,11 @@ class Shard:
         return unpacked(stored, self.identity)
 
     def damages(self, prefixes: np.ndarray) -> list[Damage]:
-        """Every key and record that fails, as byte ranges of the file; the whole file where the rest of it changed.
+        """Returns the byte range of each damaged key and record, or the whole file if only other bytes changed.
 
         Args:
-            prefixes: uint64 [rows], what the index says of the keys: a whole shard of a cache of other samples that is
-                made from the same teacher differs in nothing else.
+            prefixes: uint64 [rows], the prefixes of the keys according to the index: an intact shard of a cache with
+                the same identity, but other samples, differs in nothing else.
         """
         begin = self.places["keys"][0]
         moved = np.flatnonzero(prefixes_of(self.keys) != prefixes).tolist()
@@ -211,7 +212,7 @@ class Shard:
         return found
 
     def rewritten(self) -> bytes:
-        """The file as `shard_bytes` would write it from what is in it."""
+        """Returns the file as `shard_bytes` would write it from the parsed contents."""
         arrays = {"keys": np.array(self.keys)}
         for name, parts in self.signals.items():
             arrays |= {f"{name}.{part}": np.array(a) for part, a in zip(("payload", "ends", "crc"), parts, strict=True)}

@@ -1,4 +1,4 @@
-"""A cache's folder: what it holds, where each sample is, and the tables its records are coded with."""
+"""A cache's folder: its description, the index of its samples, and the tables that records are coded with."""
 
 import fcntl
 import hashlib
@@ -24,7 +24,7 @@ from distill.errors import InputError
 ABOUT = "cache.json"
 CODEBOOK = "codebook.safetensors"
 REBUILD = "`python -m pipelines.cache rebuild` mends it"
-SPARE = "spare"  # a second copy of everything but the shards
+SPARE = "spare"  # folder with a second copy of every file but the shards
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Store:
     """An opened cache.
 
     Args:
-        folder: Where it is.
-        identity: What it was made from.
-        shard_rows: Rows of each shard, written or not.
-        batch_tokens: Tokens of a batch of the teacher; a rebuilt row has to be computed in the same batch.
+        folder: The cache's folder.
+        identity: What the cache was made from.
+        shard_rows: Number of rows of each shard, written or not.
+        batch_tokens: Tokens per batch of the teacher; a rebuilt row has to be computed in the same batch.
         index: Place of every sample.
-        codebooks: Tables by name of the signal.
-        about: The rest of cache.json: what was measured, where it came from.
+        codebooks: Frequency tables by signal name.
+        about: The other entries of cache.json: the number of tokens and the origin of the samples.
     """
 
     folder: Path
@@ -50,7 +50,7 @@ class Store:
     about: Mapping[str, Any]
 
     def save(self) -> None:
-        """Writes cache.json last: until then the folder is what it was. Each file has a spare copy to mend it from."""
+        """Writes all files and their spare copies, cache.json last: until then the existing cache remains valid."""
         tables = {f"{n}.{t}": table.starts for n, book in self.codebooks.items() for t, table in book.items()}
         index = save({"prefixes": np.asarray(self.index.prefixes), "places": np.asarray(self.index.places)})
         files = {
@@ -74,7 +74,7 @@ class Store:
 
 
 def drop_old(folder: Path, files: Collection[str]) -> None:
-    """Removes the indexes of the cache before it grew, or of a growth that a kill ended."""
+    """Removes the indexes from before the cache grew, or of an extension that was interrupted."""
     for old in folder.glob("**/index-*.safetensors"):
         if old.name not in files:
             old.unlink(missing_ok=True)
@@ -85,18 +85,18 @@ def as_text(about: Mapping[str, Any]) -> str:
 
 
 def digest_of(about: Mapping[str, Any]) -> str:
-    """Hash of cache.json without its own."""
+    """Returns the hash of cache.json without its own entry."""
     rest = {name: value for name, value in about.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def mend(folder: Path) -> list[str]:
-    """Replaces cache.json, index and codebook by their spare copies where they are missing or changed.
+    """Restores cache.json, index and codebook, or their spare copies, from each other if missing or damaged.
 
-    Returns the names of what was replaced.
+    Returns the names of the replaced files.
 
     Raises:
-        InputError: Neither copy of a file is whole.
+        InputError: Both copies of a file are missing or damaged.
     """
     mended = []
     try:
@@ -139,10 +139,11 @@ KNOWN = (*IDENTITY, "shard_rows", "batch_tokens", "samples", "files", "sha256")
 
 
 def open_store(folder: Path, expected: Identity | None = None) -> Store:
-    """Opens a cache; `expected` None takes whatever it is.
+    """Opens a cache; with `expected` None any identity is accepted.
 
     Raises:
-        InputError: No cache, a damaged one, or one made from something else (names each field that differs).
+        InputError: The folder holds no cache, a damaged one, or one with another identity (each differing field is
+            named).
     """
     about = read_about(folder)
     found = {name: about.get(name) for name in IDENTITY}
@@ -171,14 +172,14 @@ def open_store(folder: Path, expected: Identity | None = None) -> Store:
     except InputError:
         if read_about(folder)["files"] == about["files"]:
             raise
-        return open_store(folder, expected)  # it grew between two of our reads
+        return open_store(folder, expected)  # the cache grew between two reads
 
 
 def read_about(folder: Path) -> dict[str, Any]:
     try:
         text = (folder / ABOUT).read_bytes().decode()
         about = json.loads(text)
-        # White space counts too: of two copies that differ there, one has to be the damaged one.
+        # Whitespace is compared too: if two copies differ in it, one of them must count as damaged.
         if not isinstance(about, dict) or about.get("sha256") != digest_of(about) or text != as_text(about):
             raise ValueError("it differs from its checksum")
         return about
@@ -189,9 +190,10 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def map_index(file: Path, samples: int) -> Index:
-    """The index, mapped: a damaged entry leads to a row whose key differs, and the reader raises."""
+    """Memory-maps the index; a damaged entry leads to a row with a different key, for which the reader raises."""
     try:
-        data = np.memmap(file, np.uint8, "r")  # a slice past its end is short; reading so much would fail for memory
+        # Mapped: with a corrupt length a slice is merely short, whereas reading could exhaust memory.
+        data = np.memmap(file, np.uint8, "r")
         header = int.from_bytes(data[:8].tobytes(), "little")
         places = json.loads(data[8 : 8 + header].tobytes())
         arrays = []
@@ -224,7 +226,7 @@ def read_codebooks(file: Path, sha256: str) -> dict[str, dict[str, Table]]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes beside `path` and renames."""
+    """Writes a temporary file beside `path` and renames it."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
@@ -237,7 +239,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what a killed process left of `Store.save`; only for who holds the lock."""
+    """Removes the leftovers of a `Store.save` that was killed; the caller must hold the lock."""
     if (folder / ABOUT).exists():
         drop_old(folder, read_about(folder)["files"])
     for place in (folder, folder / SPARE):
@@ -248,7 +250,7 @@ def sweep(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Waits until no other process changes what the cache is planned to hold."""
+    """Waits for the lock on the cache's plan and holds it, so that no other process changes the plan meanwhile."""
     with (folder / "cache.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

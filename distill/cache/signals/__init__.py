@@ -1,4 +1,4 @@
-"""The kinds of signals a cache can hold."""
+"""Kinds of signals that a cache can hold."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +16,6 @@ __all__ = ["KINDS", "Answer", "Dense", "Generated", "Hidden", "Relations", "Samp
 
 
 def signal_of(settings: Mapping[str, Any]) -> Signal:
-    """The signal that `Signal.settings` described."""
+    """Rebuilds a signal from its `Signal.settings`."""
     fields = dict(settings)
     return KINDS[fields.pop("kind")](**fields)

@@ -1,4 +1,4 @@
-"""What a teacher's answer has to be before it is kept."""
+"""Validation of the teacher's outputs before they are stored."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from distill.errors import InputError
 
 
 def check_width(name: str, values: Tensor, width: int) -> None:
-    if values.shape[-1] != width:  # numpy would stretch one column over all classes
+    if values.shape[-1] != width:  # numpy would broadcast one column over all classes
         raise InputError(f"teacher: expected {name} of width {width}, found {values.shape[-1]}: not one a class")
 
 
 def check_finite(name: str, values: Tensor, keys: Sequence[bytes]) -> None:
-    """Raises InputError unless every number is finite; `values` are one row a sample, or one a position."""
+    """Raises InputError unless every number is finite; `values` have one row per sample or per position."""
     good = values.isfinite().flatten(1).all(1).cpu().numpy()
     if not good.all():
         raise unusable(name, np.flatnonzero(~good), len(good), keys)

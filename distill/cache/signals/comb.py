@@ -1,6 +1,6 @@
-"""Systematic sampling over a large vocabulary on the CPU: one pass over the logits, compiled, in parallel.
+"""Systematic sampling over a large vocabulary on the CPU: one compiled, parallel pass over the logits.
 
-The loops are written over LANES independent numbers where a plain sum or maximum would wait for the number before it.
+The loops use LANES independent accumulators where in a plain sum or maximum each step would wait for the previous one.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -9,20 +9,20 @@ import numpy as np
 from numba import float32, njit
 
 LANES = 64
-BLOCK = 4 * LANES  # ids whose mass is summed together
+BLOCK = 4 * LANES  # ids whose masses are summed as one block
 LOG2_E = 1.4426950408889634
 CHEBYSHEV = np.polynomial.chebyshev.Chebyshev.interpolate(lambda f: 2.0**f, 6, domain=[0, 1])
-# 2^f on [0, 1) as a polynomial, relative error below 1e-7 before rounding
+# Polynomial for 2^f on [0, 1), with a relative error below 1e-7 before rounding
 C0, C1, C2, C3, C4, C5, C6 = CHEBYSHEV.convert(kind=np.polynomial.Polynomial).coef.astype(np.float32)
 
 
 def comb_sample(
     logits: np.ndarray, offsets: np.ndarray, draws: int, temperature: float, threads: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws from softmax(logits / temperature), float32 [positions, vocabulary], by a comb of `draws` teeth.
+    """Draws ids from softmax(logits / temperature), float32 [positions, vocabulary], using a comb of `draws` teeth.
 
-    Returns ids int32 (ascending within a position), counts int32, both of all positions after one another, and how
-    many ids each position has, int32; 0 where the logits are not finite (-inf alone is).
+    Returns ids int32 (ascending within a position) and counts int32, both concatenated over the positions, and the
+    number of ids of each position, int32; 0 where the logits contain NaN or +inf, or are all -inf.
     """
     ids, counts = np.empty((2, len(logits), draws), np.int32)
     sizes = np.empty(len(logits), np.int32)
@@ -63,7 +63,7 @@ def comb(logits, offsets, draws, scale, ids, counts, sizes):
 
 @njit(nogil=True, cache=True)
 def largest(row, lanes):
-    """Maximum, NaN left out."""
+    """Returns the maximum, ignoring NaN."""
     lanes[:] = -np.inf
     whole = len(row) // BLOCK * BLOCK
     for start in range(0, whole, BLOCK):
@@ -83,7 +83,7 @@ def largest(row, lanes):
 
 @njit(nogil=True, cache=True, fastmath={"contract"})
 def powers(row, scale, top, out):
-    """2^((row - top) · scale), 0 below 2^-126, and NaN for NaN."""
+    """Fills `out` with 2^((row - top) · scale): 0 below 2^-126, and NaN for NaN."""
     for i in range(len(row)):
         y = (row[i] - top) * scale
         y = float32(-127) if y < float32(-127) else y
@@ -111,7 +111,7 @@ def block_sums(masses, lanes, sums):
 
 @njit(nogil=True, cache=True)
 def walk(masses, sums, offset, draws, ids, counts):
-    """Passes over the cumulated masses and writes where the teeth fall; returns how many ids that are, 0 for NaN."""
+    """Passes over the cumulative masses and writes the ids that the teeth hit; returns the number of ids, 0 for NaN."""
     total = 0.0
     for mass in sums:
         total += mass
@@ -136,7 +136,7 @@ def walk(masses, sums, offset, draws, ids, counts):
                     ids[size], counts[size] = i, hits
                     size += 1
         passed += sums[block]
-    if drawn < draws:  # by rounding the last teeth fell past the end
+    if drawn < draws:  # rounding moved the last teeth past the end
         if size == 0 or ids[size - 1] != last:
             ids[size], counts[size] = last, 0
             size += 1

@@ -1,4 +1,4 @@
-"""Every number as it is: logits of few classes, sentence embeddings."""
+"""Dense values without compression: logits over few classes, or sentence embeddings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class Dense(Signal):
-    """One row of numbers a sample, or one a position.
+    """One row of numbers per sample or per position.
 
     Args:
         of: `logits` or `embedding`.
         each: `sample` or `position`.
-        dtype: `float32` keeps every bit, `float16` half of them.
+        dtype: `float32` is exact, `float16` takes half the space.
     """
 
     kind: ClassVar[str] = "dense"
@@ -44,7 +44,7 @@ class Dense(Signal):
         return self.width * np.dtype(self.dtype).itemsize
 
     def rows(self, answer: Answer) -> list[Row]:
-        # Before the check: what float16 can't hold becomes infinite.
+        # Cast before the check: values beyond the range of float16 become infinite.
         values, mask = answer.outputs[self.of].to(getattr(torch, self.dtype)), answer.where.positions
         check_width(self.of, values, self.width)
         values = values if self.each == "sample" else at_positions(values, mask)
@@ -57,7 +57,7 @@ class Dense(Signal):
         return np.ascontiguousarray(row[0]).tobytes()
 
     def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
-        """{"logits": [batch, width]}, or [positions, width] in the order of the batch."""
+        """Returns the values under the name `of`: [batch, width], or [positions, width] in the order of the batch."""
         wanted = [1] * len(records) if self.each == "sample" else where.positions.sum(1).tolist()
         out = np.empty((sum(wanted), self.width), self.dtype)
         first = 0

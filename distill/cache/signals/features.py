@@ -1,4 +1,4 @@
-"""Hidden states and attention's queries, keys and values at 8 bits, so that features are learnt with no teacher."""
+"""Hidden states and attention queries, keys and values at 8 bits, for feature distillation without a loaded teacher."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ LIMIT = 127
 
 @dataclass(frozen=True)
 class Features(Signal):
-    """int8 values with one float32 scale a token and layer: value = scale · integer, the largest becomes 127.
+    """int8 values with one float32 scale per token and tensor: value = scale · integer, the largest becomes 127.
 
     Args:
-        layers: Which layers of the teacher.
+        layers: Numbers of the teacher's layers.
     """
 
     tensors_a_layer: ClassVar[int]
     layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))  # JSON knows lists only
+        object.__setattr__(self, "layers", tuple(self.layers))  # JSON has no tuples, only lists
         if not self.layers or len(set(self.layers)) < len(self.layers) or min(self.layers) < 0:
             raise InputError(f"cache.layers: expected different layer numbers from 0 on, found {list(self.layers)}")
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of every tensor, layer by layer."""
+        """Width of every tensor, layer by layer."""
         return (self.width,) * (self.tensors_a_layer * len(self.layers))
 
     def nominal_bytes(self) -> float:
@@ -41,11 +41,11 @@ class Features(Signal):
 
     @staticmethod
     def parts(layer: Any) -> tuple[Any, ...]:
-        """The tensors of one layer."""
+        """Returns the tensors of one layer."""
         raise NotImplementedError
 
     def tensors(self, answer: Answer) -> list[Tensor]:
-        """Every tensor [batch, length, width], layer by layer."""
+        """Returns every tensor [batch, length, width], layer by layer."""
         found = answer.outputs[self.needs[0]]
         return [part for layer in self.layers for part in self.parts(found[layer])]
 
@@ -68,7 +68,7 @@ class Features(Signal):
         return scales.astype("<f4").tobytes() + values.tobytes()
 
     def decode_flat(self, records: Sequence[memoryview], where: Where) -> list[Tensor]:
-        """Every tensor [batch, length, width] float32, 0 in the padding."""
+        """Returns every tensor [batch, length, width] in float32, with 0 in the padding."""
         lengths = where.tokens.sum(1).tolist()
         count, names, width = sum(lengths), len(self.widths), sum(self.widths)
         scales, values = np.empty((count, names), np.float32), np.empty((count, width), np.int8)
@@ -80,7 +80,7 @@ class Features(Signal):
             first += length
         found, mask = [], where.tokens.cpu()
         for i, each in enumerate(np.split(values, np.cumsum(self.widths)[:-1], 1)):
-            # NumPy: this runs on a thread beside training, where PyTorch would start threads of its own.
+            # NumPy: this runs on a background thread during training, where PyTorch would start threads of its own.
             out = torch.zeros(*mask.shape, self.widths[i])
             out[mask] = torch.from_numpy(each * scales[:, i : i + 1])
             found.append(out)
@@ -89,7 +89,7 @@ class Features(Signal):
 
 @dataclass(frozen=True)
 class Hidden(Features):
-    """Hidden states of chosen layers: 0 is the embeddings' output, the last the last layer's."""
+    """Hidden states of selected layers: 0 is the embeddings' output, the highest number the last layer's."""
 
     kind: ClassVar[str] = "hidden"
     tensors_a_layer: ClassVar[int] = 1
@@ -100,20 +100,20 @@ class Hidden(Features):
         return (layer,)
 
     def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
-        """{"hidden": {layer: [batch, length, width]}}."""
+        """Returns {"hidden": {layer: [batch, length, width]}}."""
         return {"hidden": dict(zip(self.layers, self.decode_flat(records, where), strict=True))}
 
 
 @dataclass(frozen=True)
 class Relations(Features):
-    """Queries, keys and values of chosen layers (0 is the first), from which relations of any number of heads follow.
+    """Queries, keys and values of selected layers (0 is the first), to compute relations with any number of heads.
 
-    A relation matrix takes heads · length numbers a token and fixes the number of heads; the vectors it is made of
-    take 3 · width.
+    A relation matrix takes heads · length numbers per token and fixes the number of heads; the vectors that it is
+    computed from take 3 · width.
 
     Args:
-        width: Of the queries.
-        shared: Width of keys and of values where heads share them; 0: that of the queries.
+        width: Width of the queries.
+        shared: Width of the keys and of the values if heads share them; 0: that of the queries.
 
     Source: Wang et al. 2021, MiniLMv2 (arXiv 2012.15828), section 3.1.
     """
@@ -125,7 +125,7 @@ class Relations(Features):
 
     @classmethod
     def of(cls, widths: tuple[int, int, int], layers: Sequence[int]) -> Self:
-        """With the widths of queries, keys and values."""
+        """Builds the signal from the widths of queries, keys and values."""
         queries, keys, _ = widths
         return cls(queries, tuple(layers), keys if keys != queries else 0)
 
@@ -135,7 +135,7 @@ class Relations(Features):
         return (self.width, others, others) * len(self.layers)
 
     def settings(self) -> dict[str, Any]:
-        """Without what is as ever, so that caches keep their identity."""
+        """Omits `shared` if it is 0, so that existing caches keep their identity."""
         return {name: value for name, value in super().settings().items() if name != "shared" or value}
 
     @staticmethod
@@ -143,6 +143,6 @@ class Relations(Features):
         return tuple(layer)
 
     def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
-        """{"relations": {layer: (query, key, value)}}, each [batch, length, width]."""
+        """Returns {"relations": {layer: (query, key, value)}}, each [batch, length, width]."""
         flat = self.decode_flat(records, where)
         return {"relations": {layer: tuple(flat[3 * i : 3 * i + 3]) for i, layer in enumerate(self.layers)}}

@@ -1,10 +1,10 @@
-"""Entropy coding of symbols with known frequencies, close to the bound: rANS on a stack of 32-bit words.
+"""Entropy coding of symbols with known frequencies, close to the entropy bound: rANS on a stack of 32-bit words.
 
-Compiled by numba, the loops hold no interpreter lock and give the same bits on every machine (integers only). A coder
-is last in, first out: what is pushed last is popped first. Numba keeps what it compiled by the date of a kernel's own
-file: after a change here, touch the files in `signals/` that call it.
+The loops are compiled by numba, release the interpreter lock, and give identical bits on every machine (integers only).
+A coder is last in, first out: the symbol that is pushed last is popped first. Numba's cache depends on the modification
+time of a kernel's own file only: after a change here, touch the files in `signals/` that call it.
 
-Sources: Duda 2013 (arXiv 1311.2540), the range variant. Sets are coded without paying for their order by drawing the
+Sources: Duda 2013 (arXiv 1311.2540), the range variant. Sets are coded without the cost of their order by drawing the
 order from the bits already written ("bits back"): Kunze, Severo, Zani, van de Meent, Townsend 2024 (arXiv 2411.10296).
 """
 
@@ -14,19 +14,19 @@ from functools import cached_property
 import numpy as np
 from numba import njit, uint32, uint64
 
-START = np.uint64(1 << 62)  # high, so that the first orders can be drawn from it
+START = np.uint64(1 << 62)  # large, so that the first set orders can be drawn from it
 LOW = np.uint64(1 << 31)  # a state stays in [LOW, 2^63)
 UNIFORM_BITS = np.uint64(16)
 LOOKUP_BITS = 12
-SMALL_BITS = 16  # precision of tables of few symbols
-MOST_BITS = 31  # a table's, so that its end fits 32 bits and a state never overflows
+SMALL_BITS = 16  # precision of tables with few symbols
+MOST_BITS = 31  # maximum precision of a table: its end fits 32 bits and a state never overflows
 
 
 @njit(nogil=True, cache=True)
 def push(state, stack, top, start, frequency, bits):
-    """Codes one symbol with probability frequency / 2^bits; returns (state, top)."""
+    """Codes one symbol of probability frequency / 2^bits; returns (state, top)."""
     if state >= frequency << (uint64(63) - bits):
-        if top == len(stack):  # numba checks no bounds, and decoding a damaged record pushes without end
+        if top == len(stack):  # numba doesn't check bounds, and decoding a damaged record can push endlessly
             raise ValueError("the record outgrows its room")
         stack[top] = uint32(state & uint64(0xFFFFFFFF))
         top += 1
@@ -36,7 +36,7 @@ def push(state, stack, top, start, frequency, bits):
 
 @njit(nogil=True, cache=True)
 def pop(state, stack, top, start, frequency, bits):
-    """Undoes `push` once the symbol is known from `state`'s low bits; raises when the stack runs out."""
+    """Undoes `push` once the symbol is identified from the low bits of `state`; raises when the stack runs out."""
     state = frequency * (state >> bits) + (state & ((uint64(1) << bits) - uint64(1))) - start
     if state < LOW:
         if top == 0:
@@ -53,7 +53,7 @@ def uniform_start(rank, count):
 
 @njit(nogil=True, cache=True)
 def push_rank(state, stack, top, rank, count):
-    """Codes `rank` among `count` equally likely ones; count < 2^16."""
+    """Codes `rank` among `count` equally likely ranks; count < 2^16."""
     start = uniform_start(rank, count)
     return push(state, stack, top, start, uniform_start(rank + 1, count) - start, UNIFORM_BITS)
 
@@ -76,7 +76,7 @@ def push_symbol(state, stack, top, symbol, starts, bits):
 
 @njit(nogil=True, cache=True)
 def pop_symbol(state, stack, top, starts, lookup, bits):
-    """Returns (symbol, state, top); `lookup` holds the first symbol of each of 2^LOOKUP_BITS equal parts."""
+    """Returns (symbol, state, top); `lookup` holds the first symbol of each of 2^LOOKUP_BITS equal intervals."""
     slot = uint32(state & ((uint64(1) << bits) - uint64(1)))
     part = slot >> uint32(bits - uint64(LOOKUP_BITS))
     low, high = np.int64(lookup[part]), np.int64(lookup[part + 1]) + 1
@@ -93,7 +93,7 @@ def pop_symbol(state, stack, top, starts, lookup, bits):
 
 @njit(nogil=True, cache=True)
 def push_set(state, stack, top, items, count, starts, bits):
-    """Codes the ascending `items[:count]` as a set; they are gone from `items` afterwards."""
+    """Codes the ascending `items[:count]` as a set, which overwrites `items`."""
     for left in range(count, 0, -1):
         rank, state, top = pop_rank(state, stack, top, left)
         symbol = items[rank]
@@ -105,7 +105,7 @@ def push_set(state, stack, top, items, count, starts, bits):
 
 @njit(nogil=True, cache=True)
 def pop_set(state, stack, top, out, count, starts, lookup, bits):
-    """Fills `out[:count]` with the set in ascending order; raises at an item that is there twice."""
+    """Fills `out[:count]` with the set in ascending order; raises on a repeated item."""
     for filled in range(count):
         symbol, state, top = pop_symbol(state, stack, top, starts, lookup, bits)
         rank = filled
@@ -121,10 +121,10 @@ def pop_set(state, stack, top, out, count, starts, lookup, bits):
 
 @dataclass(frozen=True)
 class Table:
-    """Frequencies of the symbols 0, 1, ..., one row of them or one row a context.
+    """Frequencies of the symbols 0, 1, ..., as one row or as one row per context.
 
     Args:
-        starts: Cumulated frequencies uint32 [symbols + 1] or [contexts, symbols + 1], from 0 to 2^bits.
+        starts: Cumulative frequencies uint32 [symbols + 1] or [contexts, symbols + 1], from 0 to 2^bits.
     """
 
     starts: np.ndarray
@@ -135,7 +135,7 @@ class Table:
 
     @cached_property
     def lookup(self) -> np.ndarray:
-        """First symbol of each of 2^LOOKUP_BITS equal parts, and the last symbol once more, int32."""
+        """First symbol of each of 2^LOOKUP_BITS equal intervals, followed by the last symbol, int32."""
         edges = np.arange(1 << LOOKUP_BITS, dtype=np.int64) << (int(self.bits) - LOOKUP_BITS)
         rows = np.atleast_2d(self.starts).astype(np.int64)
         first = np.stack([np.searchsorted(row, edges, side="right") - 1 for row in rows])
@@ -157,14 +157,14 @@ class Table:
 
 
 def table(weights: np.ndarray, bits: int) -> np.ndarray:
-    """Cumulated integer frequencies [symbols + 1] uint32 that sum to 2^bits, each at least 1.
+    """Returns cumulative integer frequencies [symbols + 1] uint32 that sum to 2^bits, each frequency at least 1.
 
     Args:
         weights: Non-negative, [symbols].
         bits: LOOKUP_BITS to MOST_BITS; 2^bits must be at least the number of symbols.
 
     Raises:
-        ValueError: Too few or too many bits, or weights without a positive finite sum.
+        ValueError: `bits` is too small or too large, or the weights have no positive finite sum.
     """
     room = (1 << bits) - len(weights)
     if room < 0 or not LOOKUP_BITS <= bits <= MOST_BITS:
@@ -173,7 +173,7 @@ def table(weights: np.ndarray, bits: int) -> np.ndarray:
         )
     if not 0 < weights.sum() < np.inf:
         raise ValueError(f"weights with a sum of {weights.sum()} are no distribution")
-    # Rounding the running sum, not each share, makes the shares add up.
+    # Rounding the cumulative sum instead of each share makes the shares add up.
     running = np.floor(np.cumsum(weights, dtype=np.float64) * (room / weights.sum()))
     starts = np.zeros(len(weights) + 1, np.int64)
     starts[1:] = np.minimum(running, room).astype(np.int64) + np.arange(1, len(weights) + 1)
@@ -182,21 +182,21 @@ def table(weights: np.ndarray, bits: int) -> np.ndarray:
 
 
 def id_table(ids: np.ndarray, width: int, smoothing: float = 0.1) -> np.ndarray:
-    """`table` of a vocabulary from a sample of ids; what the sample didn't hold counts `smoothing`."""
+    """Returns the `table` of a vocabulary from a sample of ids, with `smoothing` added to the count of each id."""
     bits = min(MOST_BITS, max(SMALL_BITS, (width - 1).bit_length() + 6))
     return table(np.bincount(ids, minlength=width) + smoothing, bits)
 
 
 def packed(state: np.uint64, stack: np.ndarray, top: int) -> bytes:
-    """The coder's end as a record: the state in 8 bytes, then the words in the order they were pushed."""
+    """Returns the coder's final state as a record: the state in 8 bytes, then the words in the order of pushing."""
     return int(state).to_bytes(8, "little") + stack[:top].astype("<u4").tobytes()
 
 
 def unpacked(record: memoryview) -> tuple[np.uint64, np.ndarray, int]:
-    """(state, stack, top) of a record; the stack has room for what decoding pushes back.
+    """Returns (state, stack, top) of a record; the stack has room for the words that decoding pushes back.
 
     Raises:
-        ValueError: A record that is no state and whole words.
+        ValueError: The record isn't a state followed by whole words.
     """
     if len(record) < 8 or len(record) % 4 or not LOW <= (state := np.frombuffer(record, "<u8", 1)[0]) < 2 * START:
         raise ValueError(f"{len(record)} bytes are no record")

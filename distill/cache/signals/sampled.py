@@ -1,4 +1,4 @@
-"""Sampled distributions: a few ids a position, drawn in proportion to the teacher's probabilities."""
+"""Sampled distributions: a few ids per position, drawn in proportion to the teacher's probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from distill.cache.signals.comb import comb_sample
 from distill.cache.signals.signal import Answer, Codebook, Row, Signal, Where, at_positions
 from distill.errors import InputError
 
-BLOCK = 64  # ids whose mass is summed together
+BLOCK = 64  # ids whose masses are summed as one block
 CONTEXTS = 8
 SMOOTHING = 0.1
 
 
 @dataclass(frozen=True)
 class Sampled(Signal):
-    """`draws` ids a position by systematic sampling; an id drawn c times has weight c / draws.
+    """`draws` ids per position by systematic sampling; an id drawn c times has weight c / draws.
 
-    One uniform number moves a comb of `draws` equal steps over the cumulated distribution. An id of probability p is
-    hit floor(p · draws) or ceil(p · draws) times, p · draws on average: every weight is unbiased, and its variance is
-    below that of independent draws.
+    A single uniform number shifts a comb of `draws` equal steps over the cumulative distribution. An id of probability
+    p is hit floor(p · draws) or ceil(p · draws) times, p · draws on average: every weight is unbiased, and its variance
+    is below that of independent draws.
 
     Args:
-        draws: Teeth of the comb; the number of different ids a position is lower.
-        temperature: The teacher's logits are divided by it first.
-        seed: Another seed gives another draw of the same distributions.
+        draws: Number of teeth of the comb; the number of distinct ids per position is lower.
+        temperature: Divides the teacher's logits before sampling.
+        seed: A different seed gives another draw from the same distributions.
 
     Source: Anshumann et al. 2025, sparse logit sampling (arXiv 2503.16870), which draws independently; the comb is
     Madow 1949's systematic sampling.
@@ -53,7 +53,7 @@ class Sampled(Signal):
         return 1.4 * self.draws
 
     def rows(self, answer: Answer) -> list[Row]:
-        """Ids int32, counts int32, both of all positions after one another, and each position's number of ids int32."""
+        """Returns ids and counts, both concatenated over positions, and each position's number of ids, all int32."""
         mask = answer.where.positions
         logits, lengths = at_positions(answer.outputs["logits"], mask), mask.sum(1).tolist()
         check_width("logits", logits, self.width)
@@ -94,7 +94,7 @@ class Sampled(Signal):
         return rans.packed(*encode(*row, self.draws, *tables, stack))
 
     def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
-        """{"ids" int64 [positions, k], "weights" float32 [positions, k]}, padded with id 0 of weight 0."""
+        """Returns {"ids" int64 [positions, k], "weights" float32 [positions, k]}, padded with id 0 of weight 0."""
         lengths = where.positions.sum(1).tolist()
         tables = (*codebook["ids"].popping, *codebook["sizes"].popping[:2], *codebook["extras"].popping[:2])
         ids, counts = np.zeros((sum(lengths), self.draws), np.int64), np.zeros((sum(lengths), self.draws), np.float32)
@@ -110,7 +110,7 @@ class Sampled(Signal):
 
 
 def offsets_of(key: bytes, length: int, seed: int) -> np.ndarray:
-    """One uniform number in [0, 1) a position, float64 [length], from the sample's key alone (SplitMix64)."""
+    """Returns a uniform number in [0, 1) per position, float64 [length], from the key and the seed (SplitMix64)."""
     start = np.frombuffer(key, "<u8", 1)[0] ^ np.uint64(seed * 0xD1342543DE82EF95 % 2**64)
     with np.errstate(over="ignore"):
         x = start + np.arange(1, length + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -122,7 +122,7 @@ def offsets_of(key: bytes, length: int, seed: int) -> np.ndarray:
 def systematic_sample(
     logits: Float[Tensor, "positions vocabulary"], offsets: Float[Tensor, "positions"], draws: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`comb_sample` in PyTorch operations, for logits on a device."""
+    """Performs `comb_sample` in PyTorch on an accelerator, with logits already divided by the temperature."""
     finite = logits.amax(-1).isfinite()
     masses = torch.softmax(logits.masked_fill(~finite[:, None], 0), -1)
     parts = torch.nn.functional.pad(masses, (0, -masses.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
@@ -134,7 +134,7 @@ def systematic_sample(
     left = marks - (edges - blocks).gather(1, block)
     inside = parts.gather(1, block[..., None].expand(-1, -1, BLOCK))
     within = torch.searchsorted(inside.double().cumsum(-1), left[..., None], right=True)[..., 0]
-    # Past the block's end by rounding: its likeliest id, never one of no mass.
+    # If rounding leads past the block's end, take its likeliest id, never one without mass.
     within = torch.where(within < BLOCK, within, inside.argmax(-1))
     rows = torch.arange(len(logits), device=logits.device)[:, None] * masses.shape[1]
     chosen, counts = torch.unique_consecutive((block * BLOCK + within).sort(-1).values + rows, return_counts=True)
@@ -147,7 +147,7 @@ def systematic_sample(
 
 @njit(nogil=True, cache=True)
 def context_of(extra, left):
-    """How many draws are left over for each id left, on a scale of powers of two: 0 to CONTEXTS - 1."""
+    """Returns the context of a count: the remaining draws per remaining id in powers of two, 0 to CONTEXTS - 1."""
     level, share = 0, extra * 4 // left
     while share > 0 and level < CONTEXTS - 1:
         share >>= 1
@@ -157,7 +157,7 @@ def context_of(extra, left):
 
 @njit(nogil=True, cache=True)
 def tally(counts, sizes, draws, size_weights, extra_weights):
-    """Adds what `encode` would code to the histograms."""
+    """Adds the symbols that `encode` would code to the histograms."""
     begin = 0
     for size in sizes:
         size_weights[size] += 1
@@ -173,7 +173,7 @@ def tally(counts, sizes, draws, size_weights, extra_weights):
 
 @njit(nogil=True, cache=True)
 def encode(ids, counts, sizes, draws, id_starts, bits, size_starts, extra_starts, stack):
-    """Codes every position, the last first; popped again each gives: number of ids, counts but the last, ids."""
+    """Codes every position, the last first; a decoder pops, per position: number of ids, counts but the last, ids."""
     state, top, small = rans.START, 0, uint64(rans.SMALL_BITS)
     items, contexts = np.empty(draws, np.int64), np.empty(draws, np.int64)
     end = len(ids)
@@ -197,7 +197,7 @@ def encode(ids, counts, sizes, draws, id_starts, bits, size_starts, extra_starts
 @njit(nogil=True, cache=True)
 def decode(state, stack, top, draws, id_starts, id_lookup, bits, size_starts, size_lookup, extra_starts, extra_lookup,
            ids, counts):  # fmt: skip
-    """Fills the first columns of ids and counts [positions, draws]; returns the most ids a position has."""
+    """Fills the first columns of ids and counts [positions, draws]; returns the largest number of ids of a position."""
     small, widest = uint64(rans.SMALL_BITS), 0
     for position in range(len(ids)):
         size, state, top = rans.pop_symbol(state, stack, top, size_starts, size_lookup, small)

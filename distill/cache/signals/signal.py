@@ -1,4 +1,4 @@
-"""What a kind of signal has to say: how it is taken from the teacher's answer, coded, and given to a student."""
+"""Interface of a kind of signal: extraction from the teacher's outputs, coding, and decoding into tensors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ Row = tuple[np.ndarray, ...]
 
 @dataclass(frozen=True)
 class Where:
-    """Which places of a padded batch have signals.
+    """Places of a padded batch that have signals.
 
     Args:
-        tokens: bool [batch, length], True for what is no padding.
-        positions: bool [batch, length], where distributions over the vocabulary are kept: all tokens, or for a masked
-            language model the masked ones.
+        tokens: bool [batch, length], True for tokens that are not padding.
+        positions: bool [batch, length], positions whose distributions over the vocabulary are stored: all tokens, or
+            the masked ones for a masked language model.
     """
 
     tokens: Tensor
@@ -29,14 +29,14 @@ class Where:
 
     @staticmethod
     def of(batch: Mapping[str, Tensor]) -> "Where":
-        """`positions` may be in the batch; without it every token counts."""
+        """Reads the masks of a batch; without `positions` in the batch every token counts."""
         tokens = batch["attention_mask"].bool()
         return Where(tokens, batch["positions"].bool() & tokens if "positions" in batch else tokens)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the teacher said about a padded batch: tensors by name, where they count, and the samples' keys."""
+    """The teacher's outputs for a padded batch: tensors by name, the places that count, and the samples' keys."""
 
     outputs: Mapping[str, Any]
     where: Where
@@ -48,7 +48,7 @@ class Signal(ABC):
     """A kind of signal with its settings; equal settings mean equal signals.
 
     Args:
-        width: Numbers a position: classes, words or channels.
+        width: Numbers per position: classes, tokens of the vocabulary or channels.
     """
 
     kind: ClassVar[str]
@@ -57,45 +57,46 @@ class Signal(ABC):
 
     @property
     def name(self) -> str:
-        """Names its part of a shard; a cache holds one signal of each name."""
+        """Prefix of the signal's arrays in a shard, unique within a cache."""
         return self.kind
 
     def settings(self) -> dict[str, Any]:
-        """Kind and fields, for the cache's identity; `signal_of` turns them back."""
+        """Returns kind and fields for the cache's identity; `signal_of` is the inverse."""
         return {"kind": self.kind, **asdict(self)}
 
     @abstractmethod
     def nominal_bytes(self) -> float:
-        """About how many bytes a token takes; decides how many tokens a shard holds."""
+        """Returns the approximate bytes per token, which determine how many tokens a shard holds."""
 
     @abstractmethod
     def rows(self, answer: Answer) -> list[Row]:
-        """Arrays to be coded, one tuple a sample of the batch.
+        """Returns the arrays to code, one tuple per sample of the batch.
 
         Raises:
-            InputError: The answer has another width, or numbers that are not finite.
+            InputError: The outputs have another width, or numbers that are not finite.
         """
 
     def fit(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
-        """Frequency tables (`rans.table`) that `encode` and `decode` share, fitted on a sample; none by default."""
+        """Returns frequency tables (`rans.table`) for `encode` and `decode`, fitted on a sample; none by default."""
         return {}
 
     @abstractmethod
     def encode(self, row: Row, codebook: Codebook) -> bytes:
-        """One sample's record."""
+        """Returns the record of one sample."""
 
     @abstractmethod
     def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
-        """Tensors of a batch.
+        """Returns the tensors of a batch.
 
         Raises:
-            ValueError: A record that does not fit its sample.
+            ValueError: A record doesn't fit its sample.
         """
 
 
 def at_positions(logits: Tensor, mask: Tensor) -> Tensor:
-    """Rows [positions, width] of logits [batch, length, width] where the mask is set; no copy where it is all, nor of
-    what are these rows already.
+    """Returns the rows [positions, width] of logits [batch, length, width] where the mask is set.
+
+    Nothing is copied if the mask is set everywhere, or if the logits are these rows already.
     """
     if logits.dim() == 2:
         return logits

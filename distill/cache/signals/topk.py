@@ -1,4 +1,4 @@
-"""The k likeliest ids of each position, their probabilities on a logarithmic grid, and the mass of all others."""
+"""The k likeliest ids of each position, their log-probabilities on a grid, and the total probability of all others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from distill.cache.signals.checks import check_finite, check_width
 from distill.cache.signals.signal import Answer, Codebook, Row, Signal, Where, at_positions
 from distill.errors import InputError
 
-LEVELS = 1024  # of the grid; anything below its end is put there
-CLASSES = 16  # of ids by how common they are: common ones have larger probabilities
+LEVELS = 1024  # of the grid; lower probabilities are clamped to its end
+CLASSES = 16  # of ids by frequency: frequent ids have larger probabilities
 SMOOTHING = 0.02
 
 
 @dataclass(frozen=True)
 class TopK(Signal):
-    """Log-probabilities are kept to the nearest multiple of `step`; the tail is one more number on the same grid.
+    """Log-probabilities rounded to the nearest multiple of `step`; the tail is one more number on the same grid.
 
-    Cutting a distribution at k makes a target that is biased towards the top: the tail's mass is kept, where in the
-    tail it was is not.
+    Truncating a distribution at k biases the target towards the top: the tail's mass is stored, but not its
+    distribution within the tail.
 
     Args:
-        k: Ids a position.
+        k: Ids per position.
         step: Grid of the log-probabilities in nats: a probability is off by at most a factor of exp(step / 2), and by
-            as much again because all of them are made to sum to 1.
-        temperature: The teacher's logits are divided by it first.
+            as much again because all of them are normalized to sum to 1.
+        temperature: Divides the teacher's logits first.
     """
 
     kind: ClassVar[str] = "topk"
@@ -50,11 +50,11 @@ class TopK(Signal):
         return 1.8 * self.k
 
     def rows(self, answer: Answer) -> list[Row]:
-        """Ids int32 [positions, k] ascending, their levels int32 [positions, k], the tail's int32 [positions]."""
+        """Returns ids int32 [positions, k] ascending, their levels int32 [positions, k], the tail's [positions]."""
         logits = at_positions(answer.outputs["logits"], answer.where.positions).float() / self.temperature
         check_width("logits", logits, self.width)
         values, ids = logits.topk(self.k, -1)
-        # Not `logsumexp`: next to logits of 150 it is off by 1e-5, and a sure teacher would seem to have a tail.
+        # Not `logsumexp`: for logits of 150 it is off by 1e-5, and a confident teacher would seem to have a tail.
         log_mass = (logits - values[:, :1]).exp_().sum(-1, keepdim=True).log_()
         log_probs = values - values[:, :1] - log_mass
         check_finite("logits", log_probs[:, :1], answer.keys)
@@ -85,7 +85,10 @@ class TopK(Signal):
         return rans.packed(*encode(*row, *codebook["ids"].pushing, classes, *tables, stack))
 
     def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
-        """{"ids" int64 [positions, k], "log_probs" float32 [positions, k], "tail" float32 [positions]}; sums to 1."""
+        """Returns {"ids" int64 [positions, k], "log_probs" float32 [positions, k], "tail" float32 [positions]}.
+
+        The probabilities of the ids and the tail sum to 1 at each position.
+        """
         lengths = where.positions.sum(1).tolist()
         ids, levels = np.empty((sum(lengths), self.k), np.int64), np.empty((sum(lengths), self.k), np.int32)
         tails = np.empty(sum(lengths), np.int32)
@@ -98,10 +101,11 @@ class TopK(Signal):
                 *rans.unpacked(record), *codebook["ids"].popping, classes, *small, ids[part], levels[part], tails[part]
             )
             first += length
-        # Together: next to 1 the grid is too coarse for a tail to tell how little the ids kept have, their levels do.
+        # Normalized together: near 1 the grid is too coarse for the tail alone to determine the small mass of the
+        # stored ids, but their levels do.
         grid = np.hstack([levels, tails[:, None]]).astype(np.float32) * np.float32(-self.step)
         grid[tails == LEVELS - 1, -1] = -np.inf
-        # NumPy: this runs on a thread beside training, where PyTorch would start threads of its own.
+        # NumPy: this runs on a background thread during training, where PyTorch would start threads of its own.
         grid -= grid.max(1, keepdims=True)
         grid -= np.log(np.exp(grid).sum(1, keepdims=True))
         return {
@@ -112,13 +116,13 @@ class TopK(Signal):
 
 
 def classes_of(ids: rans.Table) -> np.ndarray:
-    """A class by the logarithm of each id's frequency, int8 [width]."""
+    """Returns each id's class by the logarithm of its frequency, int8 [width]."""
     return np.minimum(ids.magnitudes, CLASSES - 1)
 
 
 @njit(nogil=True, cache=True)
 def encode(ids, levels, tails, id_starts, bits, classes, floor_starts, tail_starts, above_starts, stack):
-    """Codes every position, the last first; popped again each gives: floor, tail, ids, levels above the floor."""
+    """Codes every position, the last first; a decoder pops, per position: floor, tail, ids, levels above the floor."""
     state, top, small = rans.START, 0, uint64(rans.SMALL_BITS)
     items = np.empty(ids.shape[1], np.int64)
     for position in range(len(ids) - 1, -1, -1):

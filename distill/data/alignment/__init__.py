@@ -1,1 +1,1 @@
-"""The same text under two tokenizers: which of their tokens cover the same characters, and rows encoded by both."""
+"""Texts encoded by two tokenizers: alignment of their tokens, and rows with both encodings."""

@@ -1,4 +1,4 @@
-"""The same text for a student and a teacher that have different tokenizers, as rows to make batches of."""
+"""Texts encoded for a student and a teacher with different tokenizers, as rows from which batches are built."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,16 +16,17 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class TwiceEncoded(TokenRows):
-    """Pieces of text in the student's and in the teacher's tokens, unpadded, in the place of `LanguageBlocks`.
+    """Unpadded pieces of text in both the student's and the teacher's tokens; replaces `LanguageBlocks`.
 
     Args:
         input_ids, teacher_input_ids: int64 [length] each.
-        spans: Tokens of both with the same characters: first and end of the student's, of the teacher's [spans, 4].
-            They leave no gaps, and the end of a text is one; those with an unknown token are left out.
-        teacher_pad_id: Id of the teacher's padding.
-        unaligned: Spans that were longer than a row, and texts that one of the tokenizers has no token for: left out.
-        single: Pieces of a single token, of either: left out.
-        unknown: Spans with an unknown token, which are read but not compared.
+        spans: Token spans that cover the same characters: start and end in the student's tokens, start and end in the
+            teacher's [spans, 4]. They leave no gaps, and the end of a text is a span; spans with an unknown token are
+            left out.
+        teacher_pad_id: Padding id of the teacher.
+        unaligned: Number of spans longer than a row, plus texts without a token in one of the tokenizers; left out.
+        single: Number of pieces with a single token on either side; left out.
+        unknown: Number of spans with an unknown token; they stay in the input but are not compared.
     """
 
     input_ids: list[np.ndarray]
@@ -42,12 +43,12 @@ class TwiceEncoded(TokenRows):
         return {name: count for name in ("unaligned", "single", "unknown") if (count := getattr(self, name))}
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
-        """Pads the rows to the longest of them, for causal models: int64 [batch, length] each.
+        """Pads the rows to the longest one, for causal models: int64 [batch, length] each.
 
-        input_ids, attention_mask and labels are the student's; the teacher's have `teacher_` before. The label of a
-        position is the token after it, as of `LanguageBlocks`. `spans` [batch, spans, 4] are positions, not tokens: a
-        token is asked for at the position before it. Spans that begin with a row's first token, which is asked for
-        nowhere, are left out; equal first and end are padding.
+        input_ids, attention_mask and labels are the student's; the teacher's names are prefixed with `teacher_`. The
+        label of a position is the token after it, as in `LanguageBlocks`. `spans` [batch, spans, 4] are positions, not
+        tokens: a token is predicted at the position before it. Spans that begin with a row's first token, which is
+        never predicted, are left out; a span with equal start and end is padding.
         """
         asked = [each[(each[:, 0] > 0) & (each[:, 2] > 0)] - 1 for each in (self.spans[i] for i in rows)]
         batch = {"spans": padded_spans(asked)}
@@ -62,7 +63,7 @@ class TwiceEncoded(TokenRows):
 
 
 def padded_spans(rows: Sequence[np.ndarray]) -> Tensor:
-    """int64 [batch, spans, 4], zeros after the last of each row."""
+    """Pads the spans of each row with zeros: int64 [batch, spans, 4]."""
     out = np.zeros((len(rows), max(map(len, rows)), 4), np.int64)
     for i, row in enumerate(rows):
         out[i, : len(row)] = row
@@ -70,7 +71,7 @@ def padded_spans(rows: Sequence[np.ndarray]) -> Tensor:
 
 
 def teacher_inputs(batch: Batch) -> Batch:
-    """What the teacher reads of a batch: input_ids and attention_mask."""
+    """Returns the teacher's inputs in a batch: input_ids and attention_mask."""
     return {name: batch[f"teacher_{name}"] for name in ("input_ids", "attention_mask")}
 
 
@@ -81,14 +82,15 @@ def encode_twice(
     length: int,
     teacher_length: int,
 ) -> TwiceEncoded:
-    """Cuts every text into pieces that are at most `length` tokens to the student and `teacher_length` to the teacher.
+    """Splits texts into pieces of at most `length` student tokens and at most `teacher_length` teacher tokens.
 
-    A text is tokenized whole, by both, and cut where both have the end of a token, as late as fits; no piece has text
-    of two. Each piece stands in the special tokens that its tokenizer puts around a text (cls and sep, or bos, or
-    none), and the last one ends with an end token (eos, or sep where there is none).
+    Both tokenizers encode the whole text. It is split where a token ends in both, as late as the lengths allow; no
+    piece contains text of two documents. Each piece is framed by the special tokens that its tokenizer puts around a
+    text (cls and sep, or bos, or none), and the last piece of a text ends with an end token (eos, or sep if there is
+    no eos).
 
     Raises:
-        InputError: A slow tokenizer, one without an end token, or lengths that leave less than two tokens of text.
+        InputError: A tokenizer is slow or has no end token, or a length leaves room for fewer than two tokens of text.
     """
     check_fast(tokenizer, teacher_tokenizer)
     sides = [
@@ -104,7 +106,7 @@ def encode_twice(
             continue
         ids, taught = np.append(ids, sides[0].end), np.append(taught, sides[1].end)
         spans = np.append(spans, [[len(ids) - 1, len(ids), len(taught) - 1, len(taught)]], 0)
-        # From the end of the span before: a blank that is a token of its own may have no characters, and is yet text.
+        # Start each span where the previous one ends: a token for a blank may have no characters but is still text.
         spans[1:, [0, 2]], spans[0, [0, 2]] = spans[:-1, [1, 3]], 0
         for first, last in pieces(spans, (sides[0].room, sides[1].room)):
             if first == last:
@@ -125,11 +127,13 @@ def encode_twice(
 
 
 def pieces(spans: np.ndarray, rooms: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """First and end span of each piece, as many as fit; equal where a single one doesn't, which is then passed over.
+    """Yields the start and end span of each piece, with as many spans as fit.
+
+    Start and end are equal for a single span that doesn't fit, which is then skipped.
 
     Args:
-        spans: First and end token of both, without gaps [spans, 4].
-        rooms: The most tokens a piece of each.
+        spans: Start and end token on both sides, without gaps [spans, 4].
+        rooms: Maximum number of tokens per piece on each side.
     """
     first = 0
     while first < len(spans):
@@ -140,14 +144,14 @@ def pieces(spans: np.ndarray, rooms: tuple[int, int]) -> Iterator[tuple[int, int
 
 
 def has(ids: np.ndarray, wanted: int | None, spans: np.ndarray) -> np.ndarray:
-    """Whether the token is in each span [spans]."""
+    """Returns for each span whether it contains the token, bool [spans]."""
     before = np.concatenate([[0], np.cumsum(ids == wanted)])
     return before[spans[:, 1]] > before[spans[:, 0]]
 
 
 @dataclass(frozen=True)
 class Side:
-    """A tokenizer, what it puts around and after a text, and how many tokens of text a row has room for."""
+    """A tokenizer, the special tokens around and after its texts, and the number of text tokens that fit into a row."""
 
     tokenizer: PreTrainedTokenizerBase
     before: np.ndarray
@@ -179,20 +183,20 @@ class Side:
         return np.concatenate([self.before, ids, self.after])
 
     def tokens(self, texts: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids [tokens] and offsets [tokens, 2] of each text, without special tokens."""
+        """Yields the ids [tokens] and offsets [tokens, 2] of each text, without special tokens."""
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             made = self.tokenizer(
                 list(texts[start : start + TEXTS_AT_ONCE]),
                 add_special_tokens=False,
                 return_offsets_mapping=True,
-                verbose=False,  # long texts are meant
+                verbose=False,  # no warning about texts longer than the model's maximum: they are split later
             )
             for ids, offsets in zip(made["input_ids"], made["offset_mapping"], strict=True):
                 yield np.asarray(ids, np.int64), np.asarray(offsets, np.int64).reshape(-1, 2)
 
 
 def frame(tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
-    """The special tokens that the tokenizer puts before and after a text."""
+    """Returns the special tokens that the tokenizer puts before and after a text."""
     bare, full = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
     first = next(i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare)
     return np.array(full[:first], np.int64), np.array(full[first + len(bare) :], np.int64)

@@ -1,4 +1,4 @@
-"""Two tokenizers on the same text: which of their tokens cover the same characters, and which spell the same."""
+"""Token alignment and vocabulary matching between two tokenizers."""
 
 from collections.abc import Callable
 
@@ -8,24 +8,24 @@ from transformers import PreTrainedTokenizerBase
 from distill.data.batches.token_blocks import end_token
 from distill.errors import InputError
 
-BLANK = "\u2581"  # of SentencePiece
+BLANK = "\u2581"  # SentencePiece's blank
 
 
 def aligned_spans(offsets_a: np.ndarray, offsets_b: np.ndarray) -> np.ndarray:
-    """The smallest spans of tokens that begin and end at the same characters, in order.
+    """Returns the smallest spans of tokens that begin and end at the same characters, in order.
 
-    Two places between tokens are the same where no character that has a token lies between them for either tokenizer:
-    a blank counts for nothing to a tokenizer that has it in no token (WordPiece), and goes with the token after it
-    where the other has (byte-level BPE), alone or in front of a word. Tokens that share a character, as the bytes of a
-    letter do, are not parted. Together the spans cover every token that has characters, unless all of one side are
-    without; a token of none (special ones) is in a span only if it stands inside.
+    Two token boundaries match if neither tokenizer has a token for any character between them. A blank that belongs to
+    no token (WordPiece) is ignored; where the other tokenizer has a token for it (byte-level BPE), alone or as the
+    start of a word, it belongs to the token after it. Tokens that share a character, such as the bytes of one letter,
+    are never separated. Together the spans cover every token that has characters, unless one side has no such tokens;
+    a token without characters (a special token) is in a span only if it lies between tokens of that span.
 
     Args:
-        offsets_a, offsets_b: First and end character of each token in the same text [tokens, 2], as a fast tokenizer
-            gives them, in the order of the text.
+        offsets_a, offsets_b: Start and end character of each token in the same text [tokens, 2], as returned by a fast
+            tokenizer, in text order.
 
     Returns:
-        int64 [spans, 4]: first and end token of `a`, first and end token of `b`.
+        int64 [spans, 4]: start and end token of `a`, start and end token of `b`.
     """
     (tokens_a, *gaps_a), (tokens_b, *gaps_b) = gaps(offsets_a), gaps(offsets_b)
     if not len(tokens_a) or not len(tokens_b):
@@ -42,11 +42,11 @@ def aligned_spans(offsets_a: np.ndarray, offsets_b: np.ndarray) -> np.ndarray:
 
 
 def gaps(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The tokens with characters, and the places where the text can be cut between them.
+    """Returns the tokens that have characters, and the boundaries between them at which the text can be split.
 
     Returns:
-        Numbers of the tokens; and of each place how many of them are before it, the end of the last character before
-        it, and the start of the first one after it.
+        Indices of the tokens; and for each boundary the number of these tokens before it, the end of the last character
+        before it, and the start of the first character after it.
     """
     offsets = np.asarray(offsets, np.int64).reshape(-1, 2)
     tokens = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
@@ -61,7 +61,7 @@ def matched(
     counts_a: np.ndarray, before_a: np.ndarray, after_a: np.ndarray,
     counts_b: np.ndarray, before_b: np.ndarray, after_b: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """Pairs of places that are the same, as many as there are: numbers of tokens before each, int64 [pairs, 2]."""
+    """Returns all pairs of matching boundaries as the number of tokens before each, int64 [pairs, 2]."""
     a = list(zip(counts_a.tolist(), before_a.tolist(), after_a.tolist(), strict=True))
     b = list(zip(counts_b.tolist(), before_b.tolist(), after_b.tolist(), strict=True))
     pairs, i, j = [], 0, 0
@@ -77,9 +77,10 @@ def matched(
 
 
 def check_fast(*tokenizers: PreTrainedTokenizerBase) -> None:
-    """
+    """Checks that every tokenizer is fast.
+
     Raises:
-        InputError: A tokenizer that can't tell which characters a token is of.
+        InputError: A tokenizer does not provide the character offsets of its tokens.
     """
     for each in tokenizers:
         if not each.is_fast:
@@ -90,13 +91,13 @@ def check_fast(*tokenizers: PreTrainedTokenizerBase) -> None:
 
 
 def shared_vocabulary(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrainedTokenizerBase) -> np.ndarray:
-    """Pairs of ids that spell the same text, int64 [shared, 2], by the first; no id is in two of them.
+    """Returns pairs of ids that spell the same text, int64 [shared, 2], sorted by the first; no id is in two pairs.
 
-    What a token spells are the bytes that it adds to a text, see `spellings`. The tokens that end a text (eos, or sep
-    where there is none) are a pair, other special ones where their names are equal.
+    A token spells the bytes that it adds to a text, see `spellings`. The end tokens (eos, or sep if there is no eos)
+    form a pair; other special tokens are paired if their names are equal.
 
     Raises:
-        InputError: A slow tokenizer, whose spelling isn't known.
+        InputError: A tokenizer is slow, so its spellings aren't known.
     """
     check_fast(tokenizer_a, tokenizer_b)
     a, b = spellings(tokenizer_a), spellings(tokenizer_b)
@@ -104,13 +105,14 @@ def shared_vocabulary(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrai
 
 
 def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[tuple[str, bytes], int]:
-    """Each spelling's id.
+    """Returns the id of each spelling.
 
-    Byte-level BPE writes a byte as one letter, `Ġ` for a blank. SentencePiece writes `▁` for a blank, and `<0x0A>` for
-    a byte. WordPiece marks with `##` what goes on with a word, and says of nothing else whether a blank is before it:
-    we take one before a letter or digit, none before punctuation or a Chinese character. So `Ġthe`, `▁the` and
-    WordPiece's `the` are one, `ing` and `##ing` are one. Of several ids with one spelling the plainest, then the
-    lowest has it; the others keep their names.
+    Byte-level BPE writes each byte as one letter, with `Ġ` for a blank. SentencePiece writes `▁` for a blank and
+    `<0x0A>` for a byte. WordPiece marks the continuation of a word with `##`, but does not record whether a blank
+    precedes any other token: we assume one before a letter or digit, and none before punctuation or a Chinese
+    character. So `Ġthe`, `▁the` and WordPiece's `the` have the same spelling, as do `ing` and `##ing`. If several ids
+    share a spelling, it goes to a token that starts with neither `##` nor `<0` if there is one, then to the lowest id;
+    the other ids are keyed by their token strings.
     """
     special, end = set(tokenizer.all_special_ids), end_token(tokenizer)
     added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
@@ -128,7 +130,7 @@ def spellings(tokenizer: PreTrainedTokenizerBase) -> dict[tuple[str, bytes], int
 
 
 def speller(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
-    """What a token of this tokenizer adds to a text."""
+    """Returns a function that maps a token of this tokenizer to the bytes that it adds to a text."""
     backend = tokenizer.backend_tokenizer
     mark = getattr(backend.model, "continuing_subword_prefix", None)
     if type(backend.model).__name__ in ("WordPiece", "WordLevel"):
@@ -142,7 +144,7 @@ def speller(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
 def of_words(token: str, mark: str | None) -> bytes:
     if mark and token.startswith(mark) and token != mark:
         return token.removeprefix(mark).encode()
-    chinese = "\u3400" <= token[:1] <= "\u9fff"  # cut into single characters, with or without blanks between
+    chinese = "\u3400" <= token[:1] <= "\u9fff"  # tokenized as single characters, with or without blanks
     return (" " + token if token[:1].isalnum() and not chinese else token).encode()
 
 
@@ -153,7 +155,7 @@ def of_pieces(token: str) -> bytes:
 
 
 def byte_letters() -> dict[str, bytes]:
-    """The letter that stands for each byte: itself where it can be seen, else one from U+0100 on, in order."""
+    """Maps letters to the bytes that they represent: printable bytes to themselves, others from U+0100 on, in order."""
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in seen]
     return {chr(byte): bytes([byte]) for byte in seen} | {

@@ -1,1 +1,1 @@
-"""Token ids and batches of them: encoding, blocks, packing, order, shares of processes, the data module."""
+"""Encoding and batching: token ids, blocks, packing, batch order, shares of processes, the data module."""

@@ -1,4 +1,4 @@
-"""Batches of texts of like length, in an order that depends on the seed and the epoch alone."""
+"""Batches of texts of similar length, in an order that depends only on the seed and the epoch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ POOL = 50  # batches that are sorted by length together: wide enough to waste li
 
 
 def epoch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
-    """Shuffles, sorts pools of POOL batches by length, cuts them into batches and shuffles those."""
+    """Shuffles the rows, sorts pools of POOL batches by length, splits them into batches and shuffles the batches."""
     rng = np.random.default_rng([seed, epoch])
     rows = rng.permutation(len(lengths))
     batches: list[np.ndarray] = []
@@ -26,7 +26,7 @@ def epoch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> 
 
 
 def length_order(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
-    """Every row once, longest last, for evaluation."""
+    """Returns batches of all rows sorted by length, longest last, for evaluation."""
     rows = np.argsort(lengths, kind="stable")
     return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
 
@@ -43,19 +43,20 @@ class Rows(Protocol):
 
 
 class TrainBatches:
-    """An endless reader of epochs whose whole state is one number, so that a killed run goes on at the next batch.
+    """Training batches, one epoch per iteration; the whole state is one number, so that an interrupted run resumes at
+    the next batch.
 
-    Lightning saves and restores it through `state_dict`. Under data parallelism each process takes its rows of every
-    batch (see `share_of`), so that the number of processes may change between a kill and the next start.
+    Lightning saves and restores the state through `state_dict`. Under data parallelism each process takes its rows of
+    every batch (see `share_of`), so the number of processes may change when a run is resumed.
 
     Args:
         data: The samples.
-        batch_size: Rows a batch, of all processes together.
+        batch_size: Rows per batch, over all processes.
         pad_id: Id of the padding.
         seed: Seed of the order.
-        rank, ranks: This process's place among those that share the batches out.
-        signals: Adds the teacher's signals of each batch under `signals`, before the step asks for it.
-        threads: Threads that make batches ahead; 0 makes each when it is asked for.
+        rank, ranks: Rank of this process and number of the processes that share each batch.
+        signals: Computes the teacher's signals of a batch, which are added under `signals`.
+        threads: Threads that prepare batches ahead of the step; 0 prepares each batch on request.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class TrainBatches:
         self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
         self.seed, self.rank, self.ranks = seed, rank, ranks
         self.signals, self.threads, self.waiting = signals, threads, Waiting()
-        self.position = 0  # batches given out since the first epoch began
+        self.position = 0  # batches yielded since the start of the first epoch
 
     def __len__(self) -> int:
         return -(-len(self.data) // self.batch_size)
@@ -101,7 +102,7 @@ class TrainBatches:
 
 
 class EvalBatches:
-    """Every row once, sorted by length; each of `ranks` processes takes its rows of every batch."""
+    """Evaluation batches: every row once, sorted by length; each of `ranks` processes takes its rows of every batch."""
 
     def __init__(self, data: Rows, batch_size: int, pad_id: int, *, rank: int = 0, ranks: int = 1):
         self.data, self.pad_id, self.rank, self.ranks = data, pad_id, rank, ranks

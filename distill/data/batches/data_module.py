@@ -1,4 +1,4 @@
-"""The LightningDataModule of a run."""
+"""Lightning data modules of a run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +13,14 @@ from distill.data.splits.labelled import Splits
 
 
 class RowsDataModule(lightning.LightningDataModule):
-    """Serves padded batches of rows that are encoded already.
+    """A data module for padded batches of rows that are already encoded.
 
     Args:
         train, validation: The rows: `Encoded`, `LanguageBlocks` or `MaskedBlocks`.
         pad_id: Id of the padding.
-        batch_size: Rows a batch, of all processes together.
+        batch_size: Rows per batch, over all processes.
         seed: Seed of the order of training batches.
-        signals: A `CacheReader`: training batches carry the teacher's signals, read ahead of the step.
+        signals: A `CacheReader`: training batches contain the teacher's signals, read ahead of the step.
         threads: Threads that read ahead.
     """
 
@@ -58,17 +58,19 @@ class RowsDataModule(lightning.LightningDataModule):
         return self.batches
 
     def wait_share(self) -> float:
-        """Share of the time since the last call in which training stood still for its data."""
+        """Returns the share of the time since the last call in which training waited for data."""
         return self.batches.waiting.share() if self.batches else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training batches stand. A module that asks for the number of steps while it builds its schedule
-        makes Lightning set the loader up before the checkpoint is read, and the loader's own state is then passed over.
+        """Returns the position in the training batches.
+
+        It is saved here as well because a module that queries the number of steps while it builds its schedule makes
+        Lightning set up the loader before the checkpoint is read, and the loader's own state is then ignored.
         """
         return {"position": self.batches.position if self.batches else self.position}
 
     def teardown(self, stage: str) -> None:
-        """Another fit with the same data begins at the first batch."""
+        """Resets the position, so that another fit with the same data starts at the first batch."""
         self.position, self.batches = 0, None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -77,7 +79,7 @@ class RowsDataModule(lightning.LightningDataModule):
             self.batches.position = self.position
 
     def place(self) -> tuple[int, int]:
-        """This process's number among those with other data, and how many these are."""
+        """Returns the rank of this process among those that read different data, and their number."""
         if self.trainer is None:
             return 0, 1
         kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
@@ -92,16 +94,16 @@ class RowsDataModule(lightning.LightningDataModule):
 
 
 class TextDataModule(RowsDataModule):
-    """Encodes the splits with the teacher's tokenizer and serves padded batches.
+    """A data module that encodes the splits with the teacher's tokenizer and provides padded batches.
 
     Args:
-        splits: What `load_splits` returned.
+        splits: The result of `load_splits` or another loader.
         tokenizer: The teacher's tokenizer; the student shares it.
-        encode: A task's way from a split to rows; texts with a class each where left out.
-        encode_train: Its way to rows to train on, where it is another.
-        max_length: Longest text in tokens.
+        encode: The task's function that encodes a split; encodes texts with a class each by default.
+        encode_train: The task's function that encodes the training split, if different.
+        max_length: Maximum text length in tokens.
         unlabelled: Also train on the unlabelled texts (their labels are ignored by losses).
-        batch_size, seed, signals, threads: As of `RowsDataModule`.
+        batch_size, seed, signals, threads: As in `RowsDataModule`.
     """
 
     train: Any

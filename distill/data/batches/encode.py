@@ -1,4 +1,4 @@
-"""Texts to token ids, once."""
+"""Encoding of texts as token ids, and padding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.splits.labelled import Examples
 
-IGNORED = -100  # a label that no loss and no metric counts
+IGNORED = -100  # a label that losses and metrics ignore
 Batch = dict[str, Tensor]
 
 
 class TokenRows:
-    """What every encoded split has: token ids, and types where the tokenizer makes them, unpadded int64 [length] each;
-    `positions` [length] are true where the model is asked, None where it is everywhere or of the sample as a whole.
+    """Base class of encoded splits: unpadded token ids and, if the tokenizer returns them, types, int64 [length] each.
+
+    `positions` [length] are true where the model predicts; None if it predicts at every token or once per sample.
     """
 
     input_ids: list[np.ndarray]
@@ -36,11 +37,11 @@ class TokenRows:
 
     @property
     def notes(self) -> dict[str, int]:
-        """What was cut or left out, as far as anything was."""
+        """Nonzero counts of what was truncated or left out."""
         return {}
 
     def tokens(self, rows: Sequence[int] | np.ndarray, pad_id: int) -> Batch:
-        """The rows padded to the longest, as a model reads them: int64 [batch, length] each, `positions` bool."""
+        """Returns the model's inputs, padded to the longest row: int64 [batch, length] each, `positions` bool."""
         batch = padded_tokens([self.input_ids[i] for i in rows], pad_id)
         if self.token_type_ids is not None:
             batch["token_type_ids"] = padded([self.token_type_ids[i] for i in rows], 0)
@@ -50,7 +51,7 @@ class TokenRows:
         return batch
 
     def tokens_joined(self, other: "TokenRows") -> tuple[list[np.ndarray], list[np.ndarray] | None]:
-        """Ids and types of the rows of both, in order."""
+        """Returns the ids and types of the rows of both, in order."""
         types = None
         if self.token_type_ids is not None and other.token_type_ids is not None:
             types = self.token_type_ids + other.token_type_ids
@@ -59,10 +60,10 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class Encoded(TokenRows):
-    """Token ids of a split, unpadded.
+    """Unpadded token ids of a split.
 
-    `token_type_ids` is None for tokenizers that don't make them; `labels` holds IGNORED for unlabelled rows;
-    `truncated` counts the texts that were longer than the limit.
+    `token_type_ids` is None for tokenizers that don't return them; `labels` contains IGNORED for unlabelled rows;
+    `truncated` is the number of texts that were longer than the limit.
     """
 
     input_ids: list[np.ndarray]
@@ -75,7 +76,7 @@ class Encoded(TokenRows):
         return {"cut": self.truncated} if self.truncated else {}
 
     def joined(self, other: "Encoded") -> "Encoded":
-        """The rows of both, in order; rows without a label in the form of those that have one."""
+        """Returns the rows of both, in order; the labels of unlabelled rows get the shape and type of this split's."""
         if not len(other):
             return self
         unknown = not (other.labels != IGNORED).any()
@@ -89,7 +90,7 @@ class Encoded(TokenRows):
 
 
 def padded_tokens(rows: Sequence[np.ndarray], pad_id: int) -> Batch:
-    """input_ids and attention_mask, int64 [rows, length] each."""
+    """Returns input_ids and attention_mask, int64 [rows, length] each."""
     return {
         "input_ids": padded(rows, pad_id),
         "attention_mask": padded([np.ones_like(row, np.int64) for row in rows], 0),
@@ -104,12 +105,12 @@ def padded(rows: Sequence[np.ndarray], value: int) -> Tensor:
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, examples: Examples, max_length: int) -> Encoded:
-    """Tokenizes with special tokens, cut to the smaller of `max_length` and the tokenizer's own limit."""
+    """Tokenizes with special tokens, truncated to the smaller of `max_length` and the tokenizer's own limit."""
     limit = min(max_length, tokenizer.model_max_length)
     if not len(examples):
         return Encoded([], None, np.zeros(0, np.int64), 0)
     full = tokenizer(examples.texts, examples.pairs, truncation=True, max_length=limit, return_overflowing_tokens=True)
-    # A cut text comes back as several rows; the first of each is the one in use.
+    # A truncated text is returned as several rows, of which only the first is used.
     owner = full["overflow_to_sample_mapping"]
     first = [i for i, sample in enumerate(owner) if i == 0 or owner[i - 1] != sample]
     types = full.get("token_type_ids")
@@ -123,6 +124,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, examples: Examples, max_length: i
 
 
 def as_labels(labels: Sequence[Any]) -> np.ndarray:
-    """Class numbers as int64, numbers and several labels a row as float32, as stock classes tell them apart."""
+    """Converts class ids to int64, and numbers or several labels per row to float32; stock model classes distinguish
+    the tasks by these types.
+    """
     found = np.asarray(labels)
     return found.astype(np.int64 if found.ndim == 1 and found.dtype.kind in "iu" else np.float32)

@@ -1,4 +1,4 @@
-"""Documents of different lengths, several to a row of tokens, each kept for itself."""
+"""Packing of documents of different lengths into rows, without attention between documents."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -18,21 +18,21 @@ from distill.errors import InputError
 def best_fit(lengths: Sequence[int] | np.ndarray, length: int, seed: int = 0) -> list[np.ndarray]:
     """Packs documents into rows of at most `length` tokens: the longest first, each into the fullest row that has room.
 
-    Documents of one length, those of a row and the rows themselves stand in an order that follows from the seed alone.
+    The order of documents of equal length, of documents in a row and of the rows depends only on the seed.
 
     Args:
-        lengths: Tokens of each document [documents].
-        length: Most tokens of a row.
+        lengths: Number of tokens of each document [documents].
+        length: Maximum number of tokens per row.
         seed: Seed of the order.
 
     Returns:
-        The numbers of each row's documents, int64 [documents of the row]; every document stands in one row.
+        The indices of each row's documents, int64 [documents of the row]; every document is in exactly one row.
 
     Raises:
-        InputError: A document without tokens or of more than `length`, or a negative seed.
+        InputError: A document has no tokens or more than `length`, or the seed is negative.
 
-    Source: best-fit packing, Ding et al. 2024 (arXiv:2404.10830); rooms are looked up in a sorted list instead of a
-        segment tree, for there are at most `length` of them.
+    Source: best-fit packing, Ding et al. 2024 (arXiv:2404.10830); free space is looked up in a sorted list instead of
+        a segment tree, since there are at most `length` different values.
     """
     sizes = np.asarray(lengths, np.int64)
     if seed < 0:
@@ -43,11 +43,11 @@ def best_fit(lengths: Sequence[int] | np.ndarray, length: int, seed: int = 0) ->
             f"packing: expected documents of 1 to {length} tokens, found {sizes[wrong[0]]} in document {wrong[0]}: "
             "no row could hold it whole"
         )
-    # Raw words: NumPy may shuffle in another way after an upgrade, and a cache of signals on packed rows outlives it.
+    # Raw words: NumPy's shuffling may change between versions, and a cache of signals on packed rows must stay valid.
     words = np.random.Philox(key=seed).random_raw(2 * len(sizes)).reshape(2, -1)
     rows: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(length + 1)]  # numbers of the rows by the tokens they have room for
-    rooms: list[int] = []  # where `with_room` holds any, sorted
+    with_room: list[list[int]] = [[] for _ in range(length + 1)]  # indices of the rows, by free tokens
+    rooms: list[int] = []  # sorted numbers of free tokens for which `with_room` has rows
     for document in np.lexsort((words[0], -sizes)).tolist():
         size = int(sizes[document])
         place = bisect_left(rooms, size)
@@ -70,12 +70,12 @@ def best_fit(lengths: Sequence[int] | np.ndarray, length: int, seed: int = 0) ->
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Rows of documents.
+    """Rows of packed documents.
 
     Args:
-        documents: The documents, whose batches hold [documents, length] fields: `LanguageBlocks`, `MaskedBlocks`,
-            `AskedBlocks`. A document's labels and masks are those that it has alone.
-        rows: The numbers of each row's documents, as `best_fit` gives them.
+        documents: The documents, whose batches have [documents, length] fields: `LanguageBlocks`, `MaskedBlocks`,
+            `AskedBlocks`. A document's labels and masks don't depend on its row.
+        rows: The indices of each row's documents, as returned by `best_fit`.
     """
 
     documents: Rows
@@ -83,10 +83,10 @@ class PackedRows:
 
     @classmethod
     def of(cls, documents: Rows, length: int, seed: int = 0) -> "PackedRows":
-        """Packs by `best_fit`.
+        """Packs the documents with `best_fit`.
 
         Raises:
-            InputError: As `best_fit`.
+            InputError: As in `best_fit`.
         """
         return cls(documents, best_fit(documents.lengths, length, seed))
 
@@ -103,13 +103,13 @@ class PackedRows:
         return np.fromiter((sizes[row].sum() for row in self.rows), np.int64, len(self))
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
-        """The documents of the rows one after another, padded to the longest row.
+        """Concatenates the documents of each row, padded to the longest row.
 
         Returns:
             The fields of the documents' own batches, [batch, length] each: input_ids, attention_mask, labels, and
-            `positions` where not all are asked for. Besides, int64: `position_ids`, from 0 in every document, and
-            `documents`, the number of the document in its row from 1; both are 0 on padding. `packed_inputs` makes of
-            the two what a model needs to keep documents apart.
+            `positions` if only some are predicted. In addition, int64: `position_ids`, from 0 in every document, and
+            `documents`, the number of the document in its row from 1; both are 0 on padding. From these two,
+            `packed_inputs` builds the inputs with which a model separates the documents.
         """
         wanted = [self.rows[i] for i in rows]
         parts = self.documents.collate(np.concatenate(wanted), pad_id, epoch)
@@ -123,7 +123,7 @@ class PackedRows:
 
         def placed(tokens: Tensor, value: int) -> Tensor:
             out = torch.full(places.shape, value, dtype=tokens.dtype)
-            out[places] = tokens  # both in the order of the rows, and of the tokens in a row
+            out[places] = tokens  # both are ordered by row and by position in the row
             return out
 
         fills = {"input_ids": pad_id, "labels": IGNORED}
@@ -134,18 +134,18 @@ class PackedRows:
 
 
 def text_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], length: int) -> LanguageBlocks:
-    """Tokenizes each text for itself, of at most `length` tokens; longer ones are cut into several documents.
+    """Tokenizes each text separately; texts longer than `length` tokens are split into several documents.
 
-    For a tokenizer with cls and sep every document stands between the two. For any other a document begins with what
-    the tokenizer begins a text with, and an end token (eos, or sep where there is none) follows the text, in the last
-    of its documents. A single left-over token is dropped.
+    For a tokenizer with cls and sep, every document is framed by the two. For any other, every document starts with the
+    bos token if the tokenizer adds one, and the last document of a text ends with an end token (eos, or sep if there is
+    no eos). A single left-over token is dropped.
 
     Returns:
-        The documents; they have counted `cut_texts`, and `dropped_tokens`, single ones.
+        The documents, with the counts `cut_texts` and `dropped_tokens` (single left-over tokens).
 
     Raises:
-        InputError: `length` leaves less than two tokens of text a document, the tokenizer has no end token, or no text
-            has two tokens.
+        InputError: `length` leaves fewer than two tokens of text per document, the tokenizer has no end token, or no
+            text has two tokens.
     """
     framed = tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None
     first = [int(tokenizer.cls_token_id)] if framed else first_ids(tokenizer)
@@ -174,13 +174,13 @@ def text_documents(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], len
 
 
 def first_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What the tokenizer puts before a text: its bos token or nothing."""
+    """Returns the ids that the tokenizer puts before a text: its bos token or nothing."""
     bos = tokenizer.bos_token_id
     return [int(bos)] if bos is not None and tokenizer("")["input_ids"][:1] == [bos] else []
 
 
 def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that ends a text: eos, or sep where there is none.
+    """Returns the id of the token that ends a text: eos, or sep if there is no eos.
 
     Raises:
         InputError: The tokenizer has neither.
@@ -194,6 +194,6 @@ def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What fills rows up: the padding token, else eos, else 0; attention and losses leave it out by its place."""
+    """Returns the padding id: the padding token, else eos, else 0; masks exclude padding by position, not by id."""
     known = (tokenizer.pad_token_id, tokenizer.eos_token_id)
     return next((int(each) for each in known if each is not None), 0)

@@ -1,4 +1,4 @@
-"""Does work for the batches to come on threads, in order, while the step before runs."""
+"""Ordered prefetching on threads: prepares the next batches while the current step runs."""
 
 import time
 from collections import deque
@@ -12,7 +12,7 @@ Made = TypeVar("Made")
 
 
 class Waiting:
-    """Seconds that a consumer stood still for its data, against the seconds that passed."""
+    """Measures the share of time that a consumer waits for its data."""
 
     def __init__(self) -> None:
         self.waited, self.since = 0.0, time.perf_counter()
@@ -21,7 +21,7 @@ class Waiting:
         self.waited += seconds
 
     def share(self) -> float:
-        """Share of the time since the last call, 0 to 1."""
+        """Returns the share of the time since the last call that was spent waiting, 0 to 1."""
         now = time.perf_counter()
         share = self.waited / max(now - self.since, 1e-9)
         self.waited, self.since = 0.0, now
@@ -29,14 +29,14 @@ class Waiting:
 
 
 class Ahead(Generic[Item, Made]):
-    """Maps `make` over items, up to `depth` of them before they are asked for; an error comes at its item's turn.
+    """Maps `make` over items, up to `depth` of them ahead of the consumer; an error is raised at its item's turn.
 
     Args:
-        make: Called on a thread, once an item.
-        items: Drawn from on the consumer's thread.
-        threads: Workers; 0 makes each item when it is asked for.
-        depth: Most items under way or done; 2 a thread where left out.
-        waiting: Told how long the consumer stood still.
+        make: Called once per item, on a thread.
+        items: Iterated on the consumer's thread.
+        threads: Number of workers; 0 processes each item on request.
+        depth: Maximum number of items in progress or done; 2 per thread by default.
+        waiting: Records how long the consumer waits.
     """
 
     def __init__(
@@ -73,5 +73,5 @@ class Ahead(Generic[Item, Made]):
                 self.waiting.add(time.perf_counter() - start)
                 under_way.extend(pool.submit(self.make, item) for item in islice(items, 1))
                 yield made
-        finally:  # also when the consumer stops in the middle
+        finally:  # also if the consumer stops early
             pool.shutdown(wait=True, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""One process's rows of a batch, and what they weigh against the others'."""
+"""Sharding of batches across processes, with the weights that make losses means over the whole batch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,27 +10,27 @@ from distill.data.batches.encode import IGNORED
 
 
 def spoken_of(batch: Mapping[str, Tensor]) -> Tensor:
-    """Which positions [rows, length] signals and losses are about: the batch's `positions`, or all of its tokens."""
+    """Returns the mask of positions [rows, length] with signals and losses: the batch's `positions`, or all tokens."""
     mask = batch["attention_mask"].bool()
     return mask & batch["positions"].bool() if "positions" in batch else mask
 
 
 def counts(batch: Mapping[str, Tensor]) -> dict[str, int]:
-    """What the terms of a loss are means over: `rows` the teacher speaks of, `labels`, `tokens`."""
+    """Returns the counts that loss terms are means over: `rows` with teacher signals, `labels`, `tokens`."""
     labels = batch["labels"]
-    each = labels.dim() > 1 and not labels.is_floating_point()  # floats are several labels of a sample
+    each = labels.dim() > 1 and not labels.is_floating_point()  # floats: several labels per sample
     rows = int(spoken_of(batch).sum()) if each else len(labels)
     tokens = int(batch["attention_mask"].bool().sum())
     return {"rows": rows, "labels": int((labels != IGNORED).sum()), "tokens": tokens}
 
 
 def share_of(batch: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Any]:
-    """Every `ranks`-th row from row `rank` on, padded as in the whole batch.
+    """Returns every `ranks`-th row from row `rank` on, padded as in the whole batch.
 
-    With more than one process it comes with `batch_rows`, the rows of the whole, and `shares`: for each count its part
-    of the whole, times `ranks`. A mean over these rows times its share, averaged over the processes, is the mean over
-    the whole batch, however uneven the rows are. A process for which no row is left gets a row of another, with shares
-    of 0.
+    With more than one process, two entries are added: `batch_rows`, the number of rows in the whole batch, and
+    `shares`: for each count, this process's part of the total, times `ranks`. A mean over these rows times its share,
+    averaged over the processes, is the mean over the whole batch, however uneven the rows are. A process without rows
+    gets the first row of the batch, with shares of 0.
     """
     if ranks == 1:
         return dict(batch)

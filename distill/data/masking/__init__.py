@@ -1,1 +1,1 @@
-"""Masked language modelling: which tokens of a sample are hidden in which epoch."""
+"""Masked language modelling: masks that depend on the sample and the epoch."""

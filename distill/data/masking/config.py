@@ -1,4 +1,4 @@
-"""How much of a text a masked language model has to guess."""
+"""Settings for the masks of masked language modelling."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class MaskConfig:
-    """Which tokens are hidden and by what.
+    """Which tokens are masked, and how they are replaced.
 
     Args:
-        rate: Share of the tokens, special ones aside, that the model is asked for.
-        replaced: Share of those that it sees as the mask token.
-        random: Share of those that it sees as a random token; the rest it sees as they are.
+        rate: Share of the tokens, excluding special ones, that the model predicts.
+        replaced: Share of the predicted tokens that are replaced by the mask token.
+        random: Share of the predicted tokens that are replaced by a random token; the rest are unchanged.
         seed: Seed of the masks.
-        passes: Number of different masks a sample has; epoch e uses mask e % passes, so that a cache of the teacher's
-            signals ends.
+        passes: Number of different masks per sample; epoch e uses mask e % passes, so that a cache of the teacher's
+            signals is finite.
     """
 
     rate: float = 0.15
@@ -35,7 +35,7 @@ class MaskConfig:
             if not 0 <= value <= 1:
                 raise InputError(f"masking.{name}: expected a share from 0 to 1, found {value}: no such part exists")
         total = self.replaced + self.random
-        if total > 1 + 1e-9:  # decimal shares that make 1 can miss it by a rounding
+        if total > 1 + 1e-9:  # decimal shares that add up to 1 can exceed it by a rounding error
             raise InputError(
                 f"masking.replaced + masking.random: expected at most 1, found {total:g}: "
                 "fewer tokens would be random than asked for"

@@ -1,4 +1,4 @@
-"""Masks for masked language models, the same for a sample and an epoch wherever and whenever they are made."""
+"""Deterministic masks for masked language models: a function of the sample, the seed and the epoch."""
 
 import struct
 from collections.abc import Sequence
@@ -23,12 +23,13 @@ def masked(
     vocabulary: int,
     special_ids: Sequence[int] | np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Hides tokens of one unpadded sample, as a function of its ids, the seed and `epoch` % passes alone.
+    """Masks tokens of one unpadded sample, as a function only of its ids, the settings and `epoch` % passes.
 
-    Every token that is not special is chosen with probability `rate`, and the one nearest to it where none was.
+    Every token that is not special is chosen with probability `rate`; if none is chosen, the token with the smallest
+    draw is.
 
     Args:
-        ids: Token ids [length], unpadded: padding would give the sample another mask in another batch.
+        ids: Token ids [length], unpadded: with padding the mask of a sample would depend on its batch.
         epoch: Number of the epoch, from 0.
         config: Rates, seed and passes.
         mask_id: Id of the mask token; counts as special.
@@ -36,12 +37,13 @@ def masked(
         special_ids: Ids that are neither chosen nor drawn.
 
     Returns:
-        The ids that the model sees, int64 [length], and the positions it is asked for, bool [length].
+        The masked input ids, int64 [length], and the positions to predict, bool [length].
 
     Raises:
-        InputError: A negative epoch, a mask id outside the vocabulary, or random tokens to draw from no id.
+        InputError: The epoch is negative, the mask id is outside the vocabulary, or every id that random tokens could
+            be drawn from is special.
 
-    Source: BERT (Devlin et al. 2019, section 3.1); we choose each token by itself, not a fixed number a sample.
+    Source: BERT (Devlin et al. 2019, section 3.1); we choose each token independently, not a fixed number per sample.
     """
     special = np.union1d(np.asarray(special_ids, np.int64), [mask_id])
     special = special[(special >= 0) & (special < vocabulary)]
@@ -74,10 +76,10 @@ def check_draw(epoch: int, config: MaskConfig, mask_id: int, vocabulary: int, sp
 
 
 def draws(ids: np.ndarray, number: int, seed: int) -> np.ndarray:
-    """Random words for mask `number` of a sample: uint64 [3, length].
+    """Returns random 64-bit words for mask `number` of a sample: uint64 [3, length].
 
-    Raw words, because NumPy keeps Philox's output over versions but not what its Generator makes of it, and a cache
-    outlives an upgrade.
+    The words are raw because NumPy keeps Philox's output stable across versions, but not that of Generator's methods,
+    and a cache must stay valid after an upgrade.
     """
     head = struct.pack("<qq", seed, number)
     name = blake2b(head + np.asarray(ids).astype("<i4").tobytes(), digest_size=16, person=b"language mask")
@@ -86,8 +88,8 @@ def draws(ids: np.ndarray, number: int, seed: int) -> np.ndarray:
 
 
 def shares(words: np.ndarray) -> np.ndarray:
-    """Random words as float64 in [0, 1)."""
-    return (words >> np.uint64(11)) * 2.0**-53  # all 64 bits could round up to 1, which no share reaches
+    """Converts random words to float64 in [0, 1)."""
+    return (words >> np.uint64(11)) * 2.0**-53  # 53 bits: all 64 could round up to 1
 
 
 def ordinary(words: np.ndarray, vocabulary: int, special: np.ndarray) -> np.ndarray:
@@ -95,13 +97,13 @@ def ordinary(words: np.ndarray, vocabulary: int, special: np.ndarray) -> np.ndar
     if not len(words):
         return np.zeros(0, np.int64)
     ranks = (words % np.uint64(vocabulary - len(special))).astype(np.int64)
-    # The id of rank r is r plus the special ids before it; the j-th of those stands before every rank >= its id - j.
+    # The id of rank r is r plus the number of special ids before it; the j-th special id precedes ranks >= its id - j.
     return ranks + np.searchsorted(special - np.arange(len(special)), ranks, side="right")
 
 
 @dataclass(frozen=True)
 class MaskedBlocks:
-    """Blocks whose batches come with masks; see `masked` for the fields."""
+    """Blocks whose batches are masked; see `masked` for the fields."""
 
     blocks: LanguageBlocks
     config: MaskConfig
@@ -111,7 +113,7 @@ class MaskedBlocks:
 
     @classmethod
     def of(cls, blocks: LanguageBlocks, config: MaskConfig, tokenizer: PreTrainedTokenizerBase) -> "MaskedBlocks":
-        """Takes the ids from the tokenizer.
+        """Creates masked blocks with the mask token, vocabulary size and special ids of the tokenizer.
 
         Raises:
             InputError: The tokenizer has no mask token.
@@ -121,7 +123,7 @@ class MaskedBlocks:
                 "tokenizer: expected a mask token, found none: no token could be hidden; "
                 "the tokenizer is not one of a masked language model"
             )
-        # len(tokenizer), not the rows of the embedding: a padded table ends in rows that no text ever uses.
+        # len(tokenizer), not the number of embedding rows: padded embeddings end in rows that no token uses.
         return cls(blocks, config, int(tokenizer.mask_token_id), len(tokenizer), tuple(tokenizer.all_special_ids))
 
     def __len__(self) -> int:
@@ -138,8 +140,8 @@ class MaskedBlocks:
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Masks the rows for `epoch` and pads them to the longest, [batch, length] each.
 
-        input_ids (as the model sees them), attention_mask and labels (the true id at the positions, else IGNORED) are
-        int64, positions is bool.
+        input_ids (masked), attention_mask and labels (the true id at the positions, else IGNORED) are int64, positions
+        is bool.
         """
         ids = [self.blocks.input_ids[i] for i in rows]
         facts = {"mask_id": self.mask_id, "vocabulary": self.vocabulary}

@@ -1,4 +1,4 @@
-"""The same text for two masked language models with different tokenizers, with the same words hidden from both."""
+"""Masked texts for two masked language models with different tokenizers: the same spans are masked for both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from distill.data.masking.config import MaskConfig
 from distill.data.masking.masks import check_draw, draws, ordinary, shares
 from distill.errors import InputError
 
-Seen = tuple[np.ndarray, np.ndarray]  # the ids that a model sees, and the positions it is asked for [length]
+Seen = tuple[np.ndarray, np.ndarray]  # masked input ids, and positions to predict [length]
 
 
 @dataclass(frozen=True)
 class MaskFacts:
-    """What of a tokenizer masks need; see `masked`."""
+    """The properties of a tokenizer that masking needs; see `masked`."""
 
     mask_id: int
     vocabulary: int
-    special: np.ndarray  # sorted, the mask token among them
+    special: np.ndarray  # sorted, including the mask token
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "MaskFacts":
@@ -35,9 +35,10 @@ class MaskFacts:
 
 @dataclass(frozen=True)
 class TwiceMasked:
-    """Rows of `TwiceEncoded` whose batches come with masks on whole spans.
+    """Rows of `TwiceEncoded` whose batches have masks on whole spans.
 
-    A token hidden from one model only would be no question that both answer, and masks of their own would seldom agree.
+    The predictions of the two models can only be compared on spans that are masked for both, and independent masks
+    would seldom agree.
     """
 
     rows: TwiceEncoded
@@ -53,9 +54,10 @@ class TwiceMasked:
         tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
     ) -> "TwiceMasked":
-        """
+        """Creates masked rows with the mask tokens, vocabulary sizes and special ids of the tokenizers.
+
         Raises:
-            InputError: A tokenizer without a mask token.
+            InputError: A tokenizer has no mask token.
         """
         return cls(rows, config, MaskFacts.of(tokenizer), MaskFacts.of(teacher_tokenizer))
 
@@ -73,9 +75,9 @@ class TwiceMasked:
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Masks the rows for `epoch` and pads them, [batch, length] each.
 
-        input_ids (as the model sees them), attention_mask and labels (the true id at the positions, else IGNORED) are
-        int64, positions is bool; the teacher's have `teacher_` before. `spans` [batch, spans, 4] are those that were
-        chosen, as first and end position of the student's and of the teacher's tokens; equal ones are padding.
+        input_ids (masked), attention_mask and labels (the true id at the positions, else IGNORED) are int64, positions
+        is bool; the teacher's names are prefixed with `teacher_`. `spans` [batch, spans, 4] are the chosen spans, as
+        start and end position of the student's and of the teacher's tokens; a span with equal start and end is padding.
         """
         made = [self._masked(int(i), epoch) for i in rows]
         batch = {"spans": padded_spans([spans for *_, spans in made])}
@@ -103,7 +105,9 @@ class TwiceMasked:
 
 
 def chosen_spans(words: np.ndarray, config: MaskConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Which spans are chosen, each with probability `rate` and the nearest to it where none was, and every fate."""
+    """Returns the mask of chosen spans, each with probability `rate` (if none is chosen, the one with the smallest
+    draw), and for every span the draw that decides how it is replaced.
+    """
     distance = shares(words[0])
     chosen = distance < config.rate
     if len(distance) and not chosen.any():
@@ -114,7 +118,7 @@ def chosen_spans(words: np.ndarray, config: MaskConfig) -> tuple[np.ndarray, np.
 def hidden(
     ids: np.ndarray, spans: np.ndarray, fate: np.ndarray, words: np.ndarray, facts: MaskFacts, config: MaskConfig
 ) -> Seen:
-    """What a model sees, all tokens of a span with one fate, and the positions it is asked for."""
+    """Returns the masked ids, with all tokens of a span replaced in the same way, and the positions to predict."""
     kind = np.ones(len(ids))
     positions = np.zeros(len(ids), bool)
     for (first, end), share in zip(spans, fate, strict=True):

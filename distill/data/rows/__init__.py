@@ -1,1 +1,1 @@
-"""Rows of each kind: tagged words, questions, sentences, conversations, documents."""
+"""Data sets by kind of row: tagged words, questions, sentences, conversations, documents."""

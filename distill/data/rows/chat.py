@@ -1,4 +1,4 @@
-"""Instruction data: conversations, prompts with completions, and which of their tokens are asked for."""
+"""Instruction data: conversations, prompts with completions, and the tokens that a model is trained to predict."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ FORMS = "messages; prompt and completion; or instruction, output and, if any, in
 
 @dataclass(frozen=True)
 class Completed:
-    """A prompt and what goes on after it, as plain text."""
+    """A prompt and its completion, as plain text."""
 
     prompt: str
     completion: str
@@ -35,14 +35,14 @@ Chat = Turns | Completed
 
 
 def chats_of(table: pa.Table, where: str) -> list[Chat]:
-    """The rows of a table of instruction data, in their order.
+    """Returns the rows of a table of instruction data, in order.
 
-    The columns tell the form: `messages` (lists of role and content, or JSON of them); `prompt` and `completion`, plain
-    text that is joined as it is; or `instruction`, `output` and, if any, `input`, which become a user's and an
-    assistant's turn.
+    The columns determine the format: `messages` (lists of role and content, or JSON of them); `prompt` and
+    `completion`, plain text that is concatenated unchanged; or `instruction`, `output` and, if present, `input`, which
+    become a user's and an assistant's turn.
 
     Raises:
-        InputError: Columns of none of the forms, or a cell that is no conversation or no text (names the row).
+        InputError: The columns match none of the formats, or a cell is not a conversation or not text (names the row).
     """
     messages = first_of(table, MESSAGES)
     if messages is not None:
@@ -61,7 +61,7 @@ def chats_of(table: pa.Table, where: str) -> list[Chat]:
 
 
 def texts_of(table: pa.Table, name: str | None, where: str) -> list[str]:
-    """The texts of a column, empty ones where there is no column."""
+    """Returns the texts of a column, or empty texts if there is no column."""
     if name is None:
         return [""] * table.num_rows
     check_text(table, name, where)
@@ -74,7 +74,7 @@ def user_and_assistant(asked: str, said: str) -> list[Message]:
 
 
 def turns_of(cell: Any, where: str) -> Turns:
-    """A conversation of a cell: a list of messages, or JSON of one; without the keys that are null."""
+    """Parses a conversation from a cell: a list of messages, or JSON of one; keys that are null are dropped."""
     if isinstance(cell, str):
         try:
             cell = json.loads(cell) if cell.strip() else []
@@ -100,12 +100,12 @@ def turns_of(cell: Any, where: str) -> Turns:
 
 @dataclass(frozen=True)
 class AskedBlocks(TokenRows):
-    """Documents of which only some tokens are asked for, in the place of `LanguageBlocks`; `PackedRows` takes them.
+    """Documents of which only some tokens are prediction targets; replaces `LanguageBlocks`, also in `PackedRows`.
 
     Args:
         input_ids: Ids of each document, int64 [length].
-        asked: Which of its tokens are to be predicted, bool [length].
-        counted: What was cut or left out.
+        asked: Mask of the tokens to predict, bool [length].
+        counted: Counts of truncated and skipped documents.
     """
 
     input_ids: list[np.ndarray]
@@ -119,14 +119,15 @@ class AskedBlocks(TokenRows):
 
     @cached_property
     def positions(self) -> list[np.ndarray]:
-        """Where a document's next token is asked for, bool [length]."""
+        """Masks of the positions whose next token is a target, bool [length]."""
         return [np.append(row[1:], False) for row in self.asked]
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Pads the rows to the longest: input_ids, attention_mask, labels, int64, and `positions`, bool, each [batch,
         length].
 
-        The label of a position is the token after it where that one is asked for, else IGNORED; `positions` says where.
+        The label of a position is the token after it if that token is a target, else IGNORED; `positions` is true
+        where there is a label.
         """
         places, ids = self.positions, self.input_ids
         labels = [np.where(places[i], np.roll(ids[i], -1), IGNORED) for i in rows]
@@ -136,19 +137,19 @@ class AskedBlocks(TokenRows):
 def encode_chats(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], length: int, config: ChatConfig | None = None
 ) -> AskedBlocks:
-    """Tokenizes conversations by the chat template, and prompts with completions as they are, with an end token.
+    """Tokenizes conversations with the chat template, and prompts with completions unchanged, with an end token.
 
-    Of a conversation what the template marks as generated is asked for, and where it marks nothing the assistant's
-    turns up to and with their end token; of a pair the completion and the end token.
+    The targets in a conversation are the spans that the template marks as generated or, without marks, the assistant's
+    turns including their end token; in a pair, the completion and the end token.
 
     Returns:
-        The documents, of at most `length` tokens or what the tokenizer says a model takes. They have counted how many
-        were `skipped_empty`, `skipped_without_answer` and `skipped_too_long`, how many `cut`, and how many answers have
-        a token that holds text of both sides of their boundary (`answers_that_share_a_token`).
+        The documents, of at most `length` tokens or the tokenizer's own limit if that is smaller. Their counts are the
+        documents `skipped_empty`, `skipped_without_answer` and `skipped_too_long`, the truncated ones (`cut`), and the
+        answers with a token that spans their boundary (`answers_that_share_a_token`).
 
     Raises:
-        InputError: Conversations for a tokenizer without a template, a template that says no or whose turns can't be
-            told apart, no end token for pairs, a tokenizer that doesn't know its tokens' characters, or no document
+        InputError: The tokenizer has no template for conversations, the template rejects a conversation or its turns
+            can't be separated, the tokenizer has no end token for pairs or no character offsets, or no document is
             left.
     """
     settings = config or ChatConfig()
@@ -186,13 +187,13 @@ def encode_chats(
 def prompt_rows(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], length: int, config: ChatConfig | None = None
 ) -> list[np.ndarray | None]:
-    """What a model is given to go on from: all before a conversation's last turn if that is the assistant's, else all.
+    """Tokenizes the prompts for generation: a conversation up to its final assistant turn, or all of it without one.
 
     Returns:
-        Ids of each prompt, int64, however long; None where nobody has spoken.
+        Ids of each prompt, int64, of any length; None for a chat without a prompt.
 
     Raises:
-        InputError: As `encode_chats`.
+        InputError: As in `encode_chats`.
     """
     _, template = checked(tokenizer, chats, length, config or ChatConfig())
     written = [prompt_of(tokenizer, chat, template, f"chat {number}") for number, chat in enumerate(chats, 1)]
@@ -209,7 +210,7 @@ def prompt_of(tokenizer: PreTrainedTokenizerBase, chat: Chat, template: str, whe
 def checked(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], length: int, config: ChatConfig
 ) -> tuple[int, str]:
-    """Most tokens of a document, and the template, empty where none is needed."""
+    """Returns the maximum number of tokens of a document, and the template, empty if none is needed."""
     if not tokenizer.is_fast:
         raise InputError(
             f"tokenizer {type(tokenizer).__name__}: expected a fast one, which knows the characters of each token; "
@@ -240,9 +241,10 @@ def write(tokenizer: PreTrainedTokenizerBase, chat: Chat, template: str, asked: 
 def tokens_of(
     tokenizer: PreTrainedTokenizerBase, written: Sequence[Written]
 ) -> list[tuple[np.ndarray, np.ndarray, int]]:
-    """Ids, which of them are asked for, and how many spans share a token with their surroundings, of each text.
+    """Returns for each text its ids, the mask of target tokens, and the number of spans that share a token with the
+    surrounding text.
 
-    Plain text begins as the tokenizer begins a text, and ends, where anything is asked of it, with an end token.
+    Plain text starts with the tokenizer's bos token if it adds one, and ends with an end token if it has targets.
     """
     made = []
     first = first_ids(tokenizer)
@@ -263,15 +265,16 @@ def tokens_of(
 
 
 def asked_tokens(offsets: np.ndarray, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
-    """Tokens that hold a character of any span, bool [tokens], and how many spans have one that holds others too.
+    """Returns the mask of tokens with a character in any span, bool [tokens], and the number of spans with a token that
+    also has characters outside the span.
 
     Args:
         offsets: First character of each token and the one after its last [tokens, 2].
-        spans: The same of each span.
+        spans: The same for each span.
     """
     starts, ends = offsets.T
     before = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
-    starts = np.where(starts < ends, starts, before)  # byte-level tokenizers may leave a token of blanks no characters
+    starts = np.where(starts < ends, starts, before)  # byte-level: a token of blanks may have no characters
     asked, shared = np.zeros(len(ends), bool), 0
     for first, last in spans:
         here = (starts < last) & (ends > first)

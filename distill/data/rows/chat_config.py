@@ -1,4 +1,4 @@
-"""What of conversations is learnt."""
+"""Settings for training on conversations."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,13 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class ChatConfig:
-    """What of a conversation is learned.
+    """Which parts of a conversation a model is trained on.
 
     Args:
-        template: File with a chat template, in the place of the tokenizer's own.
-        asked: `all` of the assistant's turns, or the `last`.
-        longer: Conversations of more tokens than there is room for: `skip` leaves them out, `cut` keeps their start.
+        template: File with a chat template that replaces the tokenizer's own.
+        asked: `all` of the assistant's turns, or only the `last`.
+        longer: How to treat conversations longer than the maximum length: `skip` leaves them out, `cut` keeps their
+            start.
     """
 
     template: str | None = None

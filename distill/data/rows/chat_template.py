@@ -1,4 +1,4 @@
-"""Conversations as a chat template writes them, and where in the text the assistant speaks."""
+"""Conversations rendered by a chat template, and the spans of the assistant's turns in the rendered text."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from distill.errors import InputError
 
 Message = dict[str, Any]
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
-SILENT = ("system", "developer", "assistant")  # roles that an answer doesn't answer
+SILENT = ("system", "developer", "assistant")  # roles that don't prompt an answer
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Turns:
 
 @dataclass(frozen=True)
 class Written:
-    """A text, the spans of it that are asked for (first character, one after the last), and whether it is plain: not
-    from a template, which puts the first and the last token itself.
+    """A text, its target spans (first character, one after the last), and whether the text is plain: not rendered by a
+    template, which writes the first and the last token itself.
     """
 
     text: str
@@ -35,10 +35,10 @@ class Written:
 
 
 def read_template(tokenizer: PreTrainedTokenizerBase, file: str | None = None) -> str:
-    """The template of the file, or the tokenizer's own.
+    """Returns the template in the file, or the tokenizer's own.
 
     Raises:
-        InputError: No such file, one that isn't UTF-8, or a tokenizer that has none.
+        InputError: The file does not exist or is not UTF-8, or the tokenizer has no template.
     """
     if file is not None:
         return read_file(file)
@@ -52,7 +52,7 @@ def read_template(tokenizer: PreTrainedTokenizerBase, file: str | None = None) -
 
 
 def read_file(file: str) -> str:
-    """The template in a file; see `read_template`."""
+    """Returns the template in a file; see `read_template`."""
     try:
         return Path(file).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -60,14 +60,15 @@ def read_file(file: str) -> str:
 
 
 def write_turns(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, last: bool, where: str) -> Written:
-    """The whole conversation and the spans of the assistant's turns, or of the last one.
+    """Renders the whole conversation and finds the spans of the assistant's turns, or of the last one.
 
-    A template with generation marks says itself what they are. Of any other the conversation is written up to each
-    turn and with it: what the turn adds to the text is asked for, up to its last special token if only blanks follow.
-    A turn of the assistant before anyone has spoken to it is no answer.
+    A template with generation marks defines the spans itself. With any other template the conversation is rendered up
+    to each turn, without and with it: the target is the text that the turn adds, up to its last special token if only
+    blanks follow. An assistant turn before any message from another participant is not an answer.
 
     Raises:
-        InputError: The template says no, or what it writes of the first messages isn't how it begins the whole.
+        InputError: The template rejects the conversation, or renders its first messages differently depending on the
+            messages that follow.
     """
     messages = chat.messages
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and not is_blank(message)]
@@ -92,7 +93,7 @@ def unlike(where: str, turn: int, way_out: str = "") -> InputError:
 
 
 def is_blank(message: Message) -> bool:
-    """Whether nothing is said, nor any tool called."""
+    """Returns whether the message has neither content nor a tool call."""
     return not any(str(value).strip() for name, value in message.items() if name != "role")
 
 
@@ -124,9 +125,9 @@ def turn_span(
 
 
 def write_prompt(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, where: str) -> Written | None:
-    """All before the last turn if that is the assistant's, else all, and the beginning of the assistant's turn.
+    """Renders the messages before a final assistant turn (all messages if there is none) and the start of a new turn.
 
-    None where nobody has spoken to it.
+    Returns None if no message prompts the assistant.
     """
     messages = chat.messages[:-1] if chat.messages and chat.messages[-1]["role"] == "assistant" else chat.messages
     if all(message["role"] in SILENT for message in messages):
@@ -137,7 +138,7 @@ def write_prompt(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str,
 def render(
     tokenizer: PreTrainedTokenizerBase, template: str, messages: list[Message], where: str, *, prompt: bool = False
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The text and the spans that the template marks as generated, none where it has no marks."""
+    """Returns the rendered text and the spans that the template marks as generated; no spans without marks."""
     marked = bool(MARKED.search(template))
     try:
         made: Any = render_jinja_template(

@@ -1,4 +1,4 @@
-"""Instruction data as a data set: conversations to train on, and others held out."""
+"""Data sets of conversations: conversations to train on, and held-out conversations."""
 
 import json
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class Conversations:
-    """Conversations, or prompts with completions, all of one form."""
+    """Conversations, or prompts with completions, all of the same kind."""
 
     texts: list[Chat]
     pairs: None = None
@@ -30,14 +30,14 @@ class Conversations:
         return len(self.texts)
 
     def table(self) -> pa.Table:
-        """As `of` reads it back."""
+        """Returns the conversations as a table; the inverse of `of`."""
         if any(isinstance(chat, Completed) for chat in self.texts):
             return pa.table({name: [vars(chat)[name] for chat in self.texts] for name in ("prompt", "completion")})
         told = [json.dumps(vars(chat)["messages"], ensure_ascii=False) for chat in self.texts]
         return pa.table({"messages": pa.array(told, pa.string())})
 
     def spoken(self) -> Examples:
-        """What is said in each, as plain text."""
+        """Returns the content of each conversation as plain text."""
         said = [
             f"{chat.prompt}{chat.completion}"
             if isinstance(chat, Completed)
@@ -52,11 +52,11 @@ class Conversations:
 
 
 def load_conversations(config: DataConfig, seed: int = 0) -> Splits:
-    """Reads every split, leaves empty conversations out, and holds some out of train where there is no validation or
-    test split.
+    """Reads every split without empty conversations, and holds some out of train for a missing validation or test
+    split.
 
     Raises:
-        InputError: What `chats_of` raises, or nothing but empty conversations.
+        InputError: `chats_of` fails, or a split has only empty conversations.
     """
     check_plain(config)
     findings = Findings()
@@ -76,7 +76,7 @@ def load_conversations(config: DataConfig, seed: int = 0) -> Splits:
 
 
 def load_bare_conversations(config: DataConfig) -> Conversations:
-    """Every training conversation that isn't empty."""
+    """Returns every training conversation that isn't empty."""
     chats = chats_of(tables(config)["train"], f"data {config.path!r}, train")
     return Conversations([chat for chat in chats if not is_empty(chat)])
 

@@ -1,4 +1,4 @@
-"""Plain text as a data set: documents to train on, and others held out."""
+"""Data sets of plain text: documents to train on, and held-out documents."""
 
 from functools import partial
 
@@ -13,11 +13,12 @@ from distill.errors import InputError
 
 
 def load_documents(config: DataConfig, seed: int = 0) -> Splits:
-    """Reads the documents of every split; where there is no validation or test split, documents are held out of train,
-    or the end of the only one.
+    """Reads the documents of every split.
+
+    For a missing validation or test split, documents are held out of train, or the end of the only document.
 
     Raises:
-        InputError: What `read_texts` raises, a column named for labels, or unlabelled text beside it.
+        InputError: `read_texts` fails, or a label column, a text pair column or an unlabelled file is set.
     """
     check_plain(config)
     findings = Findings()
@@ -33,7 +34,7 @@ def load_documents(config: DataConfig, seed: int = 0) -> Splits:
 
 
 def load_bare_documents(config: DataConfig) -> Examples:
-    """Every training document."""
+    """Returns every training document."""
     return Examples(read_texts(config.path, config.text, subset=config.subset), None)
 
 
@@ -48,10 +49,10 @@ def check_plain(config: DataConfig) -> None:
 
 
 def held_out(seed: int, texts: list[str], fraction: float) -> tuple[list[str], list[str], str]:
-    """(kept, held, what is held): documents drawn by the seed; of a single one the lines at its end.
+    """Returns (kept, held, remark): documents drawn by the seed, or the last lines of a single document.
 
     Raises:
-        InputError: A single document without a line's end to cut it at.
+        InputError: A single document has no line break to split it at.
     """
     if len(texts) > 1:
         kept, held = parted(texts, fraction, seed, "documents")

@@ -1,4 +1,4 @@
-"""Questions, the contexts that answer them, and where the answers stand."""
+"""Question answering data: questions, contexts, answer spans, and windows over long contexts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,14 +25,12 @@ from distill.data.splits.overlap import report_overlap
 from distill.errors import InputError
 
 QUESTION, CONTEXT, ANSWERS = ("question", "query"), ("context", "passage", "paragraph"), ("answers", "answer")
-WINDOW_SHARE = 3  # windows on a long context overlap by a third of their length, as 128 of BERT's 384
+WINDOW_SHARE = 3  # windows over a long context overlap by a third of their length, like BERT's 128 of 384
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions on contexts with every accepted answer, none where the context doesn't answer; without `labels` where
-    nothing is known.
-    """
+    """Questions and contexts with all accepted answers: none if the context has no answer; no `labels` if unknown."""
 
     texts: list[str]
     pairs: list[str]
@@ -42,7 +40,7 @@ class Questions:
         return len(self.texts)
 
     def table(self) -> pa.Table:
-        """As `of` reads it back."""
+        """Returns the questions as a table; the inverse of `of`."""
         columns: dict[str, Any] = {"text": pa.array(self.texts, pa.string()), "text_pair": pa.array(self.pairs)}
         if self.labels:
             answers = pa.list_(pa.struct({"text": pa.string(), "start": pa.int64()}))
@@ -57,15 +55,15 @@ class Questions:
 
 
 def load_questions(config: DataConfig, seed: int = 0) -> Splits:
-    """Reads, checks and splits a data set of questions in the form of SQuAD: question, context, and answers with lists
+    """Reads, checks and splits a data set of questions in SQuAD's format: question, context, and answers with lists
     `text` and `answer_start`.
 
-    Answers that don't stand in their context where they should are moved to where they do; questions whose answers
-    stand nowhere in it are counted in every split. They are left out of train, and stay in validation and test, where
-    no span of the context is all of the answer, and to say that there is none is wrong.
+    Answers that are not at their given start are relocated to their first occurrence in the context; questions with
+    no answer in the context are counted in every split. They are left out of train, but stay in validation and test,
+    where every prediction for them is wrong: no span is the full answer, and neither is "no answer".
 
     Raises:
-        InputError: No such columns, answers of another form, or nothing to learn from.
+        InputError: A column is missing, answers have another format, or train has no answers in its contexts.
     """
     findings = Findings()
     tables = read_measured(config, findings, partial(has_answers, config))
@@ -90,7 +88,9 @@ def load_questions(config: DataConfig, seed: int = 0) -> Splits:
 
 
 def has_answers(config: DataConfig, tables: dict[str, pa.Table], split: str) -> bool:
-    """Whether a split has a column of answers with one in it, or with none where train has such questions too."""
+    """Returns whether a split has labels: a column with answers, which may all be empty if train has unanswered
+    questions too.
+    """
     own, trained = (label_column(tables[each], config, ANSWERS) for each in (split, "train"))
     if own is None or trained is None:
         return trained is None
@@ -129,7 +129,7 @@ def asked(table: pa.Table, config: DataConfig, split: str, findings: Findings) -
 
 
 def columns_of(table: pa.Table, config: DataConfig, where: str, *, labelled: bool = True) -> list[str]:
-    """Names of the columns with the questions, their contexts and, where asked for, the answers."""
+    """Returns the names of the columns with the questions, their contexts and, if `labelled`, the answers."""
     wanted = [("text", config.text, QUESTION), ("text_pair", config.text_pair, CONTEXT)]
     wanted += [("label", config.label, ANSWERS)] if labelled else []
     found = []
@@ -144,7 +144,7 @@ def columns_of(table: pa.Table, config: DataConfig, where: str, *, labelled: boo
 
 
 def by_context(seed: int, rows: list[Row], fraction: float) -> tuple[list[Row], list[Row], str]:
-    """A question on a context that was trained on would be half known."""
+    """Holds out whole contexts: a question on a context seen in training would be partly known to the model."""
     contexts = sorted({context for _, context, *_ in rows})
     apart = {contexts[i] for i in drawn(len(contexts), fraction, seed, "contexts")}
     kept, held = [row for row in rows if row[1] not in apart], [row for row in rows if row[1] in apart]
@@ -161,7 +161,7 @@ def unlabelled_questions(config: DataConfig, findings: Findings) -> Questions:
 
 
 def load_bare_questions(config: DataConfig) -> Questions:
-    """Every training question, held out later or not, and the unlabelled ones; no answer is read."""
+    """Returns every training question, held out later or not, and the unlabelled ones; answers are not read."""
     table = read_splits(config.path, config.subset)["train"]
     train = bare_questions(table, config, f"data {config.path!r}, train")
     more = unlabelled_questions(config, Findings())
@@ -179,17 +179,18 @@ def bare_questions(table: pa.Table, config: DataConfig, where: str) -> Questions
 
 @dataclass(frozen=True)
 class Windows(TokenRows):
-    """Token ids of a question with a part of its context each, unpadded.
+    """Unpadded token ids of windows, each with a question and a part of its context.
 
     Args:
-        input_ids, token_type_ids: As of `Encoded`.
-        allowed: Where an answer may be [length]: the context's tokens, and the first, which says there is none.
-        starts, ends: Numbers of the first and the last token of the first answer that stands whole in the window, 0
-            where none does; IGNORED where nothing is known, or the answer isn't in the context.
-        owners: Number of each window's question.
-        offsets: First and last character of each token in the context [length, 2].
+        input_ids, token_type_ids: As in `Encoded`.
+        allowed: Positions at which an answer may start or end, bool [length]: the context's tokens, and the first
+            token, which stands for "no answer".
+        starts, ends: Positions of the first and the last token of the first answer that lies entirely in the window, 0
+            if there is none; IGNORED if no answers are known or none is in the context.
+        owners: Index of each window's question.
+        offsets: Start and end character of each token in the context [length, 2].
         part: The questions.
-        truncated: Questions whose context takes more than one window.
+        truncated: Number of questions whose context takes more than one window.
     """
 
     input_ids: list[np.ndarray]
@@ -213,7 +214,7 @@ class Windows(TokenRows):
         return {what: count for what, count in counted.items() if count}
 
     def joined(self, other: "Windows") -> "Windows":
-        """The windows of both, in order."""
+        """Returns the windows of both, in order."""
         if not len(other):
             return self
         known = [self.part.labels or [[]] * len(self.part), other.part.labels or [[]] * len(other.part)]
@@ -229,7 +230,7 @@ class Windows(TokenRows):
         )
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> dict[str, Tensor]:
-        """Padded to the longest: int64 [batch, length] each, `positions` bool, `labels` (starts) and `ends` [batch]."""
+        """Pads rows to the longest: int64 [batch, length], `positions` bool, `labels` (starts) and `ends` [batch]."""
         spans = {"labels": self.starts, "ends": self.ends}
         return self.tokens(rows, pad_id) | {
             name: torch.from_numpy(each[np.asarray(rows)]) for name, each in spans.items()
@@ -237,10 +238,10 @@ class Windows(TokenRows):
 
 
 def encode_questions(tokenizer: PreTrainedTokenizerBase, part: Questions, max_length: int) -> Windows:
-    """Each question with its context, in as many windows as the context takes.
+    """Encodes each question with its context, in as many windows as the context takes.
 
     Raises:
-        InputError: A tokenizer that can't tell which characters a token is of, or a question that fills a window.
+        InputError: The tokenizer does not provide character offsets, or a question fills a window.
     """
     if not tokenizer.is_fast:
         raise InputError(
@@ -288,7 +289,7 @@ def encode_questions(tokenizer: PreTrainedTokenizerBase, part: Questions, max_le
 
 
 def span_in(answers: Sequence[Answer], inside: np.ndarray, offsets: np.ndarray) -> tuple[int, int]:
-    """First and last token of the first answer that stands whole among the tokens `inside`; (0, 0) where none does."""
+    """Returns the first and last token of the first answer that lies entirely `inside`; (0, 0) if there is none."""
     places = np.flatnonzero(inside)
     for answer in answers:
         end = answer.start + len(answer.text)

@@ -1,4 +1,4 @@
-"""How a data set is read: what a person should hear of it who can't see it in the result."""
+"""Remarks for the user on how a data set is read, where the result doesn't show it."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -11,15 +11,15 @@ from distill.data.sources.separated import SEPARATORS, content_of, find_separato
 from distill.data.sources.tables import READERS, load_hub, split_files
 from distill.data.sources.text_files import text_files
 
-SHOWN = 5  # names of files in one sentence
+SHOWN = 5  # maximum number of file names in a sentence
 
 
 def describe_reading(config: DataConfig) -> list[str]:
-    """A sentence for each file whose columns aren't separated as its ending says, and one for the files and splits of
-    the data set that aren't read.
+    """Returns a sentence for each csv file with a separator other than a comma, and one for the files or splits of the
+    data set that are not read.
 
     Raises:
-        InputError: There is no such data set, or no train split in it.
+        InputError: The data set does not exist or has no train split.
     """
     place = Path(config.path).expanduser()
     said = describe_place(place, config)
@@ -46,18 +46,18 @@ def describe_place(place: Path, config: DataConfig) -> list[str]:
 
 
 def names_in(place: Path, files: Iterable[Path]) -> list[str]:
-    """Names within the folder, without those that are hidden or stand in a hidden folder."""
+    """Returns paths relative to the folder, without hidden files and files in hidden folders."""
     names = sorted(file.relative_to(place).as_posix() for file in files)
     return [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
 
 
 def looks_like_data(file: Path) -> bool:
-    """Whether its ending is one of data, or its name begins with that of a split."""
+    """Returns whether the file has the extension of a data format, or a name that begins with the name of a split."""
     return format_of(file) in (*READERS, ".txt") or re.split(r"[\W_]", file.name.lower())[0] in SPLITS
 
 
 def describe_separators(files: Iterable[Path]) -> list[str]:
-    """Of csv files; others have but one separator."""
+    """Describes the separators of csv files that aren't commas; the other formats have a fixed separator."""
     found = {file: find_separator(content_of(file)) for file in files if format_of(file) == ".csv"}
     return [
         f"{file.name}: its columns are separated by {SEPARATORS[separator]}"

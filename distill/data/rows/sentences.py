@@ -1,4 +1,4 @@
-"""Plain sentences to train on, and pairs with a number each to measure on."""
+"""Data sets for sentence embeddings: plain sentences to train on, and scored pairs for evaluation."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -29,18 +29,18 @@ LINES = "train.txt"
 
 
 def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
-    """Reads every sentence of train, without labels, and the pairs of validation and test with their numbers.
+    """Reads every sentence of train, without labels, and the pairs of validation and test with their scores.
 
-    Of a table of pairs both texts are sentences; of a txt file (`train.txt` in a folder, or `config.unlabelled`) every
-    line is one. A sentence that was there before is dropped and counted. Where there is no validation or test split,
-    pairs of train are held out, and their sentences are not trained on.
+    In a table of pairs both texts are sentences; in a txt file (`train.txt` in a folder, or `config.unlabelled`) every
+    line is a sentence. Repeated sentences are dropped and counted. For a missing validation or test split, pairs of
+    train are held out, and their sentences are not trained on.
 
     Args:
-        config: What to read; `label` is the column with the number.
-        seed: Seed of the pairs that are held out.
+        config: Which data to read; `label` is the column with the score.
+        seed: Seed for drawing the held-out pairs.
 
     Raises:
-        InputError: No pairs with numbers to measure on, a cell that is no number, or no text to train on.
+        InputError: There are no scored pairs for evaluation, a score is not a number, or there is no text to train on.
     """
     findings = Findings()
     tables = read_measured(config, findings, partial(has_numbers, config), read_parts)
@@ -65,19 +65,21 @@ def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
 
 
 def has_numbers(config: DataConfig, tables: dict[str, pa.Table], split: str) -> bool:
-    """Whether a split has a number other than -1, or no column of numbers, which `pairs_of` says if train has none."""
+    """Returns whether a split has a score other than -1; true if neither it nor train has a score column, so that
+    `pairs_of` reports it.
+    """
     own, trained = (label_column(tables[each], config, NUMBER) for each in (split, "train"))
     return trained is None if own is None else has_labels(tables[split], own)
 
 
 def load_bare_sentences(config: DataConfig) -> Examples:
-    """Every training sentence, held out later or not, and the unlabelled ones, each once."""
+    """Returns every training sentence, held out later or not, and the unlabelled ones, without duplicates."""
     texts = sentences(read_parts(config)["train"], config, f"data {config.path!r}, train")
     return Examples(new([*texts, *unlabelled_sentences(config)], set(), set(), "train", Findings()), None)
 
 
 def read_parts(config: DataConfig) -> dict[str, pa.Table]:
-    """A table a split, as `read_splits`; a folder's train may be a txt file of lines."""
+    """Reads one table per split, as `read_splits` does; a folder's train may be a txt file with a sentence per line."""
     folder = Path(config.path).expanduser()
     if not (folder / LINES).is_file():
         return read_splits(config.path, config.subset)
@@ -87,10 +89,10 @@ def read_parts(config: DataConfig) -> dict[str, pa.Table]:
 
 
 def part_files(folder: Path) -> dict[str, Path]:
-    """The file of each split in a folder with `train.txt`.
+    """Returns the file of each split in a folder with `train.txt`.
 
     Raises:
-        InputError: Two files of one split.
+        InputError: A split has two files.
     """
     found: dict[str, list[Path]] = {"train": [folder / LINES]}
     for file in sorted(folder.iterdir()):
@@ -107,7 +109,7 @@ def lines_of(file: Path) -> list[str]:
 
 
 def pairs_of(table: pa.Table, config: DataConfig, split: str, missing: Sequence[str], findings: Findings) -> Named:
-    """The rows of a split as pairs with numbers; `missing` splits are to be held out of it where it is train."""
+    """Returns the rows of a split as scored pairs; `missing` are the splits to hold out of train, for the message."""
     where = f"data {config.path!r}, {split}"
     pair = config.text_pair or first_of(table, PAIR)
     number = config.label or first_of(table, NUMBER)
@@ -118,7 +120,7 @@ def pairs_of(table: pa.Table, config: DataConfig, split: str, missing: Sequence[
             f"{', '.join(table.column_names)}: no student could be measured; add them, or name the columns with "
             "--data.text_pair and --data.label"
         )
-    # Train's empty texts are counted where it is cut into sentences.
+    # Train's empty texts are counted later, when its pairs are split into sentences.
     return clean(
         table,
         replace(config, text_pair=pair, label=number),
@@ -133,12 +135,12 @@ def examples(part: Named) -> Examples:
 
 
 def both(part: Examples) -> list[str]:
-    """The texts of all pairs, the two of each one after the other."""
+    """Returns the texts of all pairs, the two texts of a pair next to each other."""
     return [text for pair in zip(part.texts, part.pairs or [], strict=True) for text in pair]
 
 
 def sentences(table: pa.Table, config: DataConfig, where: str) -> list[str]:
-    """Every text of a table, row by row, empty ones too."""
+    """Returns every text of a table, row by row, including empty ones."""
     pair = config.text_pair if config.text_pair in table.column_names else None
     columns = find_columns(table, replace(config, text_pair=pair), where, labelled=False)
     firsts = strings(table, columns.text)
@@ -155,7 +157,7 @@ def unlabelled_sentences(config: DataConfig) -> list[str]:
 
 
 def new(texts: Sequence[str], held: AbstractSet[str], seen: set[str], split: str, findings: Findings) -> list[str]:
-    """Texts that are neither held out nor among those `seen`, to which they are added; the others are counted."""
+    """Returns the texts that are neither held out nor in `seen`, adds them to `seen`, and counts the others."""
     kept, dropped = [], Counter[str]()
     for text in texts:
         if not text:
@@ -177,10 +179,10 @@ def new(texts: Sequence[str], held: AbstractSet[str], seen: set[str], split: str
 
 
 def encode_sentences(tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> Encoded:
-    """A row a text: of pairs two rows, one after the other.
+    """Encodes one row per text: two consecutive rows for a pair.
 
-    A pair is put together again by its label alone, so its rows may come in any batch and on any process: `labels`
-    [rows, 2] are the number of a row's pair and what the data says of it, IGNORED for both where a text stands alone.
+    Pairs are matched again by their labels alone, so the rows of a pair may be in any batch and on any process:
+    `labels` [rows, 2] are the index of a row's pair and the pair's score, both IGNORED for a text without a pair.
     """
     if part.pairs is None:
         return encode(tokenizer, Examples(part.texts, None, [[IGNORED, IGNORED]] * len(part)), max_length)

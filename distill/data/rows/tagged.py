@@ -1,4 +1,4 @@
-"""Words with a tag each, from columns or CoNLL files."""
+"""Data sets of words with a tag each, from table columns or CoNLL files."""
 
 import re
 from collections import Counter
@@ -29,14 +29,14 @@ from distill.errors import InputError
 WORDS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "pos_tags")
 OUTSIDE = "O"
-BLANKS = ("Ġ", "▁", "▁▁")  # pieces that are blanks alone, of byte-level tokenizers and of SentencePiece's
-NO_TAGS = ("-100", "-1")  # what stands for a word without a tag
+BLANKS = ("Ġ", "▁", "▁▁")  # tokens that are only blanks, in byte-level and SentencePiece tokenizers
+NO_TAGS = ("-100", "-1")  # values that mark a word without a tag
 Row = tuple[list[str], list[str]]  # words, tags
 
 
 @dataclass(frozen=True)
 class Tagged:
-    """Sentences as words, see `spaced`, and the number of each word's tag; no tags for unlabelled text."""
+    """Sentences as lists of words, see `spaced`, and the id of each word's tag; no tags for unlabelled text."""
 
     texts: list[list[str]]
     labels: list[list[int]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Tagged:
         return len(self.texts)
 
     def table(self) -> pa.Table:
-        """As `of` reads it back."""
+        """Returns the sentences as a table; the inverse of `of`."""
         columns: dict[str, Any] = {"text": pa.array(self.texts, pa.list_(pa.string()))}
         return pa.table(columns | ({"label": pa.array(self.labels)} if self.labels else {}))
 
@@ -57,14 +57,14 @@ class Tagged:
 
 
 def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
-    """Reads, checks and splits a data set of tagged sentences, as `load_splits` does one of classes.
+    """Reads, checks and splits a data set of tagged sentences, as `load_splits` does for classes.
 
-    Columns hold lists (of a csv: words between blanks, or JSON); `.conll` files a word a line with its tag last, and an
-    empty line between sentences.
+    Columns contain lists (in a csv file: words separated by blanks, or JSON); `.conll` files have a word per line with
+    its tag last, and an empty line between sentences.
 
     Raises:
-        InputError: No such columns or files; a sentence with more words than tags; a tag in validation or test that
-            train lacks; too few sentences to hold some out.
+        InputError: A column or file is missing; a sentence has different numbers of words and tags; validation or test
+            has a tag that is not in train; there are too few sentences to hold some out.
     """
     findings = Findings()
     tables = read_measured(config, findings, partial(has_tags, config))
@@ -93,7 +93,9 @@ def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
 
 
 def has_tags(config: DataConfig, tables: dict[str, pa.Table], split: str) -> bool:
-    """Whether a split has a column of tags with one in it that isn't a mark of a word without a tag."""
+    """Returns whether a split has a tag other than the values that mark a word without a tag; true if neither it nor
+    train has a column of tags.
+    """
     column = label_column(tables[split], config, TAGS)
     if column is None:
         return label_column(tables["train"], config, TAGS) is None
@@ -106,7 +108,7 @@ def has_tags(config: DataConfig, tables: dict[str, pa.Table], split: str) -> boo
 
 
 def sentences(table: pa.Table, config: DataConfig, split: str, findings: Findings) -> list[Row]:
-    """Words and tags of the rows of a split that aren't empty."""
+    """Returns the words and tags of the non-empty rows of a split."""
     where = f"data {config.path!r}, {split}"
     text = named(table, config.text, "text", where) or first_of(table, WORDS)
     label = named(table, config.label, "label", where) or first_of(table, TAGS)
@@ -151,18 +153,20 @@ def lists_of(table: pa.Table, column: str, where: str) -> list[list[str]]:
 
 
 def spaced(words: list[str]) -> list[str]:
-    """Words with the blank before each but the first: byte-level tokenizers read `a b` as `a`, `Ġb`, and would read the
-    second word alone as another than models meet in text. Others take the blank off, or put it there themselves.
-    Words that have theirs stay as they are: a run reads its own files as it read the data.
+    """Returns the words with a blank before each but the first.
+
+    Byte-level tokenizers encode `a b` as `a`, `Ġb`; without the blank the second word would become a token other than
+    the one that models see in running text. Other tokenizers strip the blank or add it themselves. Words that already
+    start with a blank are unchanged, so that a run can read its own files like the original data.
     """
     return words[:1] + [word if not word.strip() or word[0].isspace() else f" {word}" for word in words[1:]]
 
 
 def listed(cell: Any, where: str) -> list[str]:
-    """A cell as strings: a list, JSON of one, or words between blanks.
+    """Parses a cell into strings: a list, JSON of one, or words separated by blanks.
 
     Raises:
-        InputError: It looks like a list and can't be read as one.
+        InputError: The cell looks like a list but can't be parsed, or an element is null or nested.
     """
     found = list_in(cell)
     if found is None:
@@ -184,10 +188,10 @@ def listed(cell: Any, where: str) -> list[str]:
 
 
 def tag_names(train: Sequence[Row], findings: Findings) -> tuple[str, ...]:
-    """Train's tags, `O` first, the others by name.
+    """Returns train's tags in a fixed order: numerically if all are numbers, else `O` first and the others by name.
 
     Raises:
-        InputError: There are less than two.
+        InputError: Train has fewer than two tags.
     """
     seen = Counter(tag for _, tags in train for tag in tags)
     if len(seen) < 2:
@@ -212,7 +216,7 @@ def unlabelled_words(config: DataConfig, findings: Findings) -> Tagged:
 
 
 def load_bare_words(config: DataConfig) -> Tagged:
-    """Every training sentence, held out later or not, and the unlabelled ones; no tag is read."""
+    """Returns every training sentence, held out later or not, and the unlabelled ones; tags are not read."""
     table = read_splits(config.path, config.subset)["train"]
     train, more = bare_words(table, config, f"data {config.path!r}, train"), unlabelled_words(config, Findings())
     return Tagged(train.texts + more.texts)
@@ -227,11 +231,11 @@ def bare_words(table: pa.Table, config: DataConfig, where: str) -> Tagged:
 
 @dataclass(frozen=True)
 class TaggedRows(TokenRows):
-    """Token ids of tagged sentences, unpadded.
+    """Unpadded token ids of tagged sentences.
 
-    A word is known by its first piece: `firsts` [length] is true there, `labels` [length] holds its tag, and IGNORED
-    everywhere else. `places` are the numbers of the words that have a piece, `tags` those of every word's tag, which
-    may be more than fit.
+    A word is represented by its first token: `firsts` [length] is true there, `labels` [length] holds the word's tag
+    there and IGNORED elsewhere. `places` are the indices of the words that have a token, `tags` the tag ids of all
+    words, including truncated ones.
     """
 
     input_ids: list[np.ndarray]
@@ -251,7 +255,7 @@ class TaggedRows(TokenRows):
         return {"cut": self.truncated} if self.truncated else {}
 
     def joined(self, other: "TaggedRows") -> "TaggedRows":
-        """The rows of both, in order; of those without tags only their words' places are known."""
+        """Returns the rows of both, in order; rows without tags still have `places`."""
         if not len(other):
             return self
         return TaggedRows(
@@ -264,17 +268,17 @@ class TaggedRows(TokenRows):
         )
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> dict[str, Tensor]:
-        """Padded to the longest row: int64 [batch, length] each, `positions` bool."""
+        """Pads the rows to the longest one: int64 [batch, length] each, `positions` bool."""
         return self.tokens(rows, pad_id) | {"labels": padded([self.labels[i] for i in rows], IGNORED)}
 
 
 def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: int) -> TaggedRows:
-    """Cuts the words into pieces, at most `max_length` of them and the tokenizer's own limit.
+    """Tokenizes the words, truncated to the smaller of `max_length` and the tokenizer's own limit.
 
-    A word that the tokenizer makes nothing of (a blank, a control character) gets no position, as one beyond the limit.
+    A word without tokens (a blank, a control character) gets no position, like a word beyond the limit.
 
     Raises:
-        InputError: A tokenizer that can't tell which word a piece is of.
+        InputError: The tokenizer does not provide the word of each token.
     """
     if not tokenizer.is_fast:
         raise InputError(
@@ -289,7 +293,7 @@ def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: 
     full = tokenizer(texts, is_split_into_words=True, truncation=True, max_length=limit)
     firsts, labels, places, truncated = [], [], [], 0
     known = tokenizer.get_vocab()
-    # Whoever trained an encoder, which has a token for the start and a mask, put a word's tag on its very first piece.
+    # Encoders (tokenizers with a cls and a mask token) are trained with a word's tag on its very first token.
     both_ways = tokenizer.cls_token_id is not None and tokenizer.mask_token_id is not None
     blanks = set() if both_ways else {known[each] for each in BLANKS if each in known}
     for row, words in enumerate(part.texts):
@@ -314,15 +318,15 @@ def encode_tagged(tokenizer: PreTrainedTokenizerBase, part: Tagged, max_length: 
 
 
 def puts_blanks(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether it puts a blank before each word, also before one that has it, as Llama 2's does."""
+    """Returns whether the tokenizer adds a blank even before a word that starts with one, as Llama 2's does."""
     one, two = (tokenizer.backend_tokenizer.encode([word], is_pretokenized=True, add_special_tokens=False).tokens
                 for word in ("a", " a"))  # fmt: skip
     return len(two) > len(one) and one[0].startswith(BLANKS[1])
 
 
 def pieces_of(words: list[int | None], ids: list[int], blanks: Collection[int]) -> list[int | None]:
-    """The word of each piece, none for a blank alone before one: a decoder would tag it without having read the word,
-    as Qwen's and Llama 3's cut ` 5`.
+    """Returns the word of each token, but None for a separate blank token at the start of a word: a decoder would tag
+    the blank before it has seen the word, for example where Qwen's and Llama 3's tokenizers split ` 5`.
     """
     before = [None, *words]
     return [None if ids[i] in blanks and before[i] != word else word for i, word in enumerate(words)]

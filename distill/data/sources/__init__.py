@@ -1,1 +1,1 @@
-"""Tables and texts as files and the hub hold them."""
+"""Readers of tables and texts from files and the Hugging Face hub."""

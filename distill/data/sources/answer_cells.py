@@ -1,4 +1,4 @@
-"""Answers to questions, in every form that files have them in."""
+"""Parsing of answers to questions, in all formats that data files use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class Answer:
-    """One way to answer: its text and the number of its first character in the context, -1 where it isn't in it."""
+    """An accepted answer: its text and the index of its first character in the context, -1 if it isn't there."""
 
     text: str
     start: int
 
 
 def is_lost(answers: Sequence[Answer]) -> bool:
-    """Whether there are answers and none of them is in the context."""
+    """Returns whether there are answers but none of them is in the context."""
     return bool(answers) and all(each.start < 0 for each in answers)
 
 
 def answers_of(cell: Any, where: str) -> list[Answer]:
-    """Answers of a cell: SQuAD's lists, one answer as a text, or either as JSON."""
+    """Parses the answers in a cell: SQuAD's lists, one answer as text, or either as JSON."""
     if isinstance(cell, str) and cell.lstrip().startswith(("{", "[")):
         try:
             cell = spelt(cell)
@@ -51,7 +51,7 @@ def answers_of(cell: Any, where: str) -> list[Answer]:
 
 
 def a_start(cell: Any, where: str) -> int:
-    """-1 where none is known."""
+    """Parses the start of an answer; -1 if unknown."""
     try:
         return -1 if cell is None else int(cell)
     except (TypeError, ValueError):
@@ -59,7 +59,7 @@ def a_start(cell: Any, where: str) -> int:
 
 
 def placed_in(context: str, answer: Answer) -> Answer | None:
-    """The answer where it stands: as said, else where it stands first."""
+    """Returns the answer at its given start if it is there, else at its first occurrence; None if there is none."""
     if answer.start >= 0 and context.startswith(answer.text, answer.start):
         return answer
     start = context.find(answer.text)

@@ -1,4 +1,4 @@
-"""What the cells of a table hold, whatever the file has written them as: csv and jsonl give text alone."""
+"""Parsing of table cells: lists and numbers, also as text, the only type that csv and jsonl readers return."""
 
 import ast
 import io
@@ -16,10 +16,10 @@ BRACKETS = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 
 
 def spelt(cell: str) -> Any:
-    """The value that a cell spells in JSON, or in Python as pandas writes lists to csv.
+    """Parses a cell as JSON, or as a Python literal, the syntax in which pandas writes lists to csv.
 
     Raises:
-        ValueError: It spells none.
+        ValueError: The cell is neither.
     """
     try:
         return json.loads(cell)
@@ -28,7 +28,7 @@ def spelt(cell: str) -> Any:
     try:
         kinds = [each.type for each in tokenize.generate_tokens(io.StringIO(cell.strip()).readline)]
         kinds = [kind for kind in kinds if kind != tokenize.NL]
-        # Python joins neighbours to one string, and NumPy's arrays are written without commas.
+        # Python concatenates adjacent string literals, and NumPy arrays are printed without commas.
         if (tokenize.STRING, tokenize.STRING) in zip(kinds, kinds[1:], strict=False):
             raise ValueError("strings without a comma between them")
         return ast.literal_eval(cell.strip())
@@ -37,7 +37,7 @@ def spelt(cell: str) -> Any:
 
 
 def list_in(cell: Any) -> list[Any] | None:
-    """The list that a cell is or spells, see `spelt`; None where it is none."""
+    """Returns the list that a cell is or that its text represents, see `spelt`; None if it is not a list."""
     if isinstance(cell, list):
         return cell
     if not isinstance(cell, str) or not BRACKETS.fullmatch(cell):
@@ -50,31 +50,33 @@ def list_in(cell: Any) -> list[Any] | None:
 
 
 def is_bracketed(cell: str) -> bool:
-    """Whether it looks like a list: brackets around all of it, not around its first word, nor that word themselves."""
+    """Returns whether the text looks like a list: brackets around all of it, and its first word is neither `[` nor
+    contains `]`.
+    """
     words = cell.split()
     return bool(BRACKETS.fullmatch(cell)) and words[0] != "[" and "]" not in words[0]
 
 
 def hold_lists(cells: list[Any]) -> bool:
-    """Whether there is a list in each that isn't empty, and in one at least."""
+    """Returns whether at least one cell is not empty and all such cells are lists."""
     some = [cell for cell in cells if cell is not None and cell != ""]
     return bool(some) and all(list_in(cell) is not None for cell in some)
 
 
 def hold_numbers(cells: list[Any]) -> bool:
-    """Whether there is a number in each that isn't empty, and in one at least."""
+    """Returns whether at least one cell is not empty and all such cells are numbers."""
     some = [cell for cell in cells if cell is not None and cell != ""]
     return bool(some) and all(is_number(cell) for cell in some)
 
 
 def hold_fractions(cells: list[Any]) -> bool:
-    """Whether there is a number in each that isn't empty, and a fraction in one at least."""
+    """Returns whether all cells that are not empty are numbers, at least one of them a fraction."""
     some = [cell for cell in cells if cell is not None and cell != ""]
     return all(is_number(cell) for cell in some) and any(float(cell) % 1 for cell in some)
 
 
 def is_number(cell: Any) -> bool:
-    """Of text only what is written in digits: `nan` and `inf` may be names."""
+    """Returns whether a cell is a number; text only if it is written in digits: `nan` and `inf` may be names."""
     if isinstance(cell, str):
         return bool(NUMBER.fullmatch(cell)) and math.isfinite(float(cell))
     return isinstance(cell, (int, float)) and not isinstance(cell, bool)
@@ -106,7 +108,7 @@ def a_number(cell: Any, where: str) -> float:
 
 
 def hot_width(cells: list[Any]) -> int:
-    """How many labels there are where each cell is a list of a 0 or 1 for each of them; 0 where cells are others."""
+    """Returns the number of labels if every cell is a list with a 0 or 1 for each of them, else 0."""
     rows = [list_in(cell) for cell in cells if cell is not None and cell != ""]
     widths = {len(row) if row else 0 for row in rows}
     hot = len(widths) == 1 and min(widths) > 1 and all(str(each) in COLD + HOT for row in rows for each in row or ())
@@ -114,10 +116,10 @@ def hot_width(cells: list[Any]) -> int:
 
 
 def hot_labels(cell: Any, where: str, width: int) -> list[str]:
-    """The places with a 1, none of an empty cell.
+    """Returns the positions with a 1; none for an empty cell.
 
     Raises:
-        InputError: The cell is no list of a 0 or 1 for each of `width` labels.
+        InputError: The cell is not a list with a 0 or 1 for each of `width` labels.
     """
     if cell is None or cell == "" or list_in(cell) == []:
         return []

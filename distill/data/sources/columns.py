@@ -1,4 +1,4 @@
-"""Finds the columns that hold the text and the label."""
+"""Selection and checks of the columns with the text and the label."""
 
 import difflib
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from distill.errors import InputError
 
 TEXT = ("text", "sentence", "sentence1", "premise", "question1", "question", "query", "utterance", "content", "review")
 PAIR = ("text_pair", "text2", "sentence2", "hypothesis", "question2")
-# A name before a number: `label_name` says what `label` 12 means.
+# Columns of names come before columns of numbers: `label_name` contains the meaning of `label` 12.
 LABEL = ("label_name", "label_text", "label", "labels", "category", "intent", "class", "target")
-SCORE = ("score", "similarity", "similarity_score", "relatedness")  # of a column with a number a row
+SCORE = ("score", "similarity", "similarity_score", "relatedness")  # columns with a number in each row
 
-MARK = b"json"  # of a field whose cells were lists or objects, not text, in their file
+MARK = b"json"  # metadata of fields whose cells were lists or objects, not text, in the file
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns in use."""
+    """Names of the columns that are read."""
 
     text: str
     text_pair: str | None
@@ -29,10 +29,11 @@ class Columns:
 def find_columns(
     table: pa.Table, config: DataConfig, where: str, *, labelled: bool = True, labels: tuple[str, ...] = LABEL
 ) -> Columns:
-    """Takes the columns the user named, or the first well-known name of each kind, for labels one of `labels`.
+    """Returns the columns set in `config`, or else the first well-known name of each kind, for labels one of `labels`.
 
     Raises:
-        InputError: A named column is missing, none is found by name, two are one, or one holds no text.
+        InputError: A column set in `config` is missing, no well-known name is found, a column is selected twice, or a
+            column does not contain text.
     """
     text = named(table, config.text, "text", where) or first_of(table, TEXT)
     pair = named(table, config.text_pair, "text_pair", where) or first_of(table, PAIR)
@@ -52,9 +53,10 @@ def find_columns(
 
 
 def check_distinct(where: str, **columns: str | None) -> None:
-    """
+    """Checks that the settings, passed as keyword arguments, name different columns.
+
     Raises:
-        InputError: Two of the columns, by the setting that names each, are one.
+        InputError: Two settings name the same column.
     """
     seen: dict[str, str] = {}
     for flag, name in columns.items():
@@ -74,9 +76,10 @@ def consequence_of(flag: str) -> str:
 
 
 def check_text(table: pa.Table, name: str, where: str) -> None:
-    """
+    """Checks that a column contains text.
+
     Raises:
-        InputError: The column holds something else than text: lists, objects, bytes, or in a file with types numbers.
+        InputError: The column contains lists, objects, bytes or, in a file with types, numbers.
     """
     field = table.schema.field(name)
     if MARK in (field.metadata or {}):
@@ -88,9 +91,10 @@ def check_text(table: pa.Table, name: str, where: str) -> None:
 
 
 def check_label(table: pa.Table, name: str, where: str) -> None:
-    """
+    """Checks that a column can contain labels.
+
     Raises:
-        InputError: The column holds bytes, or objects.
+        InputError: The column contains bytes or objects.
     """
     check_readable(table, name, where)
     kind = table.schema.field(name).type
@@ -116,9 +120,10 @@ def is_string(kind: pa.DataType) -> bool:
 
 
 def check_readable(table: pa.Table, name: str, where: str) -> None:
-    """
+    """Checks that a column contains no binary data.
+
     Raises:
-        InputError: The column holds bytes, in whatever lists or objects.
+        InputError: The column contains bytes, possibly nested in lists or objects.
     """
     kind = table.schema.field(name).type
     if holds_bytes(kind):
@@ -158,10 +163,10 @@ def named(table: pa.Table, name: str | None, flag: str, where: str) -> str | Non
 
 
 def first_of(table: pa.Table, names: tuple[str, ...]) -> str | None:
-    """The column with the first of these names, in whatever case.
+    """Returns the column with the first of these names that exists, ignoring case; None if there is none.
 
     Raises:
-        InputError: Two columns have it, in different cases.
+        InputError: Two columns have this name, in different cases.
     """
     for name in names:
         found = [column for column in table.column_names if column.lower() == name]

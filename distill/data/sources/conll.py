@@ -1,4 +1,4 @@
-"""CoNLL files: a word a line, its tag last, an empty line between sentences."""
+"""Reader of CoNLL files: one word per line with its tag last, and an empty line between sentences."""
 
 import re
 from collections import Counter
@@ -11,21 +11,21 @@ from distill.data.sources.files import read_utf8
 from distill.errors import InputError
 
 TABS, BLANKS = re.compile(r" *\t *"), re.compile(r"[ \t]+")
-EMPTY = " \t\r"  # no other blank ends a cell: some are words
+EMPTY = " \t\r"  # other whitespace characters don't separate cells: they can be words
 
 
 def read_conll(file: Path) -> pa.Table:
-    """The file as a table of tokens and tags, a list of strings a row each; document marks are left out, and comments:
-    lines with `#` before a sentence that don't read like those of words.
+    """Returns the file as a table of tokens and tags, each a list of strings per row.
 
-    Columns stand between tabs where the file has any, so that words may hold blanks; and between blanks and tabs where
-    it has none, or most words would hold one.
+    Document marks and comments are left out; a comment is a line that starts with `#` before a sentence and does not
+    have the columns and a known tag of a word. Columns are separated by tabs if the file has any, so that words may
+    contain blanks; and by blanks and tabs if it has none, or if most words would otherwise contain a blank.
 
     Raises:
-        InputError: A line with more or fewer columns than most, such as one without a tag, a comment within a sentence,
-            numbers in the place of words, or text that isn't UTF-8.
+        InputError: A line has more or fewer columns than most, for example no tag, a comment is within a sentence, the
+            first column contains numbers instead of words, or the text is not UTF-8.
     """
-    lines = read_utf8(file).split("\n")  # no other mark ends a line: some stand in words
+    lines = read_utf8(file).split("\n")  # not splitlines(): other line separators can occur in words
     between = separator([line for line in lines if line.strip(EMPTY) and not line.startswith("#")])
     cut = [cells_of(line, between) for line in lines]
     columns, known = form_of([cells for cells, line in zip(cut, lines, strict=True) if not line.startswith("#")])
@@ -62,20 +62,20 @@ def read_conll(file: Path) -> pa.Table:
 
 
 def form_of(lines: Sequence[Sequence[str]]) -> tuple[int, set[str]]:
-    """How many columns most words have, and their tags."""
+    """Returns the most common number of columns, and the set of all tags."""
     words = [cells for cells in lines if cells and not is_mark(cells)]
     counts = Counter(map(len, words)).most_common(1)
     return counts[0][0] if counts else 0, {cells[-1] for cells in words}
 
 
 def cells_of(line: str, between: re.Pattern[str]) -> list[str]:
-    """The cells of a line; none of an empty one."""
+    """Returns the cells of a line; none for an empty line."""
     whole = line.strip(EMPTY)
     return between.split(line.rstrip("\r").strip(" ") if between is TABS else whole) if whole else []
 
 
 def separator(lines: Sequence[str]) -> re.Pattern[str]:
-    """What stands between the columns of lines with words."""
+    """Returns the separator between the columns of lines with words."""
     tabbed = [TABS.split(line.strip(EMPTY)) for line in lines if "\t" in line.strip(EMPTY)]
     spaced = sum(" " in cell for cells in tabbed for cell in cells[:1])
     return TABS if tabbed and 2 * spaced < len(tabbed) else BLANKS

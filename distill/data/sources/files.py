@@ -1,4 +1,4 @@
-"""Data files: what their names say, and their bytes, compressed or not."""
+"""Data files: format and split from the file name, and content, compressed or not."""
 
 import gzip
 import os
@@ -21,23 +21,23 @@ def is_compressed(file: Path) -> bool:
 
 
 def format_of(file: Path) -> str:
-    """The ending that names the format, in lower case: `.csv` of `train.csv` and of `train.CSV.gz`."""
+    """Returns the extension that names the format, in lower case: `.csv` for `train.csv` and `train.CSV.gz`."""
     return (file.with_suffix("") if is_compressed(file) else file).suffix.lower()
 
 
 def split_of(file: Path) -> str | None:
-    """The split that a file is named after; None where its name is another."""
+    """Returns the split that a file is named after; None for other names."""
     whole = file.with_suffix("") if is_compressed(file) else file
     return SPLITS.get(whole.stem.lower())
 
 
 @contextmanager
 def open_bytes(file: Path) -> Iterator[BinaryIO]:
-    """The content of a file, decompressed where its name ends in `.gz`.
+    """Opens a file for reading, decompressed if its name ends in `.gz`.
 
     Raises:
-        InputError: No such file, a folder, a pointer to a file elsewhere, no permission, a compressed file under a name
-            that doesn't say so, or one that is cut off or damaged (also while it is read).
+        InputError: The file does not exist, is a folder or a Git LFS pointer, can't be read, is compressed without
+            `.gz` in its name, is UTF-16, or is truncated or damaged (also raised while it is read).
     """
     where = f"data {str(file)!r}"
     if not file.is_file():
@@ -57,9 +57,10 @@ def open_bytes(file: Path) -> Iterator[BinaryIO]:
 
 
 def check_head(head: bytes, file: Path) -> None:
-    """
+    """Checks the first bytes of a file.
+
     Raises:
-        InputError: The first bytes aren't those of data.
+        InputError: The file is a Git LFS pointer, UTF-16 text, or compressed under a name without `.gz`.
     """
     if head == POINTER:
         raise InputError(f"data {str(file)!r}: found a Git LFS pointer, not the data: run `git lfs pull` there")
@@ -73,10 +74,10 @@ def check_head(head: bytes, file: Path) -> None:
 
 
 def read_utf8(file: Path) -> str:
-    """The text of a file, without a byte order mark; line ends stay as they are.
+    """Returns the text of a file without a byte order mark; line endings are unchanged.
 
     Raises:
-        InputError: What `open_bytes` raises, or bytes that aren't UTF-8.
+        InputError: `open_bytes` fails, or the content is not UTF-8.
     """
     with open_bytes(file) as stream:
         content = stream.read()

@@ -1,4 +1,4 @@
-"""Tables in JSON: an object a line, or a list of objects."""
+"""Readers of tables in JSON: an object per line, or a list of objects."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from distill.data.sources.files import open_bytes, read_utf8
 from distill.errors import InputError
 
 NESTED = (list, dict)
-ROWS, COLUMNS = "data", "columns"  # keys of a file that pandas or the hub wrote
+ROWS, COLUMNS = "data", "columns"  # keys in files written by pandas or the hub
 
 
 def read_jsonl(file: Path) -> pa.Table:
@@ -31,7 +31,7 @@ def read_jsonl(file: Path) -> pa.Table:
 
 
 def read_json(file: Path) -> pa.Table:
-    """A list of objects, an object with such a list under `data`, or, as often under this ending, an object a line."""
+    """Reads a list of objects, an object with such a list under `data`, or an object per line, common for .json."""
     where = f"data {str(file)!r}"
     try:
         content = parse(read_utf8(file))
@@ -45,10 +45,10 @@ def read_json(file: Path) -> pa.Table:
 
 
 def rows_of(content: Any, where: str) -> list[Any]:
-    """The rows of a JSON document.
+    """Returns the rows of a JSON document.
 
     Raises:
-        InputError: It holds none, or lists beside them.
+        InputError: The document contains no rows, or other rows under further keys.
     """
     if isinstance(content, list):
         return content
@@ -69,9 +69,10 @@ def rows_of(content: Any, where: str) -> list[Any]:
 
 
 def check_names(names: Sequence[Any], where: str) -> None:
-    """
+    """Checks the names of columns.
+
     Raises:
-        InputError: A name of a column that isn't text, or is given twice.
+        InputError: A name is not text, or occurs twice.
     """
     wrong = next((name for name in names if not isinstance(name, str) or names.count(name) > 1), None)
     if wrong is not None:
@@ -86,12 +87,13 @@ def is_rows(value: Any) -> bool:
 
 
 def parse(text: str) -> Any:
-    """
+    """Parses strict JSON.
+
     Raises:
-        ValueError: Not JSON, a key that an object has twice, or text that UTF-8 can't hold.
+        ValueError: The text is not JSON, an object has a key twice, or a string can't be encoded in UTF-8.
     """
     found = json.loads(text, object_pairs_hook=unique)
-    if "\\u" in text:  # an escape can name half a character, which is JSON but no text
+    if "\\u" in text:  # an escape can be a lone surrogate, which is valid JSON but not text
         json.dumps(found, ensure_ascii=False).encode()
     return found
 
@@ -112,7 +114,7 @@ def as_object(row: Any, where: str) -> dict[str, Any]:
 
 
 def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    """Every value as text; columns with lists or objects are marked."""
+    """Builds a table with all values as text; columns with lists or objects are marked in their metadata."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     marks = [{MARK: b""} if any(isinstance(row.get(name), NESTED) for row in rows) else {} for name in names]
     fields = [pa.field(name, pa.string(), metadata=mark) for name, mark in zip(names, marks, strict=True)]
@@ -120,9 +122,9 @@ def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 
 def as_text(value: object) -> str | None:
-    """A JSON value as the text or label that a person would read."""
+    """Returns a JSON value as text or as the name of a label; None for null and NaN."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float) and math.isnan(value):
-        return None  # Python writes it so where there is no value
+        return None  # Python and pandas write missing values as NaN
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Which cells of a csv file look like missing values and have no quotes; Arrow's tables don't tell quotes."""
+"""Markers for unquoted missing values in csv files, since Arrow's tables don't record quotes."""
 
 from collections.abc import Callable
 
@@ -6,17 +6,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-# As pandas reads them; `none` and `NONE` are words.
+# The missing values of pandas; `none` and `NONE` are ordinary words.
 MISSING = ("NaN", "nan", "NA", "N/A", "n/a", "<NA>", "#N/A", "None", "null", "NULL")
-MARK = b"unquoted"  # in the metadata of a column: a bit a row
+MARK = b"unquoted"  # key in the metadata of a column: one bit per row
 
 
 def mark_unquoted(table: pa.Table, read_nulls: Callable[[list[str], list[str]], pa.Table]) -> pa.Table:
-    """Notes in a table of text which cells are missing values without quotes; the text stays as it is.
+    """Records in a table's metadata which cells are missing values without quotes; the text is unchanged.
 
     Args:
-        table: As it was read, all of it text.
-        read_nulls: Reads columns of these names again, with null for these words where they have no quotes.
+        table: The table as it was read, with text columns only.
+        read_nulls: Reads the columns of the given names again, with null for the given words if they are not quoted.
     """
     words = [before + word + after for word in MISSING for before in ("", " ") for after in ("", " ")]
     once = [name for name in table.column_names if table.column_names.count(name) == 1]
@@ -30,6 +30,6 @@ def mark_unquoted(table: pa.Table, read_nulls: Callable[[list[str], list[str]], 
 
 
 def unquoted(table: pa.Table, column: str) -> np.ndarray | None:
-    """Which cells are such words, bool [rows]; None where none is."""
+    """Returns the mask of cells with an unquoted missing value, bool [rows]; None if the column has no mark."""
     bits = (table.schema.field(column).metadata or {}).get(MARK)
     return None if bits is None else np.unpackbits(np.frombuffer(bits, np.uint8), count=len(table)).astype(bool)

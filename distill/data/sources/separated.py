@@ -1,4 +1,4 @@
-"""Tables with a character between their columns: csv and tsv."""
+"""Readers of tables with a separator between columns: csv and tsv."""
 
 import csv
 import io
@@ -16,11 +16,11 @@ from distill.data.sources.quoting import mark_unquoted
 from distill.errors import InputError
 
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
-SAMPLE = 200  # rows that tell the separator
-MOST = 2**31 - 1  # bytes that Arrow parses at once
-SHOWN = 300  # characters of Arrow's own message, which quotes a broken row in full
+SAMPLE = 200  # rows from which the separator is inferred
+MOST = 2**31 - 1  # maximum block size of Arrow's parser, in bytes
+SHOWN = 300  # characters of Arrow's message, which includes the whole malformed row
 
-csv.field_size_limit(sys.maxsize)  # a cell may be a whole book
+csv.field_size_limit(sys.maxsize)  # a cell may contain a whole book
 
 
 def read_csv(file: Path) -> pa.Table:
@@ -38,16 +38,16 @@ def content_of(file: Path) -> bytes:
 
 
 def read_separated(file: Path, content: bytes, separator: str) -> pa.Table:
-    """The content of a file as a table of text, whatever the values look like: "007" is a label, not the number 7.
+    """Parses the content of a file as a table of text, without inferring types: "007" is a label, not the number 7.
 
-    Empty lines are no rows, and a column without a name or a value is no column.
+    Empty lines are skipped, and columns without a name and values are dropped.
 
     Raises:
-        InputError: A row with more or fewer cells than the header, a quote that isn't closed, or bytes that aren't
-            UTF-8 (names the row).
+        InputError: A row has more or fewer cells than the header, a quote isn't closed, or the content is not UTF-8
+            (names the row).
     """
     parse = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-    # One block, for no cell may be longer than a block; one thread, or Arrow can't tell the number of a broken row.
+    # One block, as cells must not exceed a block; one thread, so that Arrow reports the number of a malformed row.
     whole = pa.csv.ReadOptions(use_threads=False, block_size=min(len(content) + 1, MOST))
 
     def read(**options: Any) -> pa.Table:
@@ -76,7 +76,7 @@ def read_separated(file: Path, content: bytes, separator: str) -> pa.Table:
 
 
 def consequence_of(told: str, separator: str) -> str:
-    """What follows from Arrow's complaint, and what to do about it."""
+    """Returns the consequence of Arrow's error and a remedy, for the message."""
     if "columns, got" in told:
         return f": it can't be told which cell is of which column; quote cells that hold {SEPARATORS[separator]}"
     if "utf" in told.lower():
@@ -85,9 +85,10 @@ def consequence_of(told: str, separator: str) -> str:
 
 
 def check_header(file: Path, names: Sequence[str]) -> None:
-    """
+    """Checks that quotes in the header were parsed as quotes.
+
     Raises:
-        InputError: A name that keeps its quotes, since a blank stands before them.
+        InputError: A name keeps its quotes because a blank precedes them.
     """
     quoted = next((name for name in names if name.strip().startswith('"')), None)
     if quoted is not None:
@@ -98,10 +99,12 @@ def check_header(file: Path, names: Sequence[str]) -> None:
 
 
 def check_quotes(file: Path, content: bytes, separator: str) -> None:
-    """Arrow reads on over the ends of lines where a quote isn't closed, and drops one that is closed too early.
+    """Checks that quotes are closed at the end of their cells.
+
+    Arrow doesn't report this: it reads on across line breaks after an unclosed quote, and drops one closed too early.
 
     Raises:
-        InputError: There is such a quote.
+        InputError: A quote isn't closed at the end of its cell.
     """
     rows = csv.reader(lines_of(content), delimiter=separator, strict=True)
     first = 1
@@ -117,8 +120,9 @@ def check_quotes(file: Path, content: bytes, separator: str) -> None:
 
 
 def find_separator(content: bytes) -> str:
-    """What stands between the columns: the separator that cuts the first rows as it cuts the header; of several the
-    first of SEPARATORS, and a comma where none does for half of the rows.
+    """Infers the separator: the one that splits most of the first rows into as many cells as the header.
+
+    Ties go to the first of SEPARATORS; a comma is assumed if no separator fits half of the rows.
     """
     shares = {separator: share_like_header(content, separator) for separator in SEPARATORS}
     best = max(shares, key=lambda separator: shares[separator])
@@ -126,7 +130,7 @@ def find_separator(content: bytes) -> str:
 
 
 def share_like_header(content: bytes, separator: str) -> float:
-    """Share of the first rows with as many columns as the header, 0 where that is a single one."""
+    """Returns the share of the first rows with as many columns as the header, 0 if the header has only one."""
     rows = filter(None, csv.reader(lines_of(content), delimiter=separator))
     widths = [len(cells) for cells in islice(rows, SAMPLE + 1)]
     if not widths or widths[0] < 2:
@@ -135,5 +139,5 @@ def share_like_header(content: bytes, separator: str) -> float:
 
 
 def lines_of(content: bytes) -> io.TextIOWrapper:
-    """The lines with their ends, as csv wants them; where bytes aren't UTF-8, Arrow says so."""
+    """Opens the lines with their line breaks, as `csv` requires; Arrow reports bytes that are not UTF-8."""
     return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", errors="replace", newline="")

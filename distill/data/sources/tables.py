@@ -1,4 +1,4 @@
-"""Reads a table of text from a file, a folder or the hub; every broken row is named."""
+"""Readers of tables from a file, a folder or the hub, with errors that name the damaged rows."""
 
 import io
 from collections import Counter
@@ -17,11 +17,11 @@ from distill.errors import InputError
 
 
 def read_splits(path: str, subset: str | None = None) -> dict[str, pa.Table]:
-    """Reads every split there is, by its own name: train, validation, test.
+    """Reads every existing split, by its standard name: train, validation, test.
 
     Raises:
-        InputError: No such file or data set, no train split in a folder, two files of one split, or a file that is
-            broken (names the row).
+        InputError: The file or data set does not exist, a folder has no train split or two files of one split, or a
+            file is malformed (names the row).
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -34,15 +34,15 @@ def read_splits(path: str, subset: str | None = None) -> dict[str, pa.Table]:
 
 
 def endings(*more: str) -> str:
-    """The endings of files that are read, for a message."""
+    """Returns the supported file extensions, for a message."""
     return f"{', '.join((*more, *READERS))}, each also with {COMPRESSED}"
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """Finds the one file of each split.
+    """Returns the file of each split.
 
     Raises:
-        InputError: No train file, or two files of one split.
+        InputError: There is no train file, or a split has two files.
     """
     found: dict[str, list[Path]] = {}
     for ending in READERS:
@@ -62,9 +62,10 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def check_single(split: str, files: list[Path]) -> None:
-    """
+    """Checks that a split has only one file.
+
     Raises:
-        InputError: There are several files of this split.
+        InputError: The split has several files.
     """
     if len(files) > 1:
         found = " and ".join(sorted(file.name for file in files))
@@ -75,7 +76,11 @@ def check_single(split: str, files: list[Path]) -> None:
 
 
 def read_table(file: Path) -> pa.Table:
-    """Reads one file; the reader follows the file's ending."""
+    """Reads one file with the reader for its extension.
+
+    Raises:
+        InputError: The extension is unknown, the file is malformed or empty, or two columns have the same name.
+    """
     reader = READERS.get(format_of(file))
     if reader is None:
         found = "".join(file.suffixes[-2:]) if is_compressed(file) else file.suffix
@@ -91,9 +96,10 @@ def read_table(file: Path) -> pa.Table:
 
 
 def check_names(table: pa.Table, where: str) -> None:
-    """
+    """Checks that the names of the columns are unique.
+
     Raises:
-        InputError: Two columns of one name, whatever blanks are around it.
+        InputError: Two columns have the same name, ignoring surrounding blanks.
     """
     names = [name.strip() for name in table.column_names]
     twice = [name for name, count in Counter(names).items() if count > 1]
@@ -106,13 +112,13 @@ def check_names(table: pa.Table, where: str) -> None:
 
 
 def stripped(table: pa.Table) -> pa.Table:
-    """The table with the names of its columns without blanks around them."""
+    """Returns the table with column names stripped of surrounding blanks."""
     names = [name.strip() for name in table.column_names]
     return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
 def read_parquet(file: Path) -> pa.Table:
-    with open_bytes(file) as stream:  # Arrow maps a plain file into memory by its name
+    with open_bytes(file) as stream:  # Arrow opens an uncompressed file by its path
         source = io.BytesIO(stream.read()) if is_compressed(file) else file
     try:
         opened = pa.parquet.ParquetFile(source, page_checksum_verification=True)
@@ -123,7 +129,7 @@ def read_parquet(file: Path) -> pa.Table:
         rows = opened.metadata.row_group(index).num_rows
         try:
             groups.append(opened.read_row_group(index))
-            groups[-1].validate(full=True)  # without it text that is no UTF-8 fails later, far from its file
+            groups[-1].validate(full=True)  # otherwise invalid UTF-8 fails later, without the file's name
         except (pa.ArrowException, OSError) as error:
             where = f"rows {first + 1} to {first + rows} (row group {index})"
             raise InputError(f"data {str(file)!r}: {where} are damaged: {error}") from error
@@ -132,10 +138,10 @@ def read_parquet(file: Path) -> pa.Table:
 
 
 def named_classes_of_file(table: pa.Table, where: str) -> pa.Table:
-    """The table with names for the numbers of classes, where the file itself describes them as the hub's files do.
+    """Replaces class ids by their names, if the file's own metadata contains them as in files of the hub.
 
     Raises:
-        InputError: It does so in a way that can't be read.
+        InputError: The metadata can't be read.
     """
     if b"ClassLabel" not in (table.schema.metadata or {}).get(b"huggingface", b""):
         return table
@@ -152,10 +158,10 @@ def named_classes_of_file(table: pa.Table, where: str) -> pa.Table:
 
 
 def read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
-    """Reads the splits of a hub data set; class numbers are replaced by their names.
+    """Reads the splits of a hub data set; class ids are replaced by their names.
 
     Raises:
-        InputError: No such data set, no train split in it, or two splits of one kind.
+        InputError: The data set does not exist or has no train split, or two splits have the same meaning.
     """
     loaded = load_hub(name, subset)
     known = [str(split) for split in loaded if str(split) in SPLITS]
@@ -177,22 +183,22 @@ def read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
 
 
 def load_hub(name: str, subset: str | None) -> Mapping[str, Any]:
-    """The data set of this name by its splits, from the hub or its local copy."""
+    """Loads the splits of the data set, from the hub or its local copy."""
     import datasets
 
     try:
         return datasets.load_dataset(name, subset)
-    except Exception as error:  # the hub client raises some twenty kinds
+    except Exception as error:  # the hub client raises about twenty exception types
         raise InputError(
             f"data {name!r}: no such file or folder here, and the hub gave no data set of that name: {error}"
         ) from error
 
 
 def named_classes(table: pa.Table, features: Mapping[str, Any], where: str) -> pa.Table:
-    """The table with names for the numbers of classes, also in lists: several labels a text, a tag a word.
+    """Replaces class ids by their names, also in lists (several labels per text, or a tag per word).
 
     Raises:
-        InputError: A number without a name.
+        InputError: An id has no name.
     """
     for column, feature in features.items():
         kind = class_type(feature)
@@ -212,7 +218,7 @@ def named_classes(table: pa.Table, features: Mapping[str, Any], where: str) -> p
 
 
 def class_type(feature: Any) -> pa.DataType | None:
-    """What the names of a column of classes, or of lists of them, are; None of any other."""
+    """Returns the Arrow type of the names in a column of classes or of lists of classes; None for other columns."""
     from datasets import ClassLabel, LargeList, List
 
     if isinstance(feature, (List, LargeList)):
@@ -222,7 +228,7 @@ def class_type(feature: Any) -> pa.DataType | None:
 
 
 def class_names(cell: Any, feature: Any) -> Any:
-    """The name of a class, of each in a list; None where there is none."""
+    """Returns the name of a class, or the names of a list of classes; None for a missing class."""
     if isinstance(cell, list):
         return [class_names(each, feature.feature) for each in cell]
     return None if cell is None or cell < 0 else feature.int2str(cell)

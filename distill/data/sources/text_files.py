@@ -1,4 +1,4 @@
-"""Plain text: documents in txt files, or in a column of a table."""
+"""Readers of plain text: documents in txt files, or in a column of a table."""
 
 from pathlib import Path
 
@@ -17,17 +17,18 @@ def read_texts(path: str, column: str | None = None, *, split: str = "train", su
     """Reads the documents of one split, in the order of the source; documents without text are left out.
 
     Args:
-        path: A txt file (one document, train), a folder of txt files and no table (one document each, sorted, with
-            those of its subfolders), or what `read_splits` reads: a table file, a folder with a train table, a hub data
-            set. A folder of txt files and subfolders that are all named like splits is read split by split; any other
-            is all train.
-        column: Column of a table that holds the text; `text` when left out.
+        path: A txt file (one document, train), a folder of txt files without tables (one document per file, sorted,
+            including subfolders), or any source that `read_splits` reads: a table file, a folder with a train table, a
+            hub data set. If all files and subfolders with txt files are named after splits, the folder is read split by
+            split; otherwise all of it is train.
+        column: Column of a table that contains the text; `text` if not set.
         split: train, validation or test.
         subset: Name of the hub data set's configuration.
 
     Raises:
-        InputError: Nothing at `path`, a broken or empty file (named), no such split or column, a column that holds no
-            text, a column asked of txt files, or a folder where it can't be told what is train.
+        InputError: There is nothing at `path`, a file is malformed or empty (names the file), the split or column does
+            not exist, a column does not contain text, a column is requested from txt files, or the train files in a
+            folder are ambiguous.
     """
     if not path:
         raise InputError("data: no path given: there would be nothing to read; name a file, a folder or a hub data set")
@@ -49,12 +50,12 @@ def read_texts(path: str, column: str | None = None, *, split: str = "train", su
 
 
 def split_names(path: str, subset: str | None = None) -> tuple[str, ...]:
-    """The splits that `read_texts` finds at `path`, which may be none of them."""
+    """Returns the splits that `read_texts` finds at `path`."""
     return tuple(text_files(path) or read_splits(path, subset))
 
 
 def text_files(path: str) -> dict[str, list[Path]]:
-    """The txt files of each split; empty where `path` is to be read as a table or from the hub."""
+    """Returns the txt files of each split; empty if `path` is to be read as a table or from the hub."""
     place = Path(path).expanduser()
     if place.is_dir():
         return folder_files(place)
@@ -71,9 +72,9 @@ def text_files(path: str) -> dict[str, list[Path]]:
 
 
 def folder_files(folder: Path) -> dict[str, list[Path]]:
-    """Groups a folder's txt files by split, from the name of the file or subfolder that stands in the folder itself."""
+    """Groups a folder's txt files by split, by the name of the top-level file or subfolder."""
     if any(is_table(file) for file in folder.iterdir()):
-        return {}  # beside a table a txt file is more likely its readme than the text
+        return {}  # next to a table, a txt file is more likely a readme than the text
     files = [file for file in folder.rglob("*") if format_of(file) == TEXT and file.is_file()]
     files.sort(key=lambda file: file.relative_to(folder).as_posix())
     if not files:
@@ -100,12 +101,12 @@ def folder_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def is_table(file: Path) -> bool:
-    """Whether the ending is a table's; of json, which settings stand in as well, only what is named like a split."""
+    """Returns whether the file is a table; json files, which may be settings, only if they are named after a split."""
     return format_of(file) in READERS and (format_of(file) != ".json" or split_of(file) is not None)
 
 
 def column_texts(table: pa.Table, column: str | None, where: str) -> list[str]:
-    # `text` and no other name: of a table of questions and answers, half would be left out unseen.
+    # Only the name `text`: from a table of questions and answers, half would be left out without notice.
     name = column or first_of(table, ("text",))
     if name is None:
         raise missing("text", ("text",), table, where)

@@ -1,1 +1,1 @@
-"""Train, validation and test: labels, rows held out, overlap, and what reading them found."""
+"""Train, validation and test splits: labels, held-out rows, overlap, and findings for the report."""

@@ -1,4 +1,4 @@
-"""Which of a data set's splits are measured on: those with labels, and the one that is chosen for the report."""
+"""Selection of the splits for evaluation: those with labels, and the split chosen for the report."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -16,10 +16,10 @@ NO_PATH = "data: no path given; name a folder, a file or a hub data set with --d
 
 
 def choose_test(parts: Mapping[str, Part], config: DataConfig, findings: Findings) -> dict[str, Part]:
-    """The splits with the chosen one in the place of test.
+    """Returns the splits, with the chosen one as test.
 
     Raises:
-        InputError: The data set has no such split.
+        InputError: The data set does not have the chosen split.
     """
     if config.test_split == "test":
         return dict(parts)
@@ -42,16 +42,17 @@ def read_measured(
     has_labels: Callable[[dict[str, pa.Table], str], bool],
     read: Callable[[DataConfig], dict[str, pa.Table]] = lambda config: read_splits(config.path, config.subset),
 ) -> dict[str, pa.Table]:
-    """A table a split: train, and of validation and test those that have labels; rows are held out for the others.
+    """Reads one table per split: train, and validation and test if they have labels; otherwise they are left out, and
+    rows are held out for them later.
 
     Args:
-        config: What to read.
-        findings: Where it goes which split was left out.
-        has_labels: Whether a split, given by its name among all, has any label.
+        config: Which data to read.
+        findings: Receives the splits that were left out.
+        has_labels: Returns whether a split, given all tables and its name, has any label.
         read: Reads all splits.
 
     Raises:
-        InputError: What `read` raises, no path, or no split to take in the place of test.
+        InputError: `read` fails, no path is set, or the split chosen as test does not exist.
     """
     if not config.path:
         raise InputError(NO_PATH)
@@ -66,5 +67,5 @@ def read_measured(
 
 
 def label_column(table: pa.Table, config: DataConfig, names: tuple[str, ...]) -> str | None:
-    """The column that the settings name, else the first of these names; None where the table lacks it."""
+    """Returns the column named in the settings, else the first of these names; None if the table lacks it."""
     return first_of(table, (config.label,) if config.label else names)

@@ -1,4 +1,4 @@
-"""Rows held out of train, for the splits that a data set doesn't have."""
+"""Holding rows out of train for the splits that a data set doesn't have."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ def hold(
     config: DataConfig,
     cut: Callable[[Part, float], tuple[Part, Part, str]],
 ) -> None:
-    """Holds rows out of train for the splits that aren't there: `cut(train, fraction)` gives what is kept, what is held
-    out, and words for that.
+    """Holds rows out of train for the missing splits, in place; `cut(train, fraction)` returns the part that stays in
+    train, the held-out part, and a description of it.
     """
     for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
         if split in parts:
@@ -32,16 +32,16 @@ def hold(
 
 
 def parted(rows: list[Part], fraction: float, seed: int, what: str) -> tuple[list[Part], list[Part]]:
-    """(kept, held) of equals, in their order; see `drawn`."""
+    """Splits rows at random, without strata, into (kept, held), each in the original order; see `drawn`."""
     held = drawn(len(rows), fraction, seed, what)
     return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
 
 
 def drawn(count: int, fraction: float, seed: int, what: str) -> set[int]:
-    """Numbers of the held-out ones of `count` equals, at least one.
+    """Draws the indices of the held-out items among `count`, at least one.
 
     Raises:
-        InputError: None would be left.
+        InputError: No item would be left.
     """
     held = max(1, round(count * fraction))
     if held >= count:
@@ -52,7 +52,7 @@ def drawn(count: int, fraction: float, seed: int, what: str) -> set[int]:
 
 
 def hold_out(labels: Sequence[str], fraction: float, seed: int) -> tuple[list[int], list[int]]:
-    """Splits row numbers into (kept, held), the held share the same in every class; a class of one row is kept.
+    """Splits row indices into (kept, held), with the same held share in every class; a class of one row is kept.
 
     Raises:
         InputError: No class has a second row.
@@ -76,10 +76,10 @@ def hold_out(labels: Sequence[str], fraction: float, seed: int) -> tuple[list[in
 
 
 def check_sizes(strata: Sequence[str], absent: Sequence[str]) -> None:
-    """Looks whether each of the `absent` splits can have a row, and train still one of the same stratum.
+    """Checks that some stratum has enough rows to hold one out for each of the `absent` splits and leave one in train.
 
     Raises:
-        InputError: None of the strata is that large.
+        InputError: No stratum is that large.
     """
     sizes = Counter(strata)
     largest, needed = max(sizes.values()), 1 + len(absent)

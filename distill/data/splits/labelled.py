@@ -1,4 +1,4 @@
-"""Turns raw tables into labelled splits: the same text, the same labels, nothing of test in train."""
+"""Labelled splits from raw tables: cleaning, checks, held-out rows, and overlap between splits."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,9 +33,7 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts with a class number each, or 1 or 0 for each of several labels, or a number; without `labels` where nothing
-    is known.
-    """
+    """Texts with labels: a class id each, or a 1 or 0 for each of several labels, or a number; none if unknown."""
 
     texts: list[str]
     pairs: list[str] | None = None
@@ -45,7 +43,7 @@ class Examples:
         return len(self.texts)
 
     def table(self) -> pa.Table:
-        """As `of` reads it back."""
+        """Returns the examples as a table; the inverse of `of`."""
         columns: dict[str, Any] = {"text": pa.array(self.texts, pa.string())}
         if self.pairs is not None:
             columns["text_pair"] = pa.array(self.pairs, pa.string())
@@ -57,7 +55,7 @@ class Examples:
         return cls(columns["text"], columns.get("text_pair"), columns.get("label", []))
 
     def joined(self, other: "Examples") -> "Examples":
-        """The texts of both without labels, in order."""
+        """Returns the texts of both, in order, without labels."""
         return Examples(self.texts + other.texts, None if self.pairs is None else self.pairs + (other.pairs or []))
 
     def take(self, rows: Sequence[int]) -> "Examples":
@@ -67,8 +65,9 @@ class Examples:
 
 @dataclass(frozen=True)
 class Splits:
-    """The data of a run, in the form of its task: `Examples`, `Tagged` or another. `notes` counts what was dropped,
-    cut off or found twice; `remarks` are sentences about that, for whoever started the run.
+    """The data of a run, in the task's type: `Examples`, `Tagged` or another.
+
+    `notes` are counts of dropped, held-out and overlapping rows; `remarks` are sentences about them for the user.
     """
 
     labels: tuple[str, ...]
@@ -82,7 +81,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class Named:
-    """Rows of one split with labels as the file spells them, or as a task reads them, and their numbers in the file."""
+    """Rows of one split with their labels as in the file, or as parsed for a task, and row numbers in the file."""
 
     texts: list[str]
     pairs: list[str] | None
@@ -96,16 +95,16 @@ class Named:
 
 
 def load_splits(config: DataConfig, seed: int = 0) -> Splits:
-    """Reads, checks and splits the data set of `config`, a class a row.
+    """Reads, checks and splits a data set with one class per row.
 
     Args:
-        config: What to read.
-        seed: Seed of the held-out rows, where the data set has no split of its own.
+        config: Which data to read.
+        seed: Seed for drawing held-out rows, if the data set lacks a split.
 
     Raises:
-        InputError: What `read_splits` and `find_columns` raise; fewer than two classes in train, or one for each row; a
-            row without a label; a label in validation or test that train lacks, unless such rows are to be left out; a
-            pair column in some splits only.
+        InputError: `read_splits` or `find_columns` fails; train has fewer than two classes, or one for each row; a row
+            has no label; validation or test has a label that is not in train, unless such rows are to be dropped; only
+            some splits have a pair column.
     """
     named, findings = read_named(config)
     check_marks(named["train"].labels, named["train"].numbers, findings)
@@ -118,12 +117,14 @@ def load_splits(config: DataConfig, seed: int = 0) -> Splits:
 
 
 def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
-    """As `load_splits`, of rows with any number of labels: a list of them in each cell, JSON of one, names between `|`
-    or `;`, or a list of a 0 or 1 for each label, named by its place. Labels become 1 for each that holds and 0 for the
+    """Loads a data set like `load_splits`, for rows with any number of labels.
+
+    A cell contains a list of labels, JSON of one, names separated by `|` or `;`, or a list with a 0 or 1 for each
+    label, which is then named by its position. A row's labels become a list with 1 for each of its labels and 0 for the
     others.
     """
     named, findings = read_named(config, lambda cell, where: (cell, where), bare=True)
-    width = hot_width([cell for cell, _ in named["train"].labels])  # one form in all splits, whatever a small one holds
+    width = hot_width([cell for cell, _ in named["train"].labels])  # train's format holds for all splits
     read = partial(hot_labels, width=width) if width else several_labels
     named = {
         split: replace(part, labels=[read(cell, where) for cell, where in part.labels]) for split, part in named.items()
@@ -141,10 +142,10 @@ def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
 
 
 def load_numbers(config: DataConfig, seed: int = 0) -> Splits:
-    """As `load_splits`, of rows with a number each.
+    """Loads a data set like `load_splits`, for rows with a number each.
 
     Raises:
-        InputError: A cell that is no number, or one number in all rows.
+        InputError: A cell is not a number, or all rows have the same number.
     """
     named, findings = read_named(config, a_number, labels=(*LABEL, *SCORE))
     if len(set(named["train"].labels)) == 1:
@@ -157,7 +158,7 @@ def load_numbers(config: DataConfig, seed: int = 0) -> Splits:
     return whole(named, findings, config, (NUMBER,), float)
 
 
-NUMBER = "number"  # name of the one output of a model that gives a number
+NUMBER = "number"  # name of the single output of a regression model
 
 
 def read_named(
@@ -178,10 +179,13 @@ def read_named(
 def holds_labels(
     config: DataConfig, labels: tuple[str, ...], tables: Mapping[str, pa.Table], split: str, *, classes: bool
 ) -> bool:
-    """Whether a split has a column of labels with one in it; where there are `classes` -1 may be one of train's."""
+    """Returns whether a split has any label; with `classes`, -1 counts as a label if train has it.
+
+    True if neither the split nor train has a label column.
+    """
     own, trained = (label_column(tables[each], config, labels) for each in (split, "train"))
     if own is None:
-        return trained is None  # of a column that train hasn't either `find_columns` says so
+        return trained is None  # if train has no such column either, `find_columns` raises
     known = set(strings(tables["train"], trained)) if classes and trained else set()
     return has_labels(tables[split], own, known)
 
@@ -197,14 +201,14 @@ def keep_known(
     config: DataConfig,
     findings: Findings,
 ) -> None:
-    """Leaves rows of validation and test out whose labels train lacks, or refuses them; see `known_rows`."""
+    """Drops the rows of validation and test with labels that are not in train, or rejects them; see `known_rows`."""
     for split in ("validation", "test"):
         names = [names_of(label) for label in named[split].labels]
         named[split] = named[split].take(known_rows(split, names, known, config, findings))
 
 
 def by_strata(seed: int, strata: Callable[[Named], list[str]]) -> Callable[[Named, float], tuple[Named, Named, str]]:
-    """A cut that holds out the same share of each of `strata`."""
+    """Returns a function that holds out the same share of each stratum."""
 
     def cut(train: Named, fraction: float) -> tuple[Named, Named, str]:
         kept, held = hold_out(strata(train), fraction, seed)
@@ -243,8 +247,8 @@ def clean(
     bare: bool = False,
     labels: tuple[str, ...] = LABEL,
 ) -> Named:
-    """Strips the texts and drops the rows that hold none; `bare` rows need no label. The column with the labels is
-    found by one of the names `labels`.
+    """Strips the texts and drops the rows without text; with `bare`, rows need no label. The label column is found by
+    one of the names `labels`.
     """
     where = f"data {config.path!r}, {split}"
     columns = find_columns(table, config, where, labels=labels)
@@ -268,14 +272,15 @@ def clean(
 
 
 def is_empty(cell: Any) -> bool:
-    """Whether nothing stands there; a word such as NaN does."""
+    """Returns whether a cell is empty; a word such as NaN is not."""
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
 def check_texts(texts: Sequence[str], pairs: Sequence[str], split: str, column: str, findings: Findings) -> None:
-    """
+    """Checks that the texts differ, and adds a remark if all of them are numbers.
+
     Raises:
-        InputError: Several rows, and one text in all of them.
+        InputError: There are more than two rows, all with the same text.
     """
     if len(texts) > 2 and len(set(texts)) == 1 and len(set(pairs)) <= 1:
         raise InputError(
@@ -309,10 +314,10 @@ def load_unlabelled(config: DataConfig, findings: Findings) -> Examples:
 
 
 def load_bare(config: DataConfig) -> Examples:
-    """Every training text, held out later or not, and the unlabelled ones; no label is read.
+    """Returns every training text, held out later or not, and the unlabelled ones; labels are not read.
 
     Raises:
-        InputError: No text column, or no text in it.
+        InputError: There is no text column, or no text in it.
     """
     where = f"data {config.path!r}, train"
     found = bare(read_splits(config.path, config.subset)["train"], config, where)

@@ -1,4 +1,4 @@
-"""Which labels there are, which are missing, and which only look like others."""
+"""Checks of labels: missing ones, ids, unlabelled marks, similar spellings, and labels that train lacks."""
 
 import math
 import re
@@ -14,12 +14,12 @@ from distill.data.sources.quoting import MISSING, unquoted
 from distill.data.splits.findings import Findings, first_numbers
 from distill.errors import InputError
 
-UNLABELLED = re.compile(r"-1(\.0*)?")  # how data sets of the hub mark a row without a label
+UNLABELLED = re.compile(r"-1(\.0*)?")  # marks a row without a label in data sets of the hub
 
 
 def missing_labels(table: pa.Table, column: str) -> list[bool]:
-    """Which cells hold no label: empty ones, NaN among numbers, and the words that pandas reads as missing where a csv
-    file has them without quotes. Text of other files, and in quotes, is a label, whatever it says.
+    """Returns for each cell whether it has no label: empty cells, NaN among numbers, and the words that pandas reads as
+    missing if they are unquoted in a csv file. Any other text, quoted or from another format, is a label.
     """
     cells, bare = table[column].to_pylist(), unquoted(table, column)
     return [is_missing(cell) or (bare is not None and bool(bare[i])) for i, cell in enumerate(cells)]
@@ -32,22 +32,23 @@ def is_missing(cell: Any) -> bool:
 
 
 def has_labels(table: pa.Table, column: str, known: Collection[str] = ()) -> bool:
-    """Whether any cell holds a label; -1 is none unless it is among the labels that are `known`."""
+    """Returns whether any cell has a label; -1 is not a label unless it is in `known`."""
     missing = missing_labels(table, column)
     cells = [str(cell).strip() for cell, absent in zip(table[column].to_pylist(), missing, strict=True) if not absent]
     return any(cell in known or not UNLABELLED.fullmatch(cell) for cell in cells)
 
 
 def check_missing(rows: Sequence[int], where: str, column: str, found: Sequence[Any]) -> None:
-    """
+    """Checks that no rows lack a label.
+
     Args:
         rows: Numbers of the rows without a label, from 1.
-        where: What the table is of.
-        column: Name of the labels' column.
-        found: What stands in the place of the labels.
+        where: Description of the table, for the message.
+        column: Name of the label column.
+        found: Contents of these rows' label cells.
 
     Raises:
-        InputError: There are such rows.
+        InputError: There are rows without a label.
     """
     if not rows:
         return
@@ -62,10 +63,10 @@ def check_missing(rows: Sequence[int], where: str, column: str, found: Sequence[
 
 
 def label_names(labels: Sequence[str], findings: Findings) -> tuple[str, ...]:
-    """Train's labels in a fixed order: by number where all are numbers, else by name.
+    """Returns train's labels in a fixed order: by number if all are integers, else by name.
 
     Raises:
-        InputError: Fewer than two, or as many as there are rows.
+        InputError: There are fewer than two labels, or as many as rows (more than 3).
     """
     seen = Counter(labels)
     if len(seen) < 2:
@@ -80,14 +81,15 @@ def label_names(labels: Sequence[str], findings: Findings) -> tuple[str, ...]:
 
 def in_order(names: Collection[str]) -> tuple[str, ...]:
     if all(re.fullmatch(r"-?\d+", name) for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))  # 7 and 007 are two labels
+        return tuple(sorted(names, key=lambda name: (int(name), name)))  # 7 and 007 are different labels
     return tuple(sorted(names))
 
 
 def check_ids(seen: Counter[str], findings: Findings) -> None:
-    """
+    """Checks that labels are shared by rows, and adds a remark if most of 20 or more rows have a unique label.
+
     Raises:
-        InputError: Each of some rows has a label of its own.
+        InputError: Each of more than 3 rows has a unique label.
     """
     rows, alone = seen.total(), sum(count == 1 for count in seen.values())
     first = ", ".join(map(repr, list(seen)[:3]))
@@ -105,10 +107,13 @@ def check_ids(seen: Counter[str], findings: Findings) -> None:
 
 
 def check_marks(labels: Sequence[str], numbers: Sequence[int], findings: Findings) -> None:
-    """Looks for -1 among train's labels: a class where all are signed numbers, else the mark of a row without a label.
+    """Checks whether a -1 among train's labels marks rows without a label.
+
+    It is a class if there are other negative numbers or the only other label is 1; beside 0 alone, or 0 and 1, it is
+    taken for a class with a remark; beside any other labels it is the mark.
 
     Raises:
-        InputError: It is that mark; the rows are named by their `numbers`.
+        InputError: -1 marks rows without a label; the rows are named by their `numbers`.
     """
     others = {label for label in labels if not UNLABELLED.fullmatch(label)}
     rows = [number for number, label in zip(numbers, labels, strict=True) if UNLABELLED.fullmatch(label)]
@@ -131,8 +136,8 @@ def check_marks(labels: Sequence[str], numbers: Sequence[int], findings: Finding
 
 
 def report_spellings(seen: Counter[str], findings: Findings, what: str = "labels") -> None:
-    """Remarks on labels that differ only as `01`, `1` and `1.0`, or as `Spam` and `spam` do, and on those that are
-    called as if they were missing.
+    """Adds remarks on labels that differ only in spelling, such as `01`, `1` and `1.0`, or `Spam` and `spam`, and on
+    labels whose names look like missing values.
     """
     alike: dict[float | str, list[str]] = {}
     for name in in_order(seen):
@@ -147,7 +152,7 @@ def report_spellings(seen: Counter[str], findings: Findings, what: str = "labels
 
 
 def canonical(name: str) -> float | str:
-    """What labels that a person would take for the same have in common."""
+    """Returns a key that is equal for labels that differ only in spelling: the number, or the case-folded text."""
     return float(name) if is_number(name) else " ".join(name.casefold().split())
 
 
@@ -160,10 +165,10 @@ def known_rows(
     what: str = "labels",
     where: str = "rows",
 ) -> list[int]:
-    """Numbers of the rows all of whose labels train has; the others are left out where the settings say so.
+    """Returns the indices of the rows all of whose labels are in train; the others are dropped if so configured.
 
     Raises:
-        InputError: There are labels that train doesn't have, and rows with them aren't to be left out, or no other is.
+        InputError: There are labels that are not in train and rows with them aren't to be dropped, or no row is left.
     """
     rows = [list(each) for each in labels]
     extra = Counter(name for row in rows for name in row if name not in known)

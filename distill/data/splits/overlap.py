@@ -1,4 +1,4 @@
-"""Texts that occur in more than one split: counted, and left out where they have no labels to lose."""
+"""Texts that occur in more than one split: counted, and left out if they are unlabelled."""
 
 import hashlib
 import unicodedata
@@ -9,7 +9,7 @@ from distill.data.splits.findings import Findings
 
 
 class Folding(dict[int, int | str]):
-    """Of each character itself where it is a letter, a mark on one or a digit, and a blank of any other."""
+    """A translation table that keeps letters, combining marks and digits, and maps other characters to a blank."""
 
     def __missing__(self, code: int) -> int | str:
         self[code] = code if unicodedata.category(chr(code))[0] in "LMN" else " "
@@ -20,12 +20,12 @@ FOLDING = Folding()
 
 
 def normalise(text: str) -> str:
-    """The text without case and punctuation; as it is where it consists of nothing else."""
+    """Returns the text without case and punctuation; unchanged but stripped if nothing else would be left."""
     return " ".join(text.casefold().translate(FOLDING).split()) or text.strip()
 
 
 def keys_of(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[bytes]:
-    """A digest of each normalised text, or pair of texts: as short for a book as for a sentence."""
+    """Returns a digest of each normalised text, or pair of texts; its size doesn't depend on the text's length."""
     rows = zip(texts, pairs, strict=True) if pairs is not None else zip(texts, strict=True)
     joined = ("\n".join(normalise(each) for each in row) for row in rows)
     return [hashlib.blake2b(each.encode(errors="surrogatepass"), digest_size=16).digest() for each in joined]
@@ -34,16 +34,16 @@ def keys_of(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[by
 def report_overlap(parts: Mapping[str, Any], findings: Findings, what: str = "texts") -> list[int]:
     """Counts the texts of a split that also occur in another, after case and punctuation are removed.
 
-    Labelled rows are counted and stay: a data set's own splits are what its published scores are of. Unlabelled rows
-    that occur in test or validation are to be left out: a student would train on the texts that it is measured on.
+    Labelled rows are counted but kept: published scores refer to a data set's own splits. Unlabelled rows that occur in
+    test or validation should be left out, since the student would otherwise train on the texts that it is evaluated on.
 
     Args:
         parts: `texts` and `pairs` of train, validation, test and, if there are any, unlabelled rows.
-        findings: Where the counts go.
-        what: What the rows are called.
+        findings: Receives the counts and remarks.
+        what: Noun for the rows in the remarks.
 
     Returns:
-        Numbers of the unlabelled rows that occur in neither test nor validation.
+        Indices of the unlabelled rows that occur in neither test nor validation.
     """
     keys = {name: keys_of(part.texts, part.pairs) for name, part in parts.items()}
     seen = {name: set(rows) for name, rows in keys.items()}

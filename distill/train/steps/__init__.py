@@ -1,1 +1,1 @@
-"""The kinds of training step: plain, across tokenizers, fused, on-policy, progressive."""
+"""Variants of the training step: across tokenizers, fused, on-policy, progressive; and checks of teacher signals."""

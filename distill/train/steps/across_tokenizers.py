@@ -1,4 +1,4 @@
-"""What a student with another tokenizer learns from its teacher."""
+"""Distillation between a student and a teacher with different tokenizers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ Teacher = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Across:
-    """The distance from a teacher that reads the same text in other tokens.
+    """The distance from a teacher that tokenizes the same text differently.
 
     Args:
-        teacher: Asked about its own tokens of a batch's texts.
-        config: How the two are compared.
-        shared: Pairs of ids that spell the same, int64 [shared, 2]; of `spans`.
+        teacher: Queried with a batch's texts in the teacher's own tokens.
+        config: How the two models are compared.
+        shared: Pairs of ids of tokens with the same spelling, int64 [shared, 2]; only for `spans`.
     """
 
     teacher: Teacher
@@ -43,7 +43,7 @@ class Across:
         return cls(teacher, config, None if pairs is None else torch.from_numpy(pairs))
 
     def __call__(self, student_logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """See `across_loss`; logits [batch, length, vocabulary] are the student's, the batch of `TwiceEncoded` or
+        """Returns `across_loss` of the student's logits [batch, length, vocabulary] on a batch of `TwiceEncoded` or
         `TwiceMasked`.
         """
         asked = teacher_inputs(dict(batch))

@@ -1,4 +1,4 @@
-"""Learning from a part of the teacher's distribution without the logits of the student's words."""
+"""Training on a sample or the top-k of the teacher's distribution without computing the student's full logits."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +20,12 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "docu
 
 
 class Headless:
-    """Whether steps can do without the student's logits: for `kl` alone, of a teacher's sample or top-k.
+    """The fused `kl` term of a teacher's sample or top-k, computed without the student's logits where possible.
 
     Args:
-        student: Its head has to be one linear layer, whose output is what the student says.
-        loss: Its terms.
-        answers: What a row is.
+        student: Its head must be a single linear layer whose output is returned unchanged as the logits.
+        loss: Weights of the terms; `kl` must be enabled and `ce` disabled.
+        answers: Defines a row.
     """
 
     def __init__(self, student: nn.Module, loss: LossConfig, answers: Answers):
@@ -34,9 +34,11 @@ class Headless:
         self.reads_kl = loss.kl > 0 and not loss.ce and loss.divergence in OF_PART and type(answers) is Answers
 
     def fits(self, batch: Mapping[str, Tensor], signals: Mapping[str, Any]) -> bool:
-        """Of a step on one process; the first one that may asks the student about a row, in eval mode."""
+        """Returns whether a single-process step can be fused; the first eligible step runs the student on one row in
+        eval mode to check that its logits are the head's output.
+        """
         head = linear_head(self.student) if self.reads_kl and "ids" in signals and "logits" not in signals else None
-        # float16: gradients are made before the loss is scaled, and small ones would be 0.
+        # float16: gradients are computed before the loss is scaled, and small ones would underflow to 0.
         if head is None or products_dtype(head.weight) == torch.float16:
             return False
         if self.plain is None:
@@ -45,7 +47,7 @@ class Headless:
 
     @contextmanager
     def reading(self, batch: Mapping[str, Tensor], signals: Mapping[str, Any]) -> Iterator[list[Tensor] | None]:
-        """See `reading_of_head`; None in a step that makes logits."""
+        """Yields the list of `reading_of_head`, or None in a step that computes logits."""
         if not self.fits(batch, signals):
             yield None
             return
@@ -53,14 +55,14 @@ class Headless:
             yield read
 
     def kl(self, read: Tensor, said: Mapping[str, Any], temperature: float) -> Tensor:
-        """The term, of what the head would have read [rows, width]."""
+        """Returns the `kl` term for the head's inputs `read` [rows, width]."""
         head = linear_head(self.student)
         assert head is not None
         return fused_distribution_loss(read, head, said, temperature)
 
 
 def linear_head(model: nn.Module) -> nn.Linear | None:
-    """The head where it is a linear layer and nothing else: none that is quantized, cut, or watched."""
+    """Returns the head if it is a plain linear layer that is neither quantized, sharded nor hooked, otherwise None."""
     head = head_of(model)
     if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter or hasattr(head.weight, "ds_id"):
         return None
@@ -69,8 +71,10 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
 
 @contextmanager
 def reading_of_head(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
-    """Within it the head is asked about no position; after a forward pass what it would have read at the batch's asked
-    ones [rows, width], in the order of `rows_of`, is in the list.
+    """Makes the head skip all positions within the context and yields a list that collects its inputs.
+
+    After a forward pass the list contains the head's inputs at the batch's requested positions [rows, width], in the
+    order of `rows_of`.
     """
     head, mask = linear_head(model), spoken_of(batch)
     assert head is not None
@@ -89,11 +93,11 @@ def reading_of_head(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[l
 
 @torch.no_grad()
 def says_what_its_head_says(model: Any, batch: Mapping[str, Tensor]) -> bool:
-    """Whether logits are the head's output itself: some families scale or bend them afterwards."""
+    """Returns whether the model's logits are its head's output itself; some families scale or soft-cap it."""
     row = {name: batch[name][:1] for name in INPUTS if name in batch}
     said: list[tuple[Tensor, int]] = []
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()  # without dropout the training's random numbers stay where they are
+    model.eval()  # without dropout the random state of the training is unchanged
     head = linear_head(model)
     assert head is not None
     try:

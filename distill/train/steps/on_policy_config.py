@@ -1,4 +1,4 @@
-"""How much of a training is on what the student writes itself."""
+"""Settings of on-policy distillation."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,15 @@ from distill.errors import expect
 
 @dataclass(frozen=True)
 class OnPolicyConfig:
-    """How much of the training is on sequences that the student writes itself.
+    """Settings of training on sequences that the student generates itself.
 
     Args:
-        share: Of the steps, drawn step by step: 0 trains on the data's texts alone, 1 on the student's alone.
-        new_tokens: At most so many that the student writes after a prompt.
-        prompt_tokens: Of plain text, how many tokens of a row are its prompt.
-        temperature: At which the student writes; 0 takes its likeliest token each time.
-        top_p: It writes the likeliest tokens only, as few as have this mass together.
+        share: Share of the steps on generated sequences, drawn independently for each step: 0 trains on the dataset's
+            texts alone, 1 on the student's alone.
+        new_tokens: Maximum number of tokens that the student generates after a prompt.
+        prompt_tokens: Number of tokens of a row of plain text that form its prompt.
+        temperature: Sampling temperature of the student; 0 is greedy decoding.
+        top_p: Sampling is restricted to the smallest set of most probable tokens with this total probability.
     """
 
     share: float = 0.5

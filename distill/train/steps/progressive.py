@@ -1,4 +1,4 @@
-"""Layers that learn one after another: each from the teacher's, on what the trained ones below it give."""
+"""Progressive knowledge transfer: student layers are trained one after another, on the outputs of those below."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,13 +14,14 @@ from distill.parallel.tensor_plan import layer_names
 
 
 class LayerReached(Exception):  # noqa: N818, no error
-    """Ends a forward pass where nothing more is needed."""
+    """Signals that a forward pass can end early."""
 
 
 @contextmanager
 def ending_after(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]]:
-    """A forward pass inside ends when the layer, counted from 1, is done; what went into the first layer and what came
-    out of each [batch, length, width] is in the list then.
+    """Ends a forward pass within the context after the given layer, counted from 1.
+
+    Yields a list, which the pass fills with the first layer's input and each layer's output [batch, length, width].
     """
     layers = [model.get_submodule(name) for name in layer_names(model)[: model.config.num_hidden_layers]]
     states: list[Tensor] = []
@@ -42,11 +43,12 @@ def ending_after(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]]:
 
 
 def check_turns(lessons: Lessons, layers: int) -> None:
-    """
+    """Checks that each of the student's `layers` layers has a teacher layer to be trained on.
+
     Raises:
-        InputError: A layer of the student, of so many, that has nothing to learn from in its turn.
+        InputError: The layer map has no pair for a layer of the student.
     """
-    # The embeddings learn with the first layer.
+    # The embeddings are trained with the first layer.
     taught = {"hidden": {s or 1 for s, _ in lessons.hidden}, "attention": {s + 1 for s, _ in lessons.attention}}
     for name, own in taught.items():
         left = sorted({*range(1, layers + 1)} - own)
@@ -58,12 +60,14 @@ def check_turns(lessons: Lessons, layers: int) -> None:
 
 
 class LayerByLayer(Callback):
-    """For the first `share` of a training's steps the student's layers learn in turn, the first one with the
-    embeddings; all but the one whose turn it is are left as they are, and those above it are not computed. Then the
-    whole student learns.
+    """Callback that trains the student's layers one at a time during the first `share` of the steps, then all of it.
 
-    Source: Sun et al. 2020, MobileBERT (arXiv 2004.02984), section 3.4, progressive knowledge transfer: as many steps
-    for each layer, then the heads. There the layers below learn on at a small rate or not at all; here not at all.
+    The embeddings are trained with the first layer. While one layer is trained, all others are frozen, and the layers
+    above it are not computed.
+
+    Source: Sun et al. 2020, MobileBERT (arXiv 2004.02984), section 3.4, progressive knowledge transfer: the same number
+    of steps for each layer, then the heads. There the layers below are trained further at a small rate or frozen; here
+    they are frozen.
     """
 
     def __init__(self, share: float):
@@ -73,7 +77,7 @@ class LayerByLayer(Callback):
         self.learning: list[nn.Parameter] = []
 
     def turn(self, step: int, steps: int, layers: int) -> int:
-        """The layer, from 1, that learns in a step; 0 for all of them."""
+        """Returns the layer that is trained in a step, counted from 1; 0 for all layers."""
         mine = int(steps * self.share)
         return min(layers, step * layers // max(1, mine) + 1) if step < mine else 0
 
@@ -88,7 +92,7 @@ class LayerByLayer(Callback):
             self.open(pl_module, turn)
 
     def open(self, module: Any, turn: int) -> None:
-        """Weights that learn in this turn, and no others."""
+        """Unfreezes the weights that are trained in this turn and freezes all others."""
         self.learning = self.learning or [each for each in module.parameters() if each.requires_grad]
         student: PreTrainedModel = module.student
         allowed = {id(each) for each in self.learning}

@@ -1,4 +1,4 @@
-"""What a teacher says in a step, checked before a student learns from it."""
+"""Checks of a teacher's signals before a student is trained on them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,16 +17,16 @@ def check_said(
     *,
     outputs: bool = True,
 ) -> None:
-    """Looks at every number that the student is to learn, once, and waits for a device once.
+    """Checks that every value that the student is trained on is finite, with a single device synchronisation.
 
     Args:
-        signals: The teacher's, of the padded batch.
-        layers: Of `hidden` and `relations`, those that are read.
-        outputs: Whether logits, or vectors of texts, are read.
+        signals: The teacher's signals for the padded batch.
+        layers: The layers of `hidden` and `relations` that the terms need.
+        outputs: Whether the terms need logits or text vectors.
 
     Raises:
-        InputError: NaN or infinity where the teacher is asked. Logits may be minus infinity, as of a vocabulary's
-            padding, but not all of a row.
+        InputError: A requested position contains NaN or infinity. Logits may be minus infinity, as in a vocabulary's
+            padding, but not for an entire row.
     """
     read = {name: signals[name] for name in ("logits", "embedding") if outputs and name in signals}
     found = [*checked_outputs(read, batch), *checked_layers(signals, batch, layers or {})]
@@ -40,9 +40,9 @@ def check_said(
 
 
 def checked_outputs(signals: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Names, and of each row or position whether what is said there can be learnt."""
+    """Yields the name of each output and, per row or position, whether its values are usable."""
     if "logits" in signals:
-        # Of a row the largest is NaN if any is, and minus infinity if all are.
+        # The maximum of a row is NaN if any value is, and minus infinity only if all values are.
         yield "logits", where_asked(signals["logits"].amax(-1).isfinite(), spoken_of(batch))
     if "embedding" in signals:
         yield "embedding", signals["embedding"].isfinite().all(-1)
@@ -60,5 +60,5 @@ def checked_layers(
 
 
 def where_asked(good: Tensor, mask: Tensor) -> Tensor:
-    """What is said at other positions, where there is any, is good whatever it is."""
+    """Returns `good` with all positions outside `mask` set to True; values there are never used."""
     return good | ~mask.to(good.device) if good.shape == mask.shape else good

@@ -1,4 +1,4 @@
-"""The texts that benchmarks make of others: questions and words of an encyclopaedia, the middles of long documents."""
+"""Texts that benchmarks derive from others: cloze questions, tagger sentences and extracts of long documents."""
 
 import random
 from pathlib import Path
@@ -19,15 +19,15 @@ BUILT = "The bridge was built in 1871 by the engineer Jane Barlow Smith."
 PARAGRAPH = f"{BUILT} {FILLER}. It fell in 1902, and Jane Barlow Smith saw."
 
 
-def test_what_a_question_hides_stands_twice_or_elsewhere_in_its_paragraph():
+def test_a_cloze_answer_occurs_once_in_its_paragraph_at_the_given_position():
     found = {answer: (sentence, start) for sentence, answer, start in hits(PARAGRAPH)}
-    assert set(found) == {"1871", "1902"}  # the name would be answered by either place
+    assert set(found) == {"1871", "1902"}  # the name occurs twice, so that its position would be ambiguous
     for answer, (sentence, start) in found.items():
         assert answer in sentence
         assert PARAGRAPH[start : start + len(answer)] == answer
 
 
-def test_a_question_is_longer_than_what_its_context_must_fit_beside():
+def test_sentences_too_long_for_a_question_are_skipped():
     long = " ".join(["and so it was"] * 12) + " in 1871."
     assert [answer for _, answer, _ in hits(f"{long} {BUILT}".replace("1871 by", "1902 by"))] == [
         "1902",
@@ -35,11 +35,11 @@ def test_a_question_is_longer_than_what_its_context_must_fit_beside():
     ]
 
 
-def test_a_question_tells_its_answer_or_takes_two_of_a_text():
+def test_each_text_gives_one_question_that_hides_its_answer():
     rows = list(
         questions([PARAGRAPH + "\n" + PARAGRAPH.replace("18", "17"), "Short: in 1999.", PARAGRAPH], random.Random(0))
     )
-    assert len(rows) == 2  # the second is no paragraph
+    assert len(rows) == 2  # the second text is too short for a paragraph
     for row in rows:
         (answer,), (start,) = row["answers"]["text"], row["answers"]["answer_start"]
         assert HIDDEN in row["question"]
@@ -47,14 +47,14 @@ def test_a_question_tells_its_answer_or_takes_two_of_a_text():
         assert row["context"][start:].startswith(answer)
 
 
-def test_a_sentence_for_a_tagger_names_nothing_or_keeps_its_marks_on_its_words():
+def test_tagger_sentences_contain_a_name_and_separate_punctuation_tokens():
     texts = ["It was so. The old bridge, by Jane's brother, fell.", "and so it was, and so it was.", "Too short, Jane."]
     assert list(sentences(texts, random.Random(0))) == [
         ["The", "old", "bridge", ",", "by", "Jane's", "brother", ",", "fell", "."]
     ]
 
 
-def test_an_extract_is_of_a_texts_end_or_mixes_splits(tmp_path: Path):
+def test_an_extract_is_the_middle_of_each_text_within_its_split(tmp_path: Path):
     texts = tmp_path / "texts"
     for split, text in (("train", "aa" + "b" * 6 + "aa"), ("dev", "short")):
         (texts / split).mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_an_extract_is_of_a_texts_end_or_mixes_splits(tmp_path: Path):
     assert read_texts(folder, split="validation") == ["short"]
 
 
-def test_a_checkpoint_with_a_head_for_words_loses_it_or_one_without_gets_none(tokenizer, tmp_path: Path):
+def test_only_a_checkpoint_without_a_language_modelling_head_gets_one(tokenizer, tmp_path: Path):
     headed = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "words")
     assert with_words(str(headed), tmp_path / "copy") == str(headed)
     bare = saved(build_model("bert", "Model"), tokenizer, tmp_path / "body")
@@ -75,10 +75,10 @@ def test_a_checkpoint_with_a_head_for_words_loses_it_or_one_without_gets_none(to
     assert AutoConfig.from_pretrained(start).num_hidden_layers == 1
 
 
-def test_a_student_without_a_teacher_learns_from_one_by_a_term_of_the_callers():
+def test_loss_terms_of_the_caller_do_not_give_a_labels_only_student_a_teacher():
     words = ["--teacher", "t", "--student", "layers=1", "--data", "d", "--output", "o"]
     terms = ["--loss.hidden", "1", "--loss.ramps", '{"kl": [1, 0]}']
-    once = replace_words([*words, *terms], LABELS, SHORT)  # as benchmarks.command gives them to a run
+    once = replace_words([*words, *terms], LABELS, SHORT)  # as benchmarks.command passes them to a run
     config = cli.parse(DistillConfig, once, prog="test", about="", examples="", short=SHORT)
     assert not config.loss.needs_teacher
     assert config.loss.ce == 1

@@ -1,4 +1,4 @@
-"""What benchmarks keep between calls: the settings of a folder, and the checkpoints of its runs."""
+"""The state that benchmarks reuse between calls: the settings of a folder and the checkpoints of its runs."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from benchmarks.sparse_students import Setup
 
 
 def made(output: Path, stage: str, key: str, time: int) -> Path:
-    """A stage's folder with a checkpoint, as old as told."""
+    """Creates a stage's folder with a checkpoint and the given modification time."""
     folder = output / stage / key
     (folder / "model").mkdir(parents=True)
     os.utime(folder, (time, time))
@@ -29,15 +29,15 @@ def report(output: Path, **stages: Path) -> None:
     (output / "report.json").write_text(json.dumps({"stages": rows}))
 
 
-def test_the_newest_checkpoint_is_taken_beside_the_report_of_another(tmp_path: Path):
-    """After settings A, B and A again, which is skipped, B's is newer."""
+def test_the_checkpoint_of_the_report_is_used_instead_of_the_newest(tmp_path: Path):
+    """After runs with settings A, B and A again, which is skipped, the checkpoint of B is the newest."""
     first = made(tmp_path, "distill", "a", 1)
     made(tmp_path, "distill", "b", 2)
     report(tmp_path, distill=first)
     assert checkpoint_of(tmp_path, "distill") == first / "model"
 
 
-def test_a_student_of_other_settings_is_made_to_round(tmp_path: Path, monkeypatch):
+def test_the_student_of_the_report_is_quantized_instead_of_the_newest(tmp_path: Path, monkeypatch):
     floats, asked = tmp_path / "seed-0" / "float", []
     stages = {name: made(floats, name, "a", 1) for name in ("teacher", "distill")}
     for name in stages:
@@ -53,8 +53,8 @@ def test_a_student_of_other_settings_is_made_to_round(tmp_path: Path, monkeypatc
     assert found == [str(stages[name] / "model") for name in ("distill", "teacher")]
 
 
-def test_a_teacher_lent_by_another_data_set_is_timed_or_stops_the_table(tmp_path: Path, monkeypatch):
-    """`--data a/ b/`: the first run of b has a's teacher beside its own."""
+def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_path: Path, monkeypatch):
+    """With `--data a/ b/`, the first run on b contains the teacher of a beside its own."""
     texts = tmp_path / "b"
     texts.mkdir()
     for split, count in (("train", 20), ("test", 4)):
@@ -75,7 +75,7 @@ def test_a_teacher_lent_by_another_data_set_is_timed_or_stops_the_table(tmp_path
     assert asked == [stages["teacher"] / "model", stages["distill"] / "model"]
 
 
-def test_one_of_several_checkpoints_is_guessed(tmp_path: Path):
+def test_several_checkpoints_are_refused_where_one_is_expected(tmp_path: Path):
     only = made(tmp_path, "teacher", "a", 1)
     assert only_checkpoint(tmp_path, "teacher") == only / "model"
     made(tmp_path, "teacher", "b", 2)
@@ -83,12 +83,12 @@ def test_one_of_several_checkpoints_is_guessed(tmp_path: Path):
         only_checkpoint(tmp_path, "teacher")
 
 
-def test_what_other_settings_made_is_told_as_this_calls(tmp_path: Path):
+def test_results_of_other_settings_are_refused(tmp_path: Path):
     def given(**changes: object) -> argparse.Namespace:
         return argparse.Namespace(**{"output": str(tmp_path), "layers": 2, "seeds": [0]} | changes)
 
     keep_to(tmp_path, given(layers=9), free=("seeds",))
-    keep_to(tmp_path, given(), free=("seeds",))  # nothing was made by the first
+    keep_to(tmp_path, given(), free=("seeds",))  # the first call left no results
     (tmp_path / "result").touch()
     keep_to(tmp_path, given(seeds=[1]), free=("seeds",))
     for changes in ({"layers": 3}, {"frozen": True}):
@@ -98,7 +98,7 @@ def test_what_other_settings_made_is_told_as_this_calls(tmp_path: Path):
 
 @pytest.fixture
 def language_model(tmp_path: Path) -> Path:
-    """As `benchmarks.small_lm` leaves one, at tiny size."""
+    """A tiny language model in the layout that `benchmarks.small_lm` writes."""
     config = LlamaConfig(
         vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
     )
@@ -109,7 +109,7 @@ def language_model(tmp_path: Path) -> Path:
     return tmp_path / "lm"
 
 
-def test_cached_students_of_other_layers_are_the_defaults(language_model: Path, tmp_path: Path, monkeypatch):
+def test_cached_students_of_other_settings_are_refused(language_model: Path, tmp_path: Path, monkeypatch):
     words = ["cached_students", "--lm", str(language_model), "--output", str(tmp_path / "out"), "--ways", "labels"]
 
     def run(*more: str) -> list[tuple[int, int]]:
@@ -124,7 +124,7 @@ def test_cached_students_of_other_layers_are_the_defaults(language_model: Path, 
             run("--steps", "2", "--seeds", "0", *changed)
 
 
-def test_sparse_students_of_another_teacher_or_of_other_data_are_read(
+def test_sparse_students_of_another_teacher_or_data_set_are_refused(
     headed_folder: Path, data_folder: Path, tmp_path: Path
 ):
     def setup(**changes: object) -> Setup:
@@ -139,7 +139,7 @@ def test_sparse_students_of_another_teacher_or_of_other_data_are_read(
             setup(**{name: str(tmp_path / "another")})
 
 
-def test_students_of_two_other_teachers_are_read(tmp_path: Path, monkeypatch):
+def test_students_of_two_teachers_with_other_settings_are_refused(tmp_path: Path, monkeypatch):
     def run(given: argparse.Namespace, output: Path, *words: str) -> None:
         stage, key = words[words.index("--until") + 1], "-".join(given.more) or "key"
         for name in (stage, *(["ensemble"] if "--teacher.also" in words else [])):

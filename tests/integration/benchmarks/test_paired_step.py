@@ -1,4 +1,4 @@
-"""The benchmark of a teacher's and a student's step: its arithmetic, and that it runs on several processes."""
+"""The benchmark of a paired teacher and student step: its interval arithmetic and a run on two processes."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from benchmarks.paired_step import common, length, merged
 from support.commands import ROOT
 
 
-def test_times_that_touch_stay_apart_or_count_twice():
+def test_overlapping_and_adjacent_intervals_are_merged():
     assert merged([(5, 6), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 6)]
     assert length(merged([(0, 2), (1, 3), (1, 2)])) == 3
 
@@ -19,12 +19,12 @@ def test_times_that_touch_stay_apart_or_count_twice():
     ("sending", "working", "expected"),
     [([(0, 2)], [(1, 3)], 1), ([(0, 1)], [(1, 2)], 0), ([(0, 4)], [(1, 2), (3, 5)], 2), ([(1, 2)], [(0, 9)], 1)],
 )
-def test_what_lies_in_both_is_something_else(sending, working, expected):
+def test_common_returns_the_overlap_of_two_interval_lists(sending, working, expected):
     assert common(sending, working) == expected
 
 
 @pytest.mark.slow
-def test_pairs_on_two_processes_are_not_timed():
+def test_all_layout_pairs_are_timed_on_two_processes():
     sizes = ["--teacher", "2x128", "--student", "1x128", "--batch", "4", "--length", "16", "--rounds", "2"]
     words = [*sizes, "--precision", "32", "bf16", "fp8"]
     pairs = ["replicated/replicated", "fsdp=2/tp=2", "pp=2/zero2"]

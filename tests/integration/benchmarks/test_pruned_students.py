@@ -1,4 +1,4 @@
-"""The benchmark of pruned students, at tiny size and with every peer for real."""
+"""The benchmark of pruned students at tiny size, with the real peer libraries."""
 
 import csv
 import json
@@ -26,19 +26,17 @@ from support.tiny_models import LABELS, build_model, make_rows, saved
 
 PEERS = ("textbrewer", "torch_pruning")
 ABSENT = [name for name in PEERS if find_spec(name) is None]
-needs_peers = pytest.mark.skipif(
-    bool(ABSENT), reason=f"{', '.join(ABSENT)} not installed: pip install stillroom[bench]"
-)
+needs_peers = pytest.mark.skipif(bool(ABSENT), reason=f"{', '.join(ABSENT)} not installed: pip install -e '.[bench]'")
 WAYS = ["ours", "layers", "textbrewer", "torch-pruning"]
-WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 512}  # so that its width costs time
+WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 512}  # so that width affects latency
 
 
 @pytest.fixture(scope="module")
 def teacher(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """4 layers, 4 heads of width 32, 512 neurons; it knows the task."""
+    """A teacher with 4 layers, 4 heads of width 32 and 512 neurons, trained on the task."""
     torch.manual_seed(0)
     scattered = build_model("bert", **WIDE)
-    model = type(scattered)(scattered.config).train()  # from the small weights of a new model
+    model = type(scattered)(scattered.config).train()  # a new model has small initial weights
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = make_rows(160, 1)
     for start in [*range(0, 160, 16)] * 6:
@@ -51,7 +49,7 @@ def teacher(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
 
 
 def sizes(model: PreTrainedModel) -> tuple[list[int], list[int]]:
-    """Heads and neurons of each layer."""
+    """Returns the number of heads and of neurons of each layer."""
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "intermediate")]
     return (
         [layer.attention.self.num_attention_heads for layer in layers],
@@ -62,7 +60,7 @@ def sizes(model: PreTrainedModel) -> tuple[list[int], list[int]]:
 @needs_peers
 @pytest.mark.slow
 @pytest.mark.parametrize("even", [False, True])
-def test_what_torch_pruning_left_computes_the_same_once_it_is_deployed(
+def test_a_model_pruned_by_torch_pruning_computes_the_same_after_export(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, even: bool
 ):
     from benchmarks.pruning_peers import torch_pruned
@@ -83,7 +81,7 @@ def test_what_torch_pruning_left_computes_the_same_once_it_is_deployed(
     assert np.abs(OnnxModel(tmp_path / "onnxruntime", 1)(given) - model(given)).max() < 1e-4
 
 
-def test_the_ratio_found_is_the_smallest_that_is_fast_enough():
+def test_nearest_ratio_returns_the_smallest_ratio_that_is_fast_enough():
     from benchmarks.pruning_peers import MOST, nearest_ratio
 
     ratio = nearest_ratio(lambda ratio: 1 / (1 - ratio), 3.0)
@@ -91,7 +89,7 @@ def test_the_ratio_found_is_the_smallest_that_is_fast_enough():
     assert nearest_ratio(lambda ratio: 1 + ratio, 3.0) == MOST
 
 
-def test_textbrewers_students_start_as_its_examples_say(teacher: PreTrainedModel):
+def test_textbrewer_students_have_the_sizes_and_weights_of_its_examples(teacher: PreTrainedModel):
     from benchmarks.pruning_textbrewer import Brewed, brewed_sizes, brewed_student
 
     found = brewed_sizes(teacher)
@@ -107,7 +105,7 @@ def test_textbrewers_students_start_as_its_examples_say(teacher: PreTrainedModel
     assert not torch.equal(narrow.classifier.weight, other.classifier.weight)
 
 
-def test_every_layer_is_matched_and_projected_where_it_is_narrower():
+def test_every_layer_is_matched_and_narrower_layers_are_projected():
     from benchmarks.pruning_textbrewer import matches
 
     found = matches(2, 6, (64, 128))
@@ -116,7 +114,7 @@ def test_every_layer_is_matched_and_projected_where_it_is_narrower():
     assert all("proj" not in each for each in matches(2, 6, (128, 128)))
 
 
-def test_fewer_rows_keep_every_class(tmp_path: Path):
+def test_a_row_limit_keeps_every_class_of_train(tmp_path: Path):
     from benchmarks.pruning_settings import limited
     from distill.data.sources.tables import read_splits
 
@@ -138,7 +136,7 @@ def write_data(folder: Path) -> Path:
 def bench(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[str], Path]:
-    """A finished benchmark: its words and its folder."""
+    """The arguments and the output folder of a finished benchmark."""
     from benchmarks.pruned_students import main
 
     place = tmp_path_factory.mktemp("bench")
@@ -153,10 +151,10 @@ def bench(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_trained_students_end_in_no_table(
+def test_trained_students_are_measured_and_listed_in_the_table(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Ours and whole layers, for which no peer has to be installed."""
+    """Covers the ways `ours` and `layers`, which need no peer library."""
     from benchmarks.pruned_students import main
 
     folder, data = saved(teacher, tokenizer, tmp_path / "teacher"), write_data(tmp_path / "data")
@@ -172,8 +170,8 @@ def test_trained_students_end_in_no_table(
     assert all(f"│ {way} " in table for way in ("teacher", "ours", "layers"))
 
 
-def test_a_speed_up_gets_the_size_of_another(tmp_path: Path):
-    """Sizes are in the order of the speed-ups as they were given, whatever that is."""
+def test_each_speed_up_gets_its_own_size_limit(tmp_path: Path):
+    """Sizes correspond to the speed-ups in the order in which the user passed them."""
     from benchmarks.pruning_settings import config_of_run
 
     budget = Budget(speedup="4,2", max_bytes="8MB,10MB")
@@ -209,7 +207,7 @@ def test_every_way_is_trained_deployed_and_measured(bench: tuple[list[str], Path
 
 
 def accuracy(folder: Path) -> float:
-    """By the deployed file and the tokenizer beside it, without the benchmark's code."""
+    """Computes the accuracy from the deployed file and its tokenizer, without the benchmark's code."""
     from tokenizers import Tokenizer
 
     place = folder / "onnxruntime"
@@ -229,7 +227,7 @@ def accuracy(folder: Path) -> float:
 
 @needs_peers
 @pytest.mark.slow
-def test_a_second_call_trains_nothing_again(
+def test_a_second_call_retrains_nothing(
     bench: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     import textbrewer
@@ -251,7 +249,7 @@ def test_a_second_call_trains_nothing_again(
 
 @needs_peers
 @pytest.mark.slow
-def test_a_finished_run_is_taken_with_its_own_settings(bench: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch):
+def test_a_finished_run_is_reused_with_its_own_settings(bench: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch):
     from benchmarks.pruned_students import main
 
     monkeypatch.delattr("benchmarks.pruning_peers.fit")
@@ -265,12 +263,12 @@ def test_a_finished_run_is_taken_with_its_own_settings(bench: tuple[list[str], P
 
 @needs_peers
 @pytest.mark.slow
-def test_other_seeds_take_the_rate_that_was_best_on_the_validation_split(
+def test_further_seeds_use_the_learning_rate_that_was_best_on_validation(
     bench: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch
 ):
     from benchmarks.pruned_students import main
 
-    told = iter((0.3, 0.6, 0.1, 0.9))  # both rates with the first seed, the better one with the other, the teacher
+    told = iter((0.3, 0.6, 0.1, 0.9))  # both rates with seed 0, the better rate with seed 1, the teacher
     monkeypatch.setattr("benchmarks.pruned_students.Bench.scores", lambda *_: {"validation": next(told), "test": 0.5})
     main([*bench[0], "--ways", "layers", "--seeds", "0", "1", "--rates", "1e-4", "2e-3", "--rounds", "1"])
     found = found_in(bench)

@@ -1,4 +1,4 @@
-"""`python -m pipelines.cache` on tiny teachers of every task: written, grown, inspected, damaged, mended."""
+"""`python -m pipelines.cache` on tiny teachers of every task: writing, growing, inspecting and repairing caches."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def run(*words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 @pytest.fixture
 def cache(monkeypatch, capsys):
-    """`cache(command, *words)` runs it in this process -> (exit code, what it said)."""
+    """`cache(command, *words)` runs the command in this process and returns (exit code, output)."""
     return lambda *words: run(*map(str, words), monkeypatch=monkeypatch, capsys=capsys)
 
 
@@ -70,7 +70,7 @@ def words_for(teacher: Path, data: Path, folder: Path) -> list[str]:
     return ["--teacher", str(teacher), "--data", str(data), "--cache", str(folder), "--data.max_length", "16"]
 
 
-def test_a_decoders_cache_does_not_go_the_whole_way(cache, decoder, texts, tmp_path, tokenizer):
+def test_a_decoders_cache_is_planned_written_reused_and_inspected(cache, decoder, texts, tmp_path, tokenizer):
     words = words_for(decoder, texts, tmp_path / "c")
     code, said = cache("write", *words, "--dry-run")
     assert code == 0
@@ -94,19 +94,21 @@ def test_a_decoders_cache_does_not_go_the_whole_way(cache, decoder, texts, tmp_p
 
 
 @pytest.mark.parametrize("temperature", ["1", "2"])
-def test_an_exact_top_k_is_far_from_its_teacher(temperature, cache, decoder, texts, tmp_path):
+def test_a_top_k_over_the_whole_vocabulary_matches_its_teacher(temperature, cache, decoder, texts, tmp_path):
     everything = ("--signals", "topk", "--k", str(len(VOCABULARY)))
     words = words_for(decoder, texts, tmp_path / "c")
     code, said = cache("write", *words, *everything, "--keep.temperature", temperature)
     assert code == 0, said
     code, said = cache("inspect", "--cache", tmp_path / "c", "--fidelity", "2")
     assert code == 0, said
-    assert float(re.search(r"│ ([\d.]+) nats", said)[1]) < 2e-3  # steps of an eighth of a nat
+    assert float(re.search(r"│ ([\d.]+) nats", said)[1]) < 2e-3  # quantized in steps of 1/8 nat
     assert float(re.search(r"│ ([\d.]+) degrees", said)[1]) < 5
 
 
 @pytest.mark.parametrize("task", ["token-classification", "question-answering", "chat"])
-def test_a_student_of_another_task_is_looked_at(task, cache, decoder, tmp_path, tokenizer, monkeypatch):
+def test_inspect_finds_no_difference_between_a_cache_and_its_own_teacher(
+    task, cache, decoder, tmp_path, tokenizer, monkeypatch
+):
     data, head = tmp_path / "data", {"token-classification": "Token", "question-answering": "Question"}.get(task)
     if task == "chat":
         tokenizer.eos_token = "[SEP]"
@@ -128,7 +130,7 @@ def test_a_student_of_another_task_is_looked_at(task, cache, decoder, tmp_path, 
     assert float(re.search(r"│ ([\d.]+) degrees", said)[1]) < 0.2
 
 
-def test_a_flipped_byte_goes_unnamed_or_its_repair_differs(cache, decoder, texts, tmp_path):
+def test_a_flipped_byte_is_named_and_repaired_identically(cache, decoder, texts, tmp_path):
     folder = tmp_path / "c"
     cache("write", *words_for(decoder, texts, folder))
     shard = next(folder.glob("shard-*"))
@@ -147,7 +149,7 @@ def test_a_flipped_byte_goes_unnamed_or_its_repair_differs(cache, decoder, texts
     assert cache("verify", "--cache", folder)[0] == 0
 
 
-def test_more_text_does_not_grow_a_cache(cache, decoder, texts, tmp_path):
+def test_more_text_extends_a_cache_without_changing_its_first_shard(cache, decoder, texts, tmp_path):
     folder = tmp_path / "c"
     cache("write", *words_for(decoder, texts, folder), "--limit", "5")
     before = (folder / "shard-000000.safetensors").read_bytes()
@@ -159,7 +161,7 @@ def test_more_text_does_not_grow_a_cache(cache, decoder, texts, tmp_path):
 
 
 @pytest.mark.parametrize("packing", ["stream", "documents"])
-def test_masks_of_cache_and_training_differ(packing, cache, tmp_path, tokenizer):
+def test_masks_of_cache_and_training_are_the_same(packing, cache, tmp_path, tokenizer):
     texts = tmp_path / "texts.jsonl"
     texts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(30, 4)))
     teacher = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "mlm")
@@ -171,7 +173,7 @@ def test_masks_of_cache_and_training_differ(packing, cache, tmp_path, tokenizer)
     task = MaskedLM((), packing, MaskConfig(passes=2))
     masked = task.encode_train(tokenizer, Examples(read_texts(str(texts)), None), 16)
     assert isinstance(masked, PackedRows) == (packing == "documents")
-    assert len(masked) < len(reader) <= 2 * len(masked)  # two masks of a row may be one
+    assert len(masked) < len(reader) <= 2 * len(masked)  # two masks of a row may coincide
     model = OnlineTeacher(build_model("bert", "ForMaskedLM"))
     for epoch in (0, 1, 2):
         batch = masked.collate([1, 4, 2], 0, epoch)
@@ -181,7 +183,7 @@ def test_masks_of_cache_and_training_differ(packing, cache, tmp_path, tokenizer)
         torch.testing.assert_close(found["log_probs"].exp(), dense.gather(-1, found["ids"]), rtol=0.14, atol=1e-4)
 
 
-def test_features_and_embeddings_are_not_kept(cache, body_folder, data_folder, tmp_path, tokenizer):
+def test_cached_embeddings_and_hidden_states_match_the_teacher(cache, body_folder, data_folder, tmp_path, tokenizer):
     words = words_for(body_folder, data_folder, tmp_path / "c")
     code, said = cache("write", *words, "--signals", "embedding,hidden,relations", "--layers", "0,3")
     assert code == 0, said
@@ -197,7 +199,7 @@ def test_features_and_embeddings_are_not_kept(cache, body_folder, data_folder, t
         assert len(found["relations"][layer]) == 3
 
 
-def test_generated_sequences_are_not_the_teachers_own(cache, decoder, tmp_path):
+def test_generated_sequences_are_cached_without_other_signals(cache, decoder, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(6, 9)))
     words = words_for(decoder, prompts, tmp_path / "c")
@@ -210,7 +212,9 @@ def test_generated_sequences_are_not_the_teachers_own(cache, decoder, tmp_path):
     assert "goes alone" in cache("write", *both, "--signals", "generated,topk", *few)[1]
 
 
-def test_another_teachers_cache_is_written_into(cache, decoder, texts, tmp_path, tokenizer, headed_folder, data_folder):
+def test_the_cache_of_another_teacher_is_refused_and_unchanged(
+    cache, decoder, texts, tmp_path, tokenizer, headed_folder, data_folder
+):
     folder = tmp_path / "c"
     cache("write", *words_for(decoder, texts, folder))
     before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
@@ -233,7 +237,7 @@ def test_another_teachers_cache_is_written_into(cache, decoder, texts, tmp_path,
         (("write", "--cache", "c", "--teacher", "t", "--data", "d", "--rank", "2"), "rank below ranks"),
     ],
 )
-def test_bad_words_end_without_a_message(words, message, monkeypatch, capsys, tmp_path):
+def test_invalid_arguments_end_with_one_message(words, message, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     if message is None:
         assert "usage: python -m pipelines.cache" in finish("cache", [])
@@ -257,14 +261,14 @@ def test_bad_words_end_without_a_message(words, message, monkeypatch, capsys, tm
         ),
     ],
 )
-def test_settings_a_teacher_cannot_have_are_taken(more, message, cache, decoder, texts, tmp_path):
+def test_settings_that_do_not_fit_the_teacher_are_refused(more, message, cache, decoder, texts, tmp_path):
     code, said = cache("write", *words_for(decoder, texts, tmp_path / "c"), *more)
     assert code == 2
     assert message in said
     assert not (tmp_path / "c").exists()
 
 
-def test_the_angle_or_the_loss_of_equal_targets_is_not_nothing():
+def test_gradient_angle_and_distribution_loss_are_exact_on_known_cases():
     torch.manual_seed(0)
     gradient = [torch.randn(3, 4), None, torch.randn(5)]
     assert degrees(gradient, [g * 2 if g is not None else None for g in gradient]) < 1e-4
@@ -277,7 +281,7 @@ def test_the_angle_or_the_loss_of_equal_targets_is_not_nothing():
 
 
 @pytest.mark.parametrize("layout", [pytest.param("replicated", marks=pytest.mark.slow), "fsdp=2"])
-def test_two_processes_write_other_bytes_or_speak_twice(layout, cache, decoder, texts, tmp_path):
+def test_two_processes_write_the_same_bytes_and_print_once(layout, cache, decoder, texts, tmp_path):
     assert cache("write", *words_for(decoder, texts, tmp_path / "one"))[0] == 0
     words = words_for(decoder, texts, tmp_path / "two")
     said = finish("cache", ["write", *words, "--devices", "2", "--layout", layout])
@@ -289,7 +293,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
 
 
-def test_a_template_is_looked_for_from_another_folder(tmp_path, monkeypatch):
+def test_the_recorded_template_path_is_absolute(tmp_path, monkeypatch):
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     monkeypatch.chdir(tmp_path)
     kept = record(WriteConfig("c", "t", data=DataConfig(path="d"), chat=ChatConfig(template="chat.jinja")))

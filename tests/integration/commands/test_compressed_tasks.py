@@ -1,4 +1,4 @@
-"""Students of every task cut to a speed and put into few bits by the same command."""
+"""Students of every task pruned to a speed or quantized by the distil command."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def trained(kind: str, place: Path, body: Path, *more: str) -> tuple[Path, str]:
 @pytest.mark.parametrize(
     "kind", [each if each.startswith("token") else pytest.param(each, marks=pytest.mark.slow) for each in KINDS]
 )
-def test_a_student_of_a_task_is_not_cut_or_not_taught(kind, body_folder, tmp_path):
+def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_path):
     output, said = trained(kind, tmp_path, body_folder, "--speedup", "1.2", "--student", "teacher", *HERE)
     assert f"task: {kind}" in said
     report = report_of(output)
@@ -54,7 +54,7 @@ def test_a_student_of_a_task_is_not_cut_or_not_taught(kind, body_folder, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_student_of_a_task_is_not_put_into_few_bits(kind, body_folder, tmp_path):
+def test_a_student_of_each_task_is_quantized(kind, body_folder, tmp_path):
     output, said = trained(kind, tmp_path, body_folder, "--quantize", "int8", "--quantize.samples", "32")
     assert "layers round as int8-static" in said
     found = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
@@ -75,7 +75,7 @@ def decoder_teacher(tmp_path, tokenizer) -> Path:
 
 @pytest.mark.parametrize("head", ["ForCausalLM", pytest.param("ForMaskedLM", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", ["cut", pytest.param("few-bits", marks=pytest.mark.slow)])
-def test_a_language_model_is_not_cut_or_put_into_few_bits(head, how, decoder_teacher, tokenizer, tmp_path):
+def test_a_language_model_is_pruned_or_quantized(head, how, decoder_teacher, tokenizer, tmp_path):
     teacher = decoder_teacher
     if head == "ForMaskedLM":
         teacher = saved(build_model("bert", head), tokenizer, tmp_path / "masked")
@@ -97,7 +97,7 @@ def test_a_language_model_is_not_cut_or_put_into_few_bits(head, how, decoder_tea
 
 
 @pytest.mark.parametrize("how", ["cut", pytest.param("few-bits", marks=pytest.mark.slow)])
-def test_a_sentence_encoder_is_not_compressed_or_its_vectors_are_of_another_width(how, tokenizer, tmp_path):
+def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tmp_path):
     body = saved(build_model("bert", "Model", intermediate_size=512), tokenizer, tmp_path / "body")
     teacher, output = PooledModel.from_pretrained(body), tmp_path / "run"
     teacher.save_pretrained(tmp_path / "encoder")

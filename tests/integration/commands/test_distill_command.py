@@ -1,4 +1,4 @@
-"""The whole road on a tiny teacher: what it leaves, what it skips, and what it refuses."""
+"""The complete distil pipeline on a tiny teacher: its results, skipped stages and refusals."""
 
 import json
 import re
@@ -30,7 +30,7 @@ from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, save
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory):
-    """(output, what it said, words) of a run that went through undisturbed, wandb offline."""
+    """(output folder, printed output, arguments) of an undisturbed run with wandb offline."""
     place = tmp_path_factory.mktemp("finished")
     teacher, data = make_inputs(place)
     words = small_run(
@@ -50,7 +50,7 @@ def test_the_student_is_a_stock_checkpoint_with_card_and_onnx(finished):
         assert (output / "student" / name).is_file(), name
 
 
-def test_onnx_and_checkpoint_agree_on_texts_of_other_lengths(finished):
+def test_onnx_and_checkpoint_agree_on_texts_of_different_lengths(finished):
     from compress.export.common.huggingface import TorchModel
     from compress.export.onnx.graph import OnnxModel
 
@@ -62,7 +62,7 @@ def test_onnx_and_checkpoint_agree_on_texts_of_other_lengths(finished):
     np.testing.assert_allclose(theirs, ours, atol=1e-3)
 
 
-def test_the_report_holds_every_model_in_every_runtime(finished):
+def test_the_report_contains_every_model_in_every_runtime(finished):
     output, _, _ = finished
     report = json.loads((output / "report.json").read_text())
     assert {(m["name"], m["runtime"]) for m in report["models"]} == {
@@ -82,7 +82,7 @@ def test_the_report_holds_every_model_in_every_runtime(finished):
     assert (output / "report.html").read_text().lstrip().lower().startswith("<!doctype html>")
 
 
-def test_scores_in_the_report_are_those_of_the_exported_files(finished):
+def test_scores_in_the_report_match_the_exported_student(finished):
     output, _, _ = finished
     report = json.loads((output / "report.json").read_text())
     model = AutoModelForSequenceClassification.from_pretrained(output / "student").eval()
@@ -98,7 +98,7 @@ def test_scores_in_the_report_are_those_of_the_exported_files(finished):
     assert params == {model.num_parameters()}
 
 
-def test_every_manifest_names_its_files_with_their_hashes(finished):
+def test_every_manifest_lists_its_files_with_their_hashes(finished):
     output, _, _ = finished
     for name in ("data", "teacher", "cache", "distill", "export", "evaluate", "report"):
         folder = stage_folder(output, name)
@@ -110,7 +110,7 @@ def test_every_manifest_names_its_files_with_their_hashes(finished):
             assert sha256(folder / file) == stated["sha256"]
 
 
-def test_every_term_is_logged_with_weight_and_share(finished):
+def test_loss_terms_are_logged_with_weight_and_gradient_share(finished):
     output, _, _ = finished
     (file,) = (stage_folder(output, "distill") / "logs").glob("attempt-*/metrics.csv")
     header = file.read_text().splitlines()[0].split(",")
@@ -119,7 +119,7 @@ def test_every_term_is_logged_with_weight_and_share(finished):
     assert list((output / "wandb").rglob("*.wandb"))
 
 
-def test_the_same_command_again_skips_every_stage(finished):
+def test_repeating_the_command_skips_every_stage(finished):
     output, _, words = finished
     before = {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")}
     said = finish("distill", words)
@@ -128,7 +128,7 @@ def test_the_same_command_again_skips_every_stage(finished):
     assert {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")} == before
 
 
-def test_another_seed_or_setting_makes_new_results_and_keeps_the_old(finished, tmp_path):
+def test_another_setting_adds_a_new_result_and_keeps_the_old(finished, tmp_path):
     output, _, words = finished
     copy = shutil.copytree(output, tmp_path / "copy")
     old = sha256(stage_folder(copy, "distill") / "model/model.safetensors")
@@ -142,7 +142,7 @@ def test_another_seed_or_setting_makes_new_results_and_keeps_the_old(finished, t
 
 
 @pytest.mark.parametrize("more", [("--loss.kl", "0", "--loss.ce", "1"), ("--teacher.signals", "online")])
-def test_a_dry_run_without_a_cache_fails_or_tells_its_size(more, tmp_path, capsys):
+def test_a_dry_run_without_a_cache_reports_no_cache_size(more, tmp_path, capsys):
     distill.main([*small_run(*make_inputs(tmp_path), tmp_path / "run", *more), "--dry-run"])
     said = capsys.readouterr().out
     assert "nothing was written" in said
@@ -156,11 +156,11 @@ def test_a_dry_run_without_a_cache_fails_or_tells_its_size(more, tmp_path, capsy
         (("--keep.draws", "9"), "keep.draws: expected none for text-classification, found 9"),
     ],
 )
-def test_what_is_kept_of_words_is_taken_for_a_classifier(more, said, tmp_path, monkeypatch, capsys):
+def test_cache_settings_for_tokens_are_refused_for_a_classifier(more, said, tmp_path, monkeypatch, capsys):
     assert said in refused(distill, small_run(*make_inputs(tmp_path), tmp_path / "run", *more), monkeypatch, capsys)
 
 
-def test_how_a_cache_is_kept_is_passed_over():
+def test_requested_cache_formats_are_used_for_a_classifier():
     task, sizes = TASKS["text-classification"], LayerSizes(4, 32, 4)
     config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"))
     assert kept_of(config, task, sizes, sizes) == KeepConfig(signals="logits")
@@ -170,7 +170,7 @@ def test_how_a_cache_is_kept_is_passed_over():
     assert (found.dtype, found.compression, found.signals) == ("float16", "zstd", "logits")
 
 
-def test_a_dry_run_tells_the_plan_and_writes_nothing(finished, tmp_path):
+def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
     output, _, words = finished
     said = finish("distill", [*words, "--dry-run"])
     assert said.count("done, will be skipped") >= 7
@@ -196,7 +196,7 @@ def test_two_runs_at_once_in_one_folder_are_refused(finished, tmp_path):
     assert "another process is writing there" in said
 
 
-def test_a_finished_run_is_not_drawn_again(finished):
+def test_a_finished_run_is_redrawn_with_charts_of_defined_colours(finished):
     output, _, _ = finished
     assert "report.html" in finish("report", ["--run", str(output), "--charts", "true"])
     charts = {file.name: file.read_text() for file in (output / "charts").iterdir()}
@@ -207,7 +207,7 @@ def test_a_finished_run_is_not_drawn_again(finished):
         assert all(f"{each}:" in svg for each in used), f"{name}: a colour that no one told"
 
 
-def test_a_changed_output_file_is_told_and_not_built_upon(finished, tmp_path):
+def test_a_changed_output_file_is_refused_by_name(finished, tmp_path):
     output, _, words = finished
     copy = shutil.copytree(output, tmp_path / "copy")
     weights = stage_folder(copy, "teacher") / "model/model.safetensors"

@@ -1,4 +1,4 @@
-"""Distillation on plain text before the task: what is learnt, layer by layer, what it starts, and what is refused."""
+"""General distillation on plain text before the task: progressive training, the stage's result, and refusals."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ def documents(count: int, seed: int = 1) -> list[str]:
 
 @pytest.fixture
 def prose(tmp_path):
-    """A folder of txt files, 24 documents."""
+    """A folder of 24 txt documents."""
     folder = tmp_path / "prose"
     folder.mkdir()
     for i, text in enumerate(documents(24)):
@@ -75,7 +75,7 @@ def hooks(model) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
 
 
-def test_a_student_of_other_gradients_is_taken_for_the_same(prose):
+def test_gradient_compression_changes_the_key_of_the_general_stage(prose):
     keys = []
     run = SimpleNamespace(stage=lambda name, settings, *rest, **more: keys.append(settings), console=Console())
     config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"), general=GeneralConfig(str(prose)))
@@ -86,7 +86,7 @@ def test_a_student_of_other_gradients_is_taken_for_the_same(prose):
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "electra-projected"])
-def test_a_pass_that_ends_early_gives_other_states(family, token_batch):
+def test_a_forward_pass_that_ends_early_returns_the_same_hidden_states(family, token_batch):
     model = build_model(family, "Model")
     with torch.no_grad():
         whole = model(**token_batch, output_hidden_states=True).hidden_states
@@ -100,8 +100,8 @@ def test_a_pass_that_ends_early_gives_other_states(family, token_batch):
     assert hooks(model) == before
 
 
-def test_a_layer_learns_out_of_its_turn_or_not_in_it(tokenizer):
-    """Six turns' worth of steps: in each only the layer whose turn it is moves, with the embeddings in the first."""
+def test_each_layer_is_trained_in_its_own_turn_and_then_all_together(tokenizer):
+    """In each turn only the layer whose turn it is changes, together with the embeddings in the first turn."""
     teacher = build_model("bert", "Model")
     student = build_student(teacher, "mobilebert")
     module, blocks = module_of(student, teacher), rows(tokenizer)
@@ -118,7 +118,7 @@ def test_a_layer_learns_out_of_its_turn_or_not_in_it(tokenizer):
             others = {"embeddings" for name in changed if "layer." not in name}
             moved.append(layers | others)
 
-    # The watcher comes after the one that opens the turn.
+    # The watcher runs after the callback that starts the turn.
     trained(module, blocks, LayerByLayer(0.8), Watch())
     steps = len(moved)
     own = int(0.8 * steps)
@@ -132,7 +132,7 @@ def test_a_layer_learns_out_of_its_turn_or_not_in_it(tokenizer):
     assert module.taught.turn == 0
 
 
-def test_learning_in_turn_leaves_layers_as_far_from_the_teachers_as_before(tokenizer):
+def test_progressive_training_moves_every_layer_closer_to_the_teachers(tokenizer):
     teacher = build_model("bert", "Model")
     student = build_student(teacher, "mobilebert,embeddings=32")
     blocks = rows(tokenizer)
@@ -149,7 +149,7 @@ def test_learning_in_turn_leaves_layers_as_far_from_the_teachers_as_before(token
     assert all(now < 0.9 * then for now, then in zip(after[1:], before[1:], strict=True)), (before, after)
 
 
-def test_blocks_depend_on_more_than_the_seed_or_held_out_ones_are_trained_on(tokenizer, prose, tmp_path):
+def test_blocks_depend_on_the_seed_alone_and_exclude_held_out_blocks(tokenizer, prose, tmp_path):
     config = GeneralConfig(data=str(prose), length=16, blocks=20)
     train, held_out = blocks_of(config, tokenizer, 3)
     again, _ = blocks_of(config, tokenizer, 3)
@@ -176,8 +176,8 @@ def test_blocks_depend_on_more_than_the_seed_or_held_out_ones_are_trained_on(tok
 GENERAL = ("--general.length", "16", "--general.train.batch_size", "8", "--general.train.learning_rate", "1e-3")
 
 
-def test_a_run_forgets_what_the_student_learnt_on_plain_text(body_folder, data_folder, prose, tmp_path):
-    """Progressive transfer into bottlenecks, a new head fitted, the task, and a stock checkpoint at the end."""
+def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data_folder, prose, tmp_path):
+    """Runs progressive transfer into bottlenecks, then trains a new head on the task and saves a stock checkpoint."""
     output = tmp_path / "run"
     words = small_run(body_folder, data_folder, output, *GENERAL, "--general.data", str(prose))
     words[words.index("layers=2")] = "mobilebert"
@@ -204,7 +204,7 @@ def test_a_run_forgets_what_the_student_learnt_on_plain_text(body_folder, data_f
     assert "general: started" in said
 
 
-def test_words_behind_masks_teach_nothing(tokenizer, data_folder, prose, tmp_path):
+def test_a_masked_language_teacher_trains_the_student_on_masked_tokens(tokenizer, data_folder, prose, tmp_path):
     teacher = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "words")
     words = small_run(teacher, data_folder, tmp_path / "run", *GENERAL, "--general.data", str(prose))
     words += ["--general.loss.kl", "1", "--general.loss.ce", "0.5", "--general.loss.hidden_kind", "cosine"]
@@ -221,8 +221,8 @@ def test_words_behind_masks_teach_nothing(tokenizer, data_folder, prose, tmp_pat
     assert all(float(row["train/hidden_weight"]) == 1 for row in told)
 
 
-def test_a_killed_general_phase_ends_with_other_bits(tokenizer, tmp_path):
-    """The turn is told from the step, so a phase that goes on opens the layers it would have opened."""
+def test_the_turn_of_a_layer_depends_on_the_step_alone(tokenizer, tmp_path):
+    """The turn depends on the step alone, so that a resumed phase trains the same layers as an undisturbed one."""
     callback = LayerByLayer(0.5)
     assert [callback.turn(step, 16, 4) for step in range(16)] == [1, 1, 2, 2, 3, 3, 4, 4] + [0] * 8
     assert [callback.turn(step, 5, 4) for step in range(5)] == [1, 3, 0, 0, 0]
@@ -243,7 +243,7 @@ def test_a_killed_general_phase_ends_with_other_bits(tokenizer, tmp_path):
         (LossConfig(kl=0, attention=1, layer_map="0:0,2:2,3:4"), "1"),
     ],
 )
-def test_a_layer_has_nothing_to_learn_in_its_turn(loss, missing):
+def test_a_layer_map_without_a_loss_for_a_layers_turn_is_refused(loss, missing):
     taught = lessons(loss, LayerSizes(3, 32, 4), LayerSizes(4, 32, 4))
     if missing is None:
         check_turns(taught, 3)
@@ -271,7 +271,7 @@ def test_a_layer_has_nothing_to_learn_in_its_turn(loss, missing):
         (["--speedup", "2", "--student", "teacher"], "general.data: expected a student that is built and trained"),
     ],
 )
-def test_a_general_phase_that_cannot_be_begins(
+def test_invalid_general_settings_are_refused_before_the_run(
     more, named, body_folder, data_folder, prose, tmp_path, monkeypatch, capsys
 ):
     words = small_run(body_folder, data_folder, tmp_path / "run", "--general.data", str(prose), *more)

@@ -1,4 +1,4 @@
-"""A causal student on a task of lm-eval, the real library on a task of our own."""
+"""A causal language model scored by the real lm-eval library on a local task."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def decoder(tmp_path):
     return saved(model.eval(), tokenizer, tmp_path / "decoder"), model
 
 
-def test_the_harness_scores_another_model_than_the_one_given(decoder, tmp_path, monkeypatch):
+def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path, monkeypatch):
     (folder, model), tokenizer = decoder, byte_level()
     rows = [{"question": WORDS[i], "choices": [WORDS[i + 1], WORDS[i + 2]], "answer": i % 2} for i in range(20)]
     file, tasks = tmp_path / "endings.jsonl", tmp_path / "tasks"
@@ -61,10 +61,10 @@ def test_the_harness_scores_another_model_than_the_one_given(decoder, tmp_path, 
                 logs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
             scores.append(sum(logs[i - 1, ids[i]].item() for i in range(len(asked), len(ids))))
         right += max(range(2), key=scores.__getitem__) == row["answer"]
-    assert math.isclose(found, right / len(rows), abs_tol=0.051)  # one of twenty may be a tie in bits
+    assert math.isclose(found, right / len(rows), abs_tol=0.051)  # one of the twenty rows may be a tie
 
 
-def test_what_the_harness_cannot_run_is_begun(decoder, tokenizer, tmp_path, monkeypatch, capsys):
+def test_unknown_tasks_and_models_without_a_causal_head_are_refused(decoder, tokenizer, tmp_path, monkeypatch, capsys):
     folder, _ = decoder
     words = ["--model", str(folder), "--output", str(tmp_path / "out")]
     assert "found no-such-task" in refused(harness, [*words, "--tasks", "no-such-task"], monkeypatch, capsys)
@@ -73,7 +73,7 @@ def test_what_the_harness_cannot_run_is_begun(decoder, tokenizer, tmp_path, monk
     assert "expected a head for causal-lm" in refused(harness, words, monkeypatch, capsys)
 
 
-def test_data_that_is_out_of_reach_ends_with_a_traceback(decoder, tmp_path):
+def test_unreachable_task_data_ends_with_one_message(decoder, tmp_path):
     tasks, missing = tmp_path / "tasks", tmp_path / "nowhere"
     tasks.mkdir()
     local = TASK.format(file="x.jsonl").splitlines()

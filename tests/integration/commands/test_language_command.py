@@ -1,4 +1,4 @@
-"""Whole runs of language models: chosen by the teacher's head and plain text, taught by the cache, exported, scored."""
+"""Complete runs of language models: task selection, training on cached signals, export and scores."""
 
 import json
 import random
@@ -54,7 +54,7 @@ TRAINED += ("--teacher_train.learning_rate", "5e-3", "--learning-rate", "5e-3")
 STILL = ("--teacher_train.dropout", "0", "--train.dropout", "0", "--masking.passes", "2")
 
 
-def test_a_masked_language_student_is_not_chosen_taught_exported_or_scored(masked_teacher, books, tmp_path):
+def test_a_masked_language_student_is_trained_exported_and_scored(masked_teacher, books, tmp_path):
     output = tmp_path / "run"
     loss = ("--loss.ce", "1", "--loss.hidden", "1", "--loss.hidden_kind", "cosine", "--keep.signals", "topk")
     loss += ("--keep.k", "8", "--temperature", "2")
@@ -63,7 +63,7 @@ def test_a_masked_language_student_is_not_chosen_taught_exported_or_scored(maske
     scores = scores_of(output)
     assert scores.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
     found = scores["student", "pytorch"]
-    assert found["token accuracy"] > 0.1  # one in two hundred by chance
+    assert found["token accuracy"] > 0.1  # chance level is one in two hundred
     assert 1 < found["perplexity"] < 60
     assert abs(found["token accuracy"] - scores["student", "onnxruntime"]["token accuracy"]) < 1e-6
     cache = next((output / "cache").glob("*/cache/cache.json"))
@@ -73,12 +73,12 @@ def test_a_masked_language_student_is_not_chosen_taught_exported_or_scored(maske
 
 
 @pytest.mark.slow
-def test_a_decoder_is_not_chosen_taught_exported_or_scored(tokenizer, books, tmp_path):
+def test_a_decoder_student_is_trained_exported_and_scored(tokenizer, books, tmp_path):
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
     said = finish("distill", small_run(teacher, books, output, *TRAINED, "--loss.ce", "0.5", "--temperature", "1"))
     assert "task: causal-lm (txt files, and the teacher's head for words)" in said
     scores = scores_of(output)
-    assert scores["student", "pytorch"]["token accuracy"] > 0.3  # every second word follows from the one before
+    assert scores["student", "pytorch"]["token accuracy"] > 0.3  # every second word is determined by the previous one
     assert scores["student", "pytorch"]["perplexity"] < 30
     assert abs(scores["student", "pytorch"]["perplexity"] - scores["student", "onnxruntime"]["perplexity"]) < 1e-2
 
@@ -89,7 +89,7 @@ CHATML += "{% if add_generation_prompt %}[CLS] assistant {% endif %}"
 
 @pytest.fixture
 def chats(tmp_path):
-    """Questions of one word whose answers are the word that follows from it."""
+    """Questions of one word, each answered by the word that is paired with it."""
     rng, folder = random.Random(0), tmp_path / "chats"
     folder.mkdir()
     for split, count in (("train", 60), ("validation", 12), ("test", 12)):
@@ -100,7 +100,7 @@ def chats(tmp_path):
     return folder
 
 
-def test_a_students_own_words_are_not_judged_or_its_answers_not_learnt(tokenizer, chats, tmp_path):
+def test_an_on_policy_chat_student_is_trained_exported_and_scored(tokenizer, chats, tmp_path):
     tokenizer.eos_token = "[SEP]"
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
     own = ("--on_policy.share", "0.5", "--on_policy.new_tokens", "4", "--teacher.signals", "online")
@@ -108,7 +108,7 @@ def test_a_students_own_words_are_not_judged_or_its_answers_not_learnt(tokenizer
     said = finish("distill", small_run(teacher, chats, output, *TRAINED, *own, *more))
     assert "task: chat (column messages, and the teacher's head for words)" in said
     scores = scores_of(output)
-    assert scores["student", "pytorch"]["token accuracy"] > 0.5  # the end of every answer alone is half of them
+    assert scores["student", "pytorch"]["token accuracy"] > 0.5  # the answers' end tokens alone are half of the tokens
     assert "onnx-decoder: reloaded, largest difference" in said
     assert (output / "student" / "onnx-decoder" / "model.onnx").is_file()
     for folder in (output / "student", output / "student" / "onnx-decoder"):
@@ -119,7 +119,7 @@ def test_a_students_own_words_are_not_judged_or_its_answers_not_learnt(tokenizer
 
 
 @pytest.mark.slow
-def test_packed_conversations_are_not_cached_or_learnt(tokenizer, chats, tmp_path):
+def test_packed_conversations_are_cached_and_trained_on(tokenizer, chats, tmp_path):
     tokenizer.eos_token = "[SEP]"
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
     more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--until", "distill")
@@ -127,12 +127,12 @@ def test_packed_conversations_are_not_cached_or_learnt(tokenizer, chats, tmp_pat
     about = json.loads(next((output / "data").glob("*/data.json")).read_text())
     assert about["how"]["packing"] == "documents"
     cache = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())
-    assert cache["metrics"]["samples"] < 30  # 60 conversations of some six tokens in rows of 32
+    assert cache["metrics"]["samples"] < 30  # 60 conversations of about six tokens in rows of 32
     kept = json.loads(next((output / "distill").glob("*/manifest.json")).read_text())
     assert kept["metrics"]["val/score"] > 0.5
 
 
-def test_a_students_answers_are_not_its_teachers_or_questions_are_lost(tokenizer, chats, tmp_path):
+def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(tokenizer, chats, tmp_path):
     tokenizer.eos_token = "[SEP]"
     template = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1")
     rows = [json.loads(line)["messages"] for line in (chats / "train.jsonl").read_text().splitlines()]
@@ -159,7 +159,7 @@ def test_a_students_answers_are_not_its_teachers_or_questions_are_lost(tokenizer
 
 
 def assert_made_again_after_a_kill_within_an_answer(file: Path, words: list[str]) -> None:
-    """A kill while `say "]…` was written, right after its `"]`."""
+    """Checks that the stage is rebuilt identically after a kill while `say "]…` was written, right after its `"]`."""
     before, stage = file.read_bytes(), file.parent
     scratch = stage.with_name(f"{stage.name}.partial") / "scratch"
     scratch.mkdir(parents=True)
@@ -169,7 +169,7 @@ def assert_made_again_after_a_kill_within_an_answer(file: Path, words: list[str]
     assert file.read_bytes() == before
 
 
-def test_a_completion_is_glued_to_its_prompt():
+def test_a_completion_keeps_the_space_after_its_prompt():
     words = sentencepiece()
     ids = words("The old mill stood by the river")["input_ids"]
     writer = Writer.__new__(Writer)
@@ -180,16 +180,18 @@ def test_a_completion_is_glued_to_its_prompt():
     assert writer.spoken(ids, ids) == "", "it has no end"
 
 
-def test_a_share_without_a_conversation_is_told_as_answers_without_end(tokenizer, chats, tmp_path, monkeypatch, capsys):
+def test_a_share_too_small_for_one_conversation_is_refused(tokenizer, chats, tmp_path, monkeypatch, capsys):
     tokenizer.eos_token = "[SEP]"
     teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), ("--chat.template", "~/chatml.jinja")
-    monkeypatch.setenv("HOME", str(tmp_path))  # where the template is
+    monkeypatch.setenv("HOME", str(tmp_path))  # the folder of the template
     own = ("--sequences.share", "0.001", "--teacher.finetune", "never")
     said = refused(distill, small_run(teacher, chats, tmp_path / "run", *template, *own), monkeypatch, capsys)
     assert "sequences.share 0.001: expected one conversation or more, found none of 60" in said
 
 
-def test_a_dry_run_of_conversations_fails(tokenizer, chats, tmp_path, monkeypatch, capsys):
+def test_a_dry_run_of_conversations_reports_the_cache_size_and_writes_nothing(
+    tokenizer, chats, tmp_path, monkeypatch, capsys
+):
     tokenizer.eos_token = "[SEP]"
     pairs = tmp_path / "pairs.jsonl"
     rows = [{"prompt": WORDS[number], "completion": f" {WORDS[number + 1]}"} for number in range(40)]
@@ -202,7 +204,7 @@ def test_a_dry_run_of_conversations_fails(tokenizer, chats, tmp_path, monkeypatc
         assert "at most" in said
 
 
-def test_an_answer_cut_short_by_a_kill_is_taken_for_whole(tmp_path):
+def test_an_answer_truncated_by_a_kill_is_dropped(tmp_path):
     kept = tmp_path / "answers.jsonl"
     for cut in ('[5, "cut sh', '[5, "say \\"]', '[5, "no end of its line"]'):
         kept.write_text('[3, "whole"]\n[4, ""]\n' + cut)
@@ -211,7 +213,7 @@ def test_an_answer_cut_short_by_a_kill_is_taken_for_whole(tmp_path):
 
 
 def other_words(tmp_path) -> tuple[Path, Path, Path]:
-    """A teacher, a student with another vocabulary, and texts for both."""
+    """Returns a teacher, a student with a different vocabulary, and texts for both."""
     taught, own = byte_level(), wordpiece()
     teacher = saved(decoder(vocabulary=len(taught)), taught, tmp_path / "teacher")
     student = saved(decoder(1, len(own)), own, tmp_path / "student")
@@ -221,7 +223,7 @@ def other_words(tmp_path) -> tuple[Path, Path, Path]:
 
 
 @pytest.mark.slow
-def test_a_student_with_other_words_is_refused_or_learns_nothing(tmp_path):
+def test_a_decoder_with_another_vocabulary_learns_from_its_teacher(tmp_path):
     teacher, student, texts = other_words(tmp_path)
     output = tmp_path / "run"
     words = ("--student", str(student), "--teacher.signals", "online", "--loss.ce", "0.2", "--temperature", "1")
@@ -234,7 +236,7 @@ def test_a_student_with_other_words_is_refused_or_learns_nothing(tmp_path):
 
 
 def other_masked_words(tmp_path) -> tuple[Path, Path, Path]:
-    """The same of masked models, RoBERTa with byte-level words and BERT with WordPiece; six words in ten are one."""
+    """Like `other_words` for masked models, byte-level RoBERTa and WordPiece BERT; one word is six in ten words."""
     rng, folder = random.Random(0), tmp_path / "texts"
     folder.mkdir()
     for number in range(6):
@@ -247,13 +249,13 @@ def other_masked_words(tmp_path) -> tuple[Path, Path, Path]:
 
 
 @pytest.mark.slow
-def test_a_masked_student_with_other_words_is_refused_or_learns_nothing(tmp_path):
+def test_a_masked_student_with_another_vocabulary_learns_from_its_teacher(tmp_path):
     teacher, student, texts = other_masked_words(tmp_path)
     output, words = tmp_path / "run", ("--student", str(student), "--teacher.signals", "online", "--temperature", "1")
     said = finish("distill", small_run(teacher, texts, output, *TRAINED, *words))
     assert "task: masked-lm (txt files, and the teacher's head for words)" in said
     found = scores_of(output)
-    # It has no labels: that one word is more likely it has from its teacher, which would know it by another number.
+    # Without labels, the student learns the frequent word only from the teacher, where its id is a different one.
     assert found["student", "pytorch"]["token accuracy"] > 0.5
     assert found["student", "pytorch"]["perplexity"] < 8
     assert found["student", "pytorch"]["token accuracy"] == found["student", "onnxruntime"]["token accuracy"]
@@ -262,7 +264,7 @@ def test_a_masked_student_with_other_words_is_refused_or_learns_nothing(tmp_path
 
 
 @pytest.mark.parametrize("make", [other_words, other_masked_words])
-def test_a_student_with_other_words_reads_a_cache_or_layers(make, tmp_path, monkeypatch, capsys):
+def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make, tmp_path, monkeypatch, capsys):
     teacher, student, texts = make(tmp_path)
     for more, message in (
         ((), "teacher.signals: expected online"),
@@ -276,7 +278,7 @@ def test_a_student_with_other_words_reads_a_cache_or_layers(make, tmp_path, monk
         assert not (tmp_path / "run" / "data").exists()
 
 
-def test_a_student_without_a_mask_token_is_refused_after_its_teacher_was_trained(tmp_path, monkeypatch, capsys):
+def test_a_student_without_a_mask_token_is_refused_before_the_data_stage(tmp_path, monkeypatch, capsys):
     teacher, _, texts = other_masked_words(tmp_path)
     own = byte_level(size=300)
     vocabulary = {"vocab_size": len(own), "pad_token_id": own.pad_token_id}
@@ -301,7 +303,9 @@ def test_a_student_without_a_mask_token_is_refused_after_its_teacher_was_trained
         (("--loss.divergence", "logit_mse", "--keep.signals", "topk"), "with cached topk signals, found logit_mse"),
     ],
 )
-def test_a_language_run_that_cannot_be_begins(words, message, masked_teacher, books, tmp_path, monkeypatch, capsys):
+def test_invalid_language_model_settings_are_refused_before_the_teacher_stage(
+    words, message, masked_teacher, books, tmp_path, monkeypatch, capsys
+):
     output = tmp_path / "run"
     assert message in refused(distill, small_run(masked_teacher, books, output, *words), monkeypatch, capsys)
     assert not (output / "teacher").exists()
@@ -319,7 +323,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
     assert f"found 20 beyond ('added0' is {len(tokenizer)})" in told
 
 
-def test_room_for_what_a_student_writes_is_missed_after_its_teacher_was_trained(
+def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
     tokenizer, books, tmp_path, monkeypatch, capsys
 ):
     own = ("--on_policy.share", "0.5", "--teacher.signals", "online", "--on_policy.new_tokens", "60", "--dry-run")
@@ -328,7 +332,7 @@ def test_room_for_what_a_student_writes_is_missed_after_its_teacher_was_trained(
     assert "on_policy.prompt_tokens and on_policy.new_tokens together: expected at most 64 tokens" in said
 
 
-def test_masked_documents_see_each_other_though_they_should_not(masked_teacher, books, tmp_path):
+def test_packed_documents_are_cached_once_for_each_masking_pass(masked_teacher, books, tmp_path):
     lines = tmp_path / "lines.jsonl"
     lines.write_text("\n".join(json.dumps({"text": line}) for line in prose(60, 1).splitlines()))
     output, more = tmp_path / "run", ("--data.packing", "documents", "--masking.passes", "2", "--until", "distill")
@@ -337,23 +341,23 @@ def test_masked_documents_see_each_other_though_they_should_not(masked_teacher, 
     assert about["how"]["packing"] == "documents"
     kept = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())["metrics"]["samples"]
     assert kept % 2 == 0
-    assert kept < 60  # two masks of some fifty lines, several to a row
+    assert kept < 60  # two masks of about fifty lines, several lines to a row
 
 
 @pytest.mark.parametrize(
     "more", [("--keep.signals", "logits"), ("--teacher.signals", "online"), ("--loss.kl", "0", "--loss.hidden", "1")]
 )
-def test_a_loss_that_the_signals_are_enough_for_is_refused(more, masked_teacher, books, tmp_path):
+def test_a_loss_that_the_signals_support_is_accepted(more, masked_teacher, books, tmp_path):
     words = small_run(masked_teacher, books, tmp_path / "run", "--loss.ramps", '{"temperature": [4, 1]}', "--dry-run")
     distill.main([*words, "--loss.divergence", "reverse_kl", *more])
 
 
-def test_a_body_without_a_head_for_words_gets_a_random_one(body_folder, books, tmp_path, monkeypatch, capsys):
+def test_a_body_without_a_language_modelling_head_is_refused(body_folder, books, tmp_path, monkeypatch, capsys):
     words = small_run(body_folder, books, tmp_path / "run", "--task", "masked-lm")
     assert "a new head would have to learn every word anew" in refused(distill, words, monkeypatch, capsys)
 
 
-def test_held_out_documents_are_trained_on_or_depend_on_more_than_the_seed(books, tmp_path):
+def test_held_out_documents_are_disjoint_and_depend_on_the_seed_alone(books, tmp_path):
     first, again, other = (load_documents(DataConfig(str(books)), seed) for seed in (3, 3, 4))
     parts = [first.train.texts, first.validation.texts, first.test.texts]
     assert list(map(len, parts)) == [4, 1, 1]
@@ -362,7 +366,7 @@ def test_held_out_documents_are_trained_on_or_depend_on_more_than_the_seed(books
     assert first.test.texts != other.test.texts or first.validation.texts != other.validation.texts
 
 
-def test_a_single_document_is_cut_within_a_line_or_refused(tmp_path):
+def test_a_single_document_is_split_between_lines(tmp_path):
     file = tmp_path / "book.txt"
     file.write_text(prose(40, 1))
     splits = load_documents(DataConfig(str(file)), 0)
@@ -383,7 +387,7 @@ def test_a_single_document_is_cut_within_a_line_or_refused(tmp_path):
         ("ForSequenceClassification", ("--loss.hidden", "1"), 2.0),
     ],
 )
-def test_words_are_softened_as_a_handful_of_classes_is_or_not_as_asked(head, words, expected, tokenizer, tmp_path):
+def test_the_default_temperature_is_1_for_tokens_and_2_for_classes(head, words, expected, tokenizer, tmp_path):
     teacher = saved(build_model("bert", head), tokenizer, tmp_path / "teacher")
     task = "masked-lm" if head == "ForMaskedLM" else "text-classification"
     given = ["--teacher", str(teacher), "--student", "layers=1", "--data", "unread", "--output", "unused", *words]
@@ -391,7 +395,7 @@ def test_words_are_softened_as_a_handful_of_classes_is_or_not_as_asked(head, wor
     assert settled(config)[0].loss.temperature == expected
 
 
-def test_the_recipe_of_sampled_logits_does_not_run_or_keeps_more_ids(tokenizer, books, tmp_path):
+def test_the_recipe_for_sampled_logits_runs_with_the_requested_draws(tokenizer, books, tmp_path):
     teacher, output = saved(decoder(), tokenizer, tmp_path / "teacher"), tmp_path / "run"
     recipe = ROOT / "configs" / "recipes" / "sampled.yaml"
     words = ["--data", str(books), "--data.max_length", "24", "--keep.draws", "3", "--until", "distill"]

@@ -1,4 +1,4 @@
-"""The road on sentence pairs, with unlabelled text and a student that is a checkpoint of its own."""
+"""The pipeline on sentence pairs, with unlabelled text and a student loaded from a separate checkpoint."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ def write(file: Path, header: list[str], rows: list[tuple]) -> None:
 
 
 def pairs(count: int, seed: int) -> list[tuple[str, str, int]]:
-    """(first, second, whether both are of one class)."""
+    """Returns rows of (first text, second text, whether both are of one class)."""
     rows, chance = make_rows(2 * count, seed), random.Random(seed)
     found = []
     for _ in range(count):
@@ -26,7 +26,7 @@ def pairs(count: int, seed: int) -> list[tuple[str, str, int]]:
     return found
 
 
-def test_pairs_unlabelled_text_and_a_checkpoint_student_go_the_whole_road(tmp_path, tokenizer):
+def test_a_checkpoint_student_is_distilled_on_pairs_with_unlabelled_text(tmp_path, tokenizer):
     data = tmp_path / "data"
     data.mkdir()
     header = ["premise", "hypothesis", "label"]

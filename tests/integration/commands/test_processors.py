@@ -1,4 +1,4 @@
-"""int8 for processors with and without VNNI: 7 bits where products of bytes saturate, or a refusal before training."""
+"""int8 for processors with and without VNNI: 7 bits where int8 products saturate, or a refusal before training."""
 
 import json
 import platform
@@ -65,18 +65,18 @@ def settings_of(**quantize: object) -> DistillConfig:
         ("fp8-dynamic", "torchao", False),
     ],
 )
-def test_files_have_7_bits_where_their_runtime_saturates(scheme: str, export: str, reduced: bool):
+def test_files_have_7_bits_where_their_runtime_saturates_on_the_processor(scheme: str, export: str, reduced: bool):
     processor = "here" if scheme in ("int8-weights", "fp8-dynamic") else "avx2"
     config = settings_of(scheme=scheme, export=export, processor=processor)
     assert quantization_by(config, scheme).reduced is reduced
 
 
-def test_each_scheme_of_int8_has_the_bits_that_its_own_files_need():
+def test_each_int8_scheme_has_the_bits_that_its_files_need():
     config = settings_of(scheme="int8", export="onnx,litert", processor="avx512")
     assert [quantization_by(config, name).reduced for name in ("int8-static", "int8-dynamic")] == [True, False]
 
 
-def test_the_report_has_the_bits_and_not_the_question():
+def test_the_report_contains_the_resolved_bits():
     config = settings_of(scheme="int8", export="onnx,litert", processor="avx2")
     assert reported(config)["quantize"]["reduced"] == {"int8-static": True, "int8-dynamic": False}
     config = settings_of(scheme="int8-static", processor="avx2")
@@ -87,7 +87,7 @@ def test_the_report_has_the_bits_and_not_the_question():
     assert ["use 7 bits of 8" in each for each in said] == [False, True]
 
 
-def test_auto_asks_the_processor_at_hand():
+def test_auto_resolves_to_the_bits_that_the_local_processor_needs():
     assert resolve_reduced("auto", "here", ["onnx"]) is products_saturate()
     assert resolve_reduced("auto", "here", ["executorch", "litert"]) is False
     assert resolve_reduced(True, "here", ["litert"]) is True
@@ -107,12 +107,12 @@ def test_auto_asks_the_processor_at_hand():
         ({"scheme": "int8-weights", "reduced": True}, "quantize.reduced: expected a scheme with products of bytes"),
     ],
 )
-def test_a_processor_that_nothing_depends_on_is_refused(settings: dict, message: str):
+def test_settings_without_effect_on_int8_products_are_refused(settings: dict, message: str):
     with pytest.raises(CompressError, match=message):
         QuantizeConfig(**settings)
 
 
-def test_sensitive_layers_and_tied_heads_have_no_products_of_8_bits(token_batch):
+def test_sensitive_layers_and_tied_heads_avoid_8_bit_products_when_reduced(token_batch):
     assert wider(scheme_of("int4-dynamic"), in_7_bits=True).bits == 7
     assert wider(scheme_of("int4-dynamic")).bits == 8
     for in_7_bits, inputs in ((True, "float"), (False, "token")):
@@ -126,7 +126,7 @@ def test_sensitive_layers_and_tied_heads_have_no_products_of_8_bits(token_batch)
     assert max(int(each.abs().max()) for each in stored.values()) == 63
 
 
-# --- by the command line
+# --- through the command line
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def words_of(inputs: tuple[Path, Path], output: Path, *more: str) -> list[str]:
     ]
 
 
-def test_a_named_processor_gets_the_bits_it_needs(inputs, tmp_path):
+def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     output = tmp_path / "run"
     words = words_of(inputs, output, "--scheme", "int8-static", "--until", "distill")
     said = finish("quantize", [*words, "--quantize.processor", "avx2"])
@@ -156,7 +156,7 @@ def test_a_named_processor_gets_the_bits_it_needs(inputs, tmp_path):
     assert kept["reduced"] is True
     assert "processor" not in kept, "it says nothing more than reduced, and would make the stage again"
     assert {each.scheme.bits for each in load_rounding(made / "model").values() if each.scheme is not None} == {7}
-    # the same bits by another flag are the same stage, and on a processor with VNNI other ones are another
+    # the same bits requested by another flag are the same stage; other bits, as on a processor with VNNI, are another
     plan = finish("quantize", [*words, "--quantize.reduced", "--dry-run"])
     assert "done, will be skipped" in next(line for line in plan.splitlines() if " quantize " in line)
     plan = finish("quantize", [*words, "--dry-run"])
@@ -175,14 +175,14 @@ def test_onnxruntimes_own_int8_has_7_bits_for_a_named_processor(inputs, tmp_path
 
 
 def largest_weight(file: Path) -> int:
-    """Of the matrices that bytes are multiplied by; tables are only looked up."""
+    """Returns the largest absolute int8 weight of the multiplied matrices; lookup tables are ignored."""
     graph = onnx.load(file).graph
     read = {name for node in graph.node if node.op_type != "Gather" for name in node.input}
     matrices = [each for each in graph.initializer if each.data_type == onnx.TensorProto.INT8 and len(each.dims) == 2]
     return max(int(np.abs(onnx.numpy_helper.to_array(m).astype(int)).max()) for m in matrices if m.name in read)
 
 
-def test_a_word_table_keeps_8_bits_where_products_have_7(tmp_path, tokenizer: PreTrainedTokenizerBase):
+def test_an_embedding_table_keeps_8_bits_when_matrices_have_7(tmp_path, tokenizer: PreTrainedTokenizerBase):
     model = build_model("bert")
     whole, joined, small = (tmp_path / name / FILE for name in ("whole", "joined", "small"))
     export_onnx(model, tokenizer, whole.parent, input_names(model.config))
@@ -203,7 +203,7 @@ def test_a_word_table_keeps_8_bits_where_products_have_7(tmp_path, tokenizer: Pr
     assert np.abs(found - expected).mean() < expected.std() / 3
 
 
-# --- where products saturate
+# --- processors whose int8 products saturate
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_a_word_table_keeps_8_bits_where_products_have_7(tmp_path, tokenizer: Pr
         ("distill", ["--speedup", "2", "--quantize.reduced", "false"], "--quantize.reduced true gives weights 7 bits"),
     ],
 )
-def test_8_bits_that_could_not_be_proven_are_refused_before_training(command, words, message, inputs, tmp_path):
+def test_unverifiable_8_bit_weights_are_refused_before_training(command, words, message, inputs, tmp_path):
     output = tmp_path / "run"
     own = words_of(inputs, output) if command == "quantize" else small_run(*inputs, output)
     done = python_without_vnni(["-m", f"pipelines.{command}", *own, *words])
@@ -230,7 +230,7 @@ READ += "np.save(sys.argv[3], OnnxModel(Path(sys.argv[1]), 1)(dict(np.load(sys.a
 
 
 @pytest.mark.slow
-def test_a_file_of_7_bits_answers_alike_on_a_processor_without_vnni(tmp_path, tokenizer: PreTrainedTokenizerBase):
+def test_a_7_bit_file_is_as_accurate_on_a_processor_without_vnni(tmp_path, tokenizer: PreTrainedTokenizerBase):
     model = build_model("bert")
     export_onnx(model, tokenizer, tmp_path / "whole", input_names(model.config))
     fuse(tmp_path / "whole" / FILE, tmp_path / "joined" / FILE)
@@ -245,11 +245,11 @@ def test_a_file_of_7_bits_answers_alike_on_a_processor_without_vnni(tmp_path, to
     found, here = np.load(tmp_path / "out.npy"), OnnxModel(tmp_path / "small", 1)(batch)
     with torch.no_grad():
         expected = model(**{name: torch.from_numpy(value) for name, value in batch.items()}).logits.numpy()
-    # Rounding costs what it costs where the file was written; saturated products would cost several times that.
+    # The error must be that of rounding, as on this processor; saturated products would cause several times as much.
     assert np.abs(found - expected).mean() <= 1.5 * np.abs(here - expected).mean()
 
 
-def test_both_processors_are_named_in_the_help(monkeypatch, capsys, tmp_path):
+def test_an_unknown_processor_is_refused_with_the_known_ones(monkeypatch, capsys, tmp_path):
     for module in (distill, export):
         flag = "--quantize.processor" if module is distill else "--processor"
         said = refused(module, [flag, "sparc"], monkeypatch, capsys)

@@ -1,4 +1,4 @@
-"""`python -m pipelines.prune` on tiny models: what is asked for is measured, made, and told."""
+"""`python -m pipelines.prune` on tiny models: budgets, the built students, the report and refusals."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ from support.commands import finish, refused
 from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
 
 UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
-HERE = ("--budget.runtime", "pytorch", "--budget.precision", "fp32")  # no exports while a shape is looked for
+HERE = ("--budget.runtime", "pytorch", "--budget.precision", "fp32")  # no exports during the search for a shape
 
 
 def words(model: Path, data: Path, output: Path, *more: str) -> list[str]:
@@ -43,7 +43,7 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(place) -> Path:
-    """A classifier whose layers are wide enough for calls that take a measurable time, with words that no text uses."""
+    """A classifier with layers wide enough for measurable latencies, and with tokens that no text uses."""
     words = [*VOCABULARY, *UNUSED]
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}, model_max_length=MAX_LENGTH)
     return saved(build_model("bert", intermediate_size=512, vocab_size=len(words)), tokenizer, place / "model")
@@ -61,7 +61,7 @@ def data(place) -> Path:
 
 @pytest.fixture(scope="module")
 def family(place, model, data) -> tuple[Path, str]:
-    """A run that made two students, and what it said."""
+    """The output folder of a run with two students, and its printed output."""
     output = place / "family"
     return output, finish("prune", words(model, data, output, "--speedup", "1.3,1.8", *HERE))
 
@@ -75,7 +75,7 @@ def metrics(output: Path, stage: str) -> dict:
     return json.loads(found.read_text())["metrics"]
 
 
-def test_a_student_of_the_family_is_missing_or_no_smaller(family):
+def test_every_student_of_the_family_is_saved_and_the_fastest_is_smaller(family):
     output, _ = family
     entries = report_of(output)["models"]
     assert {entry["name"] for entry in entries} == {"teacher", "student-1.3x", "student-1.8x"}
@@ -88,7 +88,7 @@ def test_a_student_of_the_family_is_missing_or_no_smaller(family):
         assert (output / name / "onnx" / "model.onnx").is_file()
 
 
-def test_the_measured_speed_is_not_the_one_that_was_told(family):
+def test_the_printed_speed_up_is_the_measured_one_and_misses_are_reported(family):
     output, said = family
     for name, asked in (("1.3x", 1.3), ("1.8x", 1.8)):
         shape = metrics(output, f"shape-{name}")
@@ -98,7 +98,7 @@ def test_the_measured_speed_is_not_the_one_that_was_told(family):
         assert missed == (f"shape-{name}: the target was missed" in said)
 
 
-def test_a_weight_of_the_student_is_no_part_of_the_shape(family):
+def test_the_students_weights_have_the_sizes_of_the_shape(family):
     output, _ = family
     shape = json.loads(next((output / "shape-1.8x").glob("*/shape.json")).read_text())
     student = load_pruned(output / "student-1.8x")
@@ -110,7 +110,7 @@ def test_a_weight_of_the_student_is_no_part_of_the_shape(family):
     assert len(shape["shape"]["layers"]) == len(heads)
 
 
-def test_words_that_no_text_uses_stay(family, data):
+def test_tokens_that_no_text_uses_are_removed(family, data):
     output, _ = family
     tokenizer = tokenizer_of(output / "student-1.8x")
     assert len(tokenizer) == load_pruned(output / "student-1.8x").config.vocab_size <= len(VOCABULARY)
@@ -119,7 +119,7 @@ def test_words_that_no_text_uses_stay(family, data):
         assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
 
 
-def test_another_speed_measures_everything_anew(family, model, data):
+def test_another_speed_up_reuses_the_measured_stages(family, model, data):
     output, _ = family
     said = finish("prune", words(model, data, output, "--speedup", "1.5", "--until", "distill", *HERE))
     for stage in ("data", "teacher", "cache", "start", "costs", "scores"):
@@ -127,7 +127,7 @@ def test_another_speed_measures_everything_anew(family, model, data):
     assert "shape-1.5x: started" in said
 
 
-def test_files_are_larger_than_was_allowed(family, model, data, monkeypatch, capsys):
+def test_exported_files_respect_the_size_limit_or_are_refused(family, model, data, monkeypatch, capsys):
     output, _ = family
     most = int(0.97 * metrics(output, "shape-1.3x")["bytes"])
     asked = ("--speedup", "1.3", "--prune.trials", "0", "--until", "distill", "--max-bytes")
@@ -140,7 +140,7 @@ def test_files_are_larger_than_was_allowed(family, model, data, monkeypatch, cap
 
 
 @pytest.mark.slow
-def test_a_student_of_a_stock_class_asks_for_code_of_its_own(place, model, data):
+def test_a_uniform_student_is_a_stock_class_without_custom_code(place, model, data):
     output = place / "uniform"
     finish("prune", words(model, data, output, "--speedup", "1.5", "--uniform", "true", *HERE))
     config = json.loads((output / "student" / "config.json").read_text())
@@ -153,7 +153,7 @@ def test_a_student_of_a_stock_class_asks_for_code_of_its_own(place, model, data)
 
 
 @pytest.mark.slow
-def test_int8_is_not_deployed_as_it_was_measured(place, model, data):
+def test_an_int8_student_is_deployed_as_it_was_measured(place, model, data):
     output = place / "int8"
     finish("prune", words(model, data, output, "--speedup", "1.3", "--prune.trials", "0"))
     entries = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
@@ -167,7 +167,7 @@ def test_int8_is_not_deployed_as_it_was_measured(place, model, data):
 
 
 @pytest.mark.slow
-def test_a_pruned_student_cannot_be_pruned_again(family, place, data):
+def test_a_pruned_student_can_be_pruned_again(family, place, data):
     output, _ = family
     again = place / "again"
     start = output / "student-1.3x"
@@ -175,10 +175,10 @@ def test_a_pruned_student_cannot_be_pruned_again(family, place, data):
     assert load_pruned(again / "student").num_parameters() <= load_pruned(start).num_parameters()
 
 
-# --- what is refused
+# --- refusals
 
 
-def test_an_unreachable_speed_ends_without_the_best_point(place, model, data, monkeypatch, capsys):
+def test_an_unreachable_speed_up_is_refused_with_the_best_point(place, model, data, monkeypatch, capsys):
     output = place / "unreachable"
     said = refused(prune, words(model, data, output, "--speedup", "5000", *HERE), monkeypatch, capsys)
     assert "budget 5000x: not reached on pytorch fp32; it would take 0.00" in said
@@ -186,13 +186,13 @@ def test_an_unreachable_speed_ends_without_the_best_point(place, model, data, mo
     assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
 
 
-def test_a_score_that_was_missed_is_not_told(data, tmp_path):
+def test_students_below_the_minimum_score_are_refused_by_name(data, tmp_path):
     config = DistillConfig(
         "out", teacher=TeacherConfig("t"), data=DataConfig(str(data)), budget=Budget(speedup="2,4", min_score=0.95)
     )
     evaluation = Artefact("evaluate", tmp_path, "", {})
     scored = {"teacher": 0.8, "student-2x": 0.79, "student-4x": 0.72}
-    entries = [{"name": name, "precision": "fp32"} for name in scored]  # what isn't deployed isn't judged
+    entries = [{"name": name, "precision": "fp32"} for name in scored]  # not deployed, so not judged
     entries += [{"name": name, "validation": score} for name, score in scored.items()]
     write_json(tmp_path / "evaluation.json", entries[:-1])
     check_scores(config, evaluation)
@@ -206,7 +206,7 @@ def test_a_score_that_was_missed_is_not_told(data, tmp_path):
     ("spec", "rank", "untrained"),
     [("teacher", 0, False), ("runs/x", 0, False), ("layers=2", 0, True), ("teacher", 8, True)],
 )
-def test_what_was_just_built_counts_as_trained(spec, rank, untrained, tmp_path):
+def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path):
     start = Artefact("start", tmp_path, "", {"config": {"student": spec, "embedding_rank": rank}})
     pruned = Pruned("4x", start, None, start)
     assert pruned.untrained is untrained
@@ -230,13 +230,13 @@ def test_what_was_just_built_counts_as_trained(spec, rank, untrained, tmp_path):
         (("--speedup", "4", "--budget.runtime", "tpu"), "expected onnxruntime, openvino, pytorch, found 'tpu'"),
     ],
 )
-def test_a_run_that_cannot_be_begins(more, told, place, model, data, monkeypatch, capsys):
+def test_invalid_budgets_and_settings_are_refused_before_the_run(more, told, place, model, data, monkeypatch, capsys):
     output = place / "refused"
     assert told in refused(prune, words(model, data, output, *more), monkeypatch, capsys)
     assert not output.exists()
 
 
-def test_a_dry_run_does_something(place, model, data):
+def test_a_dry_run_lists_the_stages_and_writes_nothing(place, model, data):
     output = place / "dry"
     said = finish("prune", words(model, data, output, "--speedup", "2,4", "--dry-run", *HERE))
     assert not output.exists()

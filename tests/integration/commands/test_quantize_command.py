@@ -1,4 +1,4 @@
-"""`--quantize` on a tiny student: what is deployed computes what was trained."""
+"""`--quantize` on a tiny student: the deployed files compute the same as the trained student."""
 
 import json
 import shutil
@@ -23,14 +23,14 @@ from support.tiny_models import make_rows
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """(output, what it said) of a run whose student was trained in 8 bits with static ranges."""
+    """(output folder, printed output) of a run whose student was trained in 8 bits with static ranges."""
     place = tmp_path_factory.mktemp("quantize")
     teacher, data = make_inputs(place)
     words = small_run(teacher, data, place / "run", "--epochs", "20", "--teacher_train.epochs", "20")
     return place / "run", finish("distill", [*words, "--quantize", "int8", "--quantize.samples", "32"])
 
 
-def test_the_deployed_student_is_not_the_one_that_was_trained(finished):
+def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
     output, _ = finished
     made = stage_folder(output, "quantize") / "model"
     rounding, source = load_rounding(made), source_of(made)
@@ -43,7 +43,7 @@ def test_the_deployed_student_is_not_the_one_that_was_trained(finished):
     for target in ("onnx-int8", "onnxruntime-int8"):
         found = OnnxModel(output / "student" / target, 1)(batch)
         assert (found.argmax(-1) == expected.argmax(-1)).all(), target
-    # What is deployed is what the numbers beside the checkpoint make of its plain file.
+    # The deployed file equals the plain file rounded with the numbers that are stored beside the checkpoint.
     exported = next((output / "export").iterdir())
     round_graph(exported / "onnx" / FILE, output / "again" / FILE, source.layers)
     assert (output / "again" / FILE).read_bytes() == (output / "student" / "onnx-int8" / FILE).read_bytes()
@@ -52,7 +52,7 @@ def test_the_deployed_student_is_not_the_one_that_was_trained(finished):
     assert load_rounding(output / "student").keys() == rounding.keys(), "the checkpoint lost its numbers"
 
 
-def test_the_report_has_no_int8_row(finished):
+def test_the_report_contains_the_int8_student_with_its_parity(finished):
     output, said = finished
     entries = json.loads((output / "report.json").read_text())["models"]
     found = {(e["name"], e["runtime"], e["precision"]): e for e in entries}
@@ -71,7 +71,7 @@ def test_the_report_has_no_int8_row(finished):
         assert "as trained" in said
 
 
-def test_labels_alone_train_in_few_bits(tmp_path, monkeypatch, capsys):
+def test_quantization_without_teacher_logits_or_with_an_unknown_scheme_is_refused(tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
     words = small_run(teacher, data, tmp_path / "run", "--quantize", "int8")
     said = refused(distill, [*words, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
@@ -80,7 +80,7 @@ def test_labels_alone_train_in_few_bits(tmp_path, monkeypatch, capsys):
     assert "quantize.scheme: expected one of int8-static" in said
 
 
-# --- a model that is trained already
+# --- quantization of a trained model
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def own_words(trained: Path, data: Path, output: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_trained_model_is_trained_again(finished, trained, tmp_path):
+def test_a_trained_model_is_quantized_without_training(finished, trained, tmp_path):
     data = tmp_path / "data"
     make_inputs(tmp_path)
     words = own_words(trained, data, tmp_path / "run")
@@ -110,7 +110,7 @@ def test_a_trained_model_is_trained_again(finished, trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_format_that_wants_other_products_gets_no_student(finished, trained, tmp_path):
+def test_a_format_with_another_scheme_gets_its_own_student(finished, trained, tmp_path):
     make_inputs(tmp_path)
     words = own_words(trained, tmp_path / "data", tmp_path / "run")
     finish("quantize", [*words, "--method", "ptq", "--export", "onnx,executorch"])
@@ -125,7 +125,7 @@ def test_a_format_that_wants_other_products_gets_no_student(finished, trained, t
 
 
 @pytest.mark.slow
-def test_a_pruned_student_is_quantized_as_another(tmp_path):
+def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
     teacher, data = make_inputs(tmp_path)
     words = small_run(
         teacher, data, tmp_path / "run", "--epochs", "2", "--quantize", "int8", "--quantize.samples", "32"
@@ -144,7 +144,7 @@ def test_a_pruned_student_is_quantized_as_another(tmp_path):
     assert {p["target"] for p in proofs} >= {"onnx"}
 
 
-def test_a_dry_run_of_a_student_with_its_own_teacher_wants_data(trained, tmp_path):
+def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(trained, tmp_path):
     teacher, data = make_inputs(tmp_path)
     said = finish("quantize", [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run"])
     assert not (tmp_path / "run").exists()
@@ -152,7 +152,7 @@ def test_a_dry_run_of_a_student_with_its_own_teacher_wants_data(trained, tmp_pat
         assert f" {stage} " in said, stage
 
 
-def test_a_quantized_model_is_quantized_again(finished, tmp_path, monkeypatch, capsys):
+def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     words = own_words(finished[0] / "student", tmp_path / "data", tmp_path / "run")
     said = refused(quantize, words, monkeypatch, capsys)
@@ -170,7 +170,7 @@ def test_a_quantized_model_is_quantized_again(finished, tmp_path, monkeypatch, c
         (["--quantize.samples", "1"], "expected at least 2 texts to calibrate on, found 1"),
     ],
 )
-def test_what_cannot_be_is_begun(words, said, trained, tmp_path, monkeypatch, capsys):
+def test_invalid_settings_are_refused_before_the_run(words, said, trained, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     given = own_words(trained, tmp_path / "data", tmp_path / "run")
     if "--student.spec" in words:
@@ -178,14 +178,14 @@ def test_what_cannot_be_is_begun(words, said, trained, tmp_path, monkeypatch, ca
     assert said in refused(quantize, [*given, *words], monkeypatch, capsys)
 
 
-def test_a_runtime_that_is_missing_is_found_out_late(trained, tmp_path, monkeypatch, capsys):
+def test_a_missing_runtime_is_refused_with_the_package_to_install(trained, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     monkeypatch.setattr("compress.export.common.targets.find_spec", lambda name: None)
     words = [*own_words(trained, tmp_path / "data", tmp_path / "run"), "--export", "openvino"]
-    assert "pip install 'stillroom[openvino]'" in refused(quantize, words, monkeypatch, capsys)
+    assert "pip install -e '.[openvino]'" in refused(quantize, words, monkeypatch, capsys)
 
 
-def test_weights_that_are_no_numbers_are_quantized(trained, tmp_path, monkeypatch, capsys):
+def test_weights_that_are_not_finite_are_refused(trained, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     broken = tmp_path / "broken"
     shutil.copytree(trained, broken)

@@ -1,4 +1,4 @@
-"""A model that answers questions through the whole road: told by the columns, taught by cached starts and ends."""
+"""The complete pipeline for question answering: task selection by columns, training on cached starts and ends."""
 
 import json
 
@@ -24,7 +24,7 @@ def questions(tmp_path):
 
 
 @pytest.mark.slow
-def test_answers_are_not_taught_exported_or_scored(body_folder, questions, tmp_path):
+def test_a_question_answering_student_is_trained_exported_and_scored(body_folder, questions, tmp_path):
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "12", "--epochs", "8", "--teacher_train.dropout", "0", "--train.dropout", "0")
     said = finish("distill", small_run(body_folder, questions, output, *more))
@@ -36,15 +36,15 @@ def test_answers_are_not_taught_exported_or_scored(body_folder, questions, tmp_p
         stock, onnx = found[who, "pytorch"], found[who, "onnxruntime"]
         assert stock["scores"] == pytest.approx(onnx["scores"])
         assert onnx["scores"]["F1"] >= onnx["scores"]["exact match"]
-    assert found["teacher", "pytorch"]["score"] > 0.3  # one word in nine by chance
+    assert found["teacher", "pytorch"]["score"] > 0.3  # chance level is one word in nine
     assert found["student", "pytorch"]["score"] > 0.2
     cache = json.loads(next((output / "cache").glob("*/cache/cache.json")).read_text())
     assert cache["made_from"]["task"] == "question-answering"
     assert AutoModelForQuestionAnswering.from_pretrained(output / "student").config.num_hidden_layers == 2
 
 
-def test_what_plain_text_taught_does_not_answer_questions(questions, tokenizer, tmp_path):
-    """The head is new, for there are no classes to fit it to; the body is that of the general stage."""
+def test_the_general_stages_body_gets_a_new_question_answering_head(questions, tokenizer, tmp_path):
+    """The head is new, because there are no classes to fit it to; the body comes from the general stage."""
     body = build_model("bert", "Model")
     folder, task = saved(body, tokenizer, tmp_path / "body"), QuestionAnswering(())
     texts = TextDataModule(task.read(DataConfig(path=str(questions)), 0), load_tokenizer(folder), encode=task.encode)
@@ -57,7 +57,7 @@ def test_what_plain_text_taught_does_not_answer_questions(questions, tokenizer, 
 
 
 @pytest.mark.slow
-def test_questions_cannot_follow_on_plain_text(body_folder, questions, tmp_path):
+def test_question_answering_follows_a_general_stage_on_plain_text(body_folder, questions, tmp_path):
     output, prose = tmp_path / "run", tmp_path / "prose.txt"
     prose.write_text(" ".join(text for text, _ in make_rows(60, 3)))
     words = small_run(body_folder, questions, output, "--general.data", str(prose), "--general.length", "16")

@@ -1,4 +1,4 @@
-"""What a report says of tasks beside one class a text: all their scores, in their words, with snippets that run."""
+"""Reports of every task: all scores with task-specific wording, and model card snippets that run."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from support.task_data import books_data, labelled_data, numbers, pair_data, que
 from support.tiny_models import LABELS, VOCABULARY, build_model
 from unit.distill.checkpoint.test_sentence_folder import build
 
-SCORES = {  # (of the teacher, of the student)
+SCORES = {  # (teacher's score, student's score)
     "text-classification": {"accuracy": (0.9305, 0.9154), "macro F1": (0.9312, 0.9158)},
     "multi-label": {"micro F1": (0.81, 0.79), "macro F1": (0.6, 0.5), "all right": (0.7, 0.65)},
     "regression": {"Spearman": (0.9, 0.88), "Pearson": (0.91, 0.89), "RMSE": (0.45, 0.52)},
@@ -49,7 +49,7 @@ def report_of(task):
 
 
 class Said:
-    """A console that keeps what it is given."""
+    """A console that records the tables passed to it."""
 
     def __init__(self):
         self.tables = {}
@@ -66,7 +66,7 @@ def text_of(report, curves=None):
 
 
 @pytest.mark.parametrize("task", SCORES)
-def test_only_the_first_of_a_tasks_scores_is_shown(task):
+def test_all_scores_of_a_task_are_shown_with_explanations(task):
     report, console = report_of(task), Said()
     page, card = text_of(report), " ".join(render_card(report).split())
     show(console, report, {})
@@ -85,13 +85,13 @@ def test_only_the_first_of_a_tasks_scores_is_shown(task):
             assert score_text(score, name) in card
 
 
-def test_a_teacher_that_is_measured_last_is_not_first():
+def test_the_teacher_is_listed_first_even_if_measured_last():
     report = report_of("causal-lm")
     report["models"].reverse()
     assert [row[0] for row in score_rows(report)[1]] == ["teacher", "teacher", "student", "student"]
 
 
-def test_a_single_score_gets_a_table_of_its_own():
+def test_a_single_score_gets_no_separate_table():
     report, console = report_of("text-classification"), Said()
     for each in report["models"]:
         each["scores"].pop("macro F1")
@@ -101,7 +101,7 @@ def test_a_single_score_gets_a_table_of_its_own():
     assert "All scores" not in render_card(report)
 
 
-def test_scores_of_another_tokenizer_are_compared_unwarned():
+def test_scores_of_another_tokenizer_get_a_warning():
     report = report_of("causal-lm")
     warning = "Scores of student are of other tokens than the teacher's"
     assert warning not in text_of(report)
@@ -111,14 +111,14 @@ def test_scores_of_another_tokenizer_are_compared_unwarned():
     assert warning in text_of(report)
 
 
-def test_a_share_is_written_as_a_number_or_a_number_as_a_share():
+def test_shares_are_written_in_percent_and_other_scores_as_numbers():
     said = {name: score_text(0.5, name) for scores in SCORES.values() for name in scores}
     numbers = {"Spearman": "0.5000", "Pearson": "0.5000", "RMSE": "0.5000", "perplexity": "0.50"}
     assert said == dict.fromkeys(said, "50.00 %") | numbers
     assert score_text(1234.5, "perplexity") == "1,234.50"
 
 
-MADE = {  # data, and what the logits of each row or token are as wide as
+MADE = {  # data, and the width of the logits of each row or token
     "text-classification": (lambda folder: labelled_data(folder, lambda text, label: label), "labels"),
     "multi-label": (several_labels, "labels"),
     "regression": (numbers, 1),
@@ -131,7 +131,7 @@ MADE = {  # data, and what the logits of each row or token are as wide as
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_score_of_a_task_is_not_told(name, tokenizer, tmp_path):
+def test_every_score_of_a_task_has_a_wording(name, tokenizer, tmp_path):
     make, width = MADE[name]
     splits = TASKS[name].read(DataConfig(path=str(make(tmp_path / "data"))), 0)
     task = TASKS[name].of(splits.labels, {})
@@ -144,12 +144,12 @@ def test_a_score_of_a_task_is_not_told(name, tokenizer, tmp_path):
     assert set(scorer.scores()) == set(WORDING[name].scores) == set(SCORES[name])
 
 
-def test_a_task_has_no_words():
+def test_every_task_has_a_wording():
     assert set(WORDING) == set(TASKS) == set(SCORES)
     assert set(WORDING["chat"].scores) == set(WORDING["causal-lm"].scores)
 
 
-def test_what_is_validated_while_training_has_the_name_of_the_test_score():
+def test_the_validation_curve_has_the_name_of_the_tasks_validation_metric():
     report = report_of("token-classification")
     report["metric"] = "accuracy"
     assert "Validation accuracy" in text_of(report, sample_curves())
@@ -157,7 +157,7 @@ def test_what_is_validated_while_training_has_the_name_of_the_test_score():
     assert "Validation share of starts and ends found" in text_of(report_of("question-answering"), sample_curves())
 
 
-def test_a_tagger_or_a_language_model_is_told_as_a_classifier():
+def test_taggers_and_language_models_have_their_own_wording():
     tagger, writer = text_of(report_of("token-classification")), report_of("causal-lm")
     writer["data"] |= {"classes": 0, "train": 4, "test": 1}
     page, card = text_of(writer), render_card(writer)
@@ -177,22 +177,22 @@ def test_a_tagger_or_a_language_model_is_told_as_a_classifier():
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_a_correlation_that_is_not_known_ends_the_report(place):
-    """As of a model that gives every text the same number."""
+def test_an_undefined_correlation_does_not_appear_as_nan(place):
+    """The correlation is NaN for a model that predicts the same number for every text."""
     report = report_of("sentence-embedding")
     report["models"][place]["score"] = report["models"][place]["scores"]["Spearman"] = math.nan
     assert "nan" not in text_of(report)
     assert "nan" not in render_card(report)
 
 
-def test_a_share_of_a_correlation_below_zero_is_kept():
+def test_the_headline_gives_the_absolute_score_when_the_teachers_is_negative():
     report = report_of("regression")
     for each in report["models"][:2]:
         each["score"] = -0.1
     assert headline(report) == "The student reaches 0.8800 Spearman correlation in 1.25 ms a text on ONNX Runtime."
 
 
-def test_the_latency_axis_is_cut():
+def test_the_label_of_the_latency_axis_fits_the_figure():
     models = sample_report()["models"]
     with drawn("latency", draw_speed, models, "latency", "accuracy") as figure:
         figure.draw_without_rendering()
@@ -201,10 +201,10 @@ def test_the_latency_axis_is_cut():
     assert label.x1 <= width
 
 
-def test_redrawing_with_files_draws_each_chart_twice(tmp_path, monkeypatch):
+def test_redrawing_with_chart_files_draws_each_chart_once(tmp_path, monkeypatch):
     folder = tmp_path / "report" / "0a1b"
     folder.mkdir(parents=True)
-    for place in (folder, tmp_path):  # of the stage, and as it was published
+    for place in (folder, tmp_path):  # the stage's copy and the published copy
         (place / "report.json").write_text(json.dumps(sample_report()))
     (folder / "curves.json").write_text(json.dumps(sample_curves()))
     captions = []
@@ -238,8 +238,8 @@ HEADS = {
 @pytest.mark.parametrize(
     "task", ["causal-lm", *(pytest.param(t, marks=pytest.mark.slow) for t in HEADS if t != "causal-lm")]
 )
-def test_snippets_of_another_task_do_not_run(task, tokenizer, tmp_path, capsys):
-    """As they stand, on a tiny model of the task."""
+def test_snippets_of_the_model_card_run_for_every_task(task, tokenizer, tmp_path, capsys):
+    """Executes the unmodified snippets on a tiny model of the task."""
     from compress.export.common.source import Source
     from compress.export.common.targets import target_of
     from compress.export.write import write_target

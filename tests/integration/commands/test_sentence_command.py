@@ -1,4 +1,4 @@
-"""A sentence encoder through the whole road: told by the pairs, taught by vectors, exported with its pooling."""
+"""The complete pipeline for sentence encoders: task selection by pairs, training on vectors, export with pooling."""
 
 import csv
 import json
@@ -24,14 +24,14 @@ def pairs(tmp_path):
 @pytest.fixture
 def encoder(tmp_path, tokenizer):
     model = PooledModel.from_pretrained(saved(build_model("bert", "Model"), tokenizer, tmp_path / "body"))
-    model.form = SentenceForm(normalize=True, max_length=6)  # of seven tokens
+    model.form = SentenceForm(normalize=True, max_length=6)  # texts have seven tokens
     folder = tmp_path / "encoder"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def test_a_sentence_encoder_is_not_chosen_taught_exported_or_scored(tokenizer, encoder, pairs, tmp_path):
+def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, pairs, tmp_path):
     output = tmp_path / "run"
     said = finish("distill", small_run(encoder, pairs, output, "--epochs", "40", "--learning-rate", "3e-3"))
     assert "task: sentence-embedding (pairs of texts with a number; texts are cut at 6 tokens, not 32: the" in said
@@ -40,7 +40,7 @@ def test_a_sentence_encoder_is_not_chosen_taught_exported_or_scored(tokenizer, e
     assert found.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
     for where in ("pytorch", "onnxruntime"):
         assert found["student", where]["Spearman"] > 0.1
-        assert found["teacher", where]["Spearman"] > 0.1  # its weights are random, and its words yet told apart
+        assert found["teacher", where]["Spearman"] > 0.1  # its weights are random, but its word vectors differ
     assert is_sentence_folder(output / "student")
     student, teacher = (PooledModel.from_pretrained(folder) for folder in (output / "student", encoder))
     assert student.form == teacher.form
@@ -68,14 +68,14 @@ def test_a_sentence_encoder_is_not_chosen_taught_exported_or_scored(tokenizer, e
         (("--teacher.also", '["other"]'), "expected text-classification with one class a text"),
     ],
 )
-def test_a_sentence_run_that_cannot_be_begins(words, message, encoder, pairs, tmp_path, monkeypatch, capsys):
+def test_invalid_settings_for_sentence_embedding_are_refused(
+    words, message, encoder, pairs, tmp_path, monkeypatch, capsys
+):
     words = small_run(encoder, pairs, tmp_path / "run", *words)
     assert message in refused(distill, words, monkeypatch, capsys)
 
 
-def test_a_student_that_is_meant_for_shorter_texts_asks_for_other_ones_than_its_teacher_was(
-    tokenizer, encoder, pairs, tmp_path
-):
+def test_a_student_for_shorter_texts_finds_its_texts_in_the_teachers_cache(tokenizer, encoder, pairs, tmp_path):
     model = PooledModel.from_pretrained(encoder)
     model.form = SentenceForm(normalize=True, max_length=4)
     model.save_pretrained(tmp_path / "short")
@@ -84,7 +84,7 @@ def test_a_student_that_is_meant_for_shorter_texts_asks_for_other_ones_than_its_
     finish("distill", [*words, "--student", str(tmp_path / "short")])
 
 
-def test_a_length_beyond_the_positions_is_refused_though_texts_are_cut_before(encoder, pairs, tmp_path, capsys):
+def test_a_length_beyond_the_positions_is_accepted_if_the_encoder_truncates_earlier(encoder, pairs, tmp_path, capsys):
     words = small_run(encoder, pairs, tmp_path / "run", "--data.max_length", "300", "--dry-run")
-    distill.main(words)  # 64 positions, and a folder that says 6 tokens
+    distill.main(words)  # the model has 64 positions, and its folder limits texts to 6 tokens
     assert "nothing was written" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Several teachers taught as one: their mixture is a checkpoint, is cached, and refused where they don't fit."""
+"""Ensembles of several teachers: saving, caching and refusing incompatible members."""
 
 import csv
 import json
@@ -27,7 +27,7 @@ def words() -> BertTokenizerFast:
 
 
 def other(**changes: int):
-    """Like the tiny BERT, with other weights."""
+    """Returns a tiny BERT with different weights."""
     model = build_model("bert", **changes)
     with torch.no_grad():
         for weight in model.parameters():
@@ -37,7 +37,7 @@ def other(**changes: int):
 
 
 @pytest.mark.parametrize("mix", ["weighted", "confidence"])
-def test_a_reloaded_ensemble_answers_otherwise_than_its_members(mix, tmp_path):
+def test_a_reloaded_ensemble_outputs_the_mixture_of_its_members(mix, tmp_path):
     members = [build_model("bert"), other(num_hidden_layers=2)]
     whole = Ensemble.of(members, weights=[3.0, 1.0], mix=mix, sharpness=2.0, mix_temperature=2.0)
     whole.save_pretrained(tmp_path)
@@ -57,7 +57,7 @@ def test_a_reloaded_ensemble_answers_otherwise_than_its_members(mix, tmp_path):
     torch.testing.assert_close((found / 2).softmax(-1), wanted)
 
 
-def test_a_run_learns_from_the_first_teacher_alone(tmp_path, words, data_folder):
+def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
     first = saved(build_model("bert"), words, tmp_path / "first")
     second = saved(other(), words, tmp_path / "second")
     run = tmp_path / "run"
@@ -91,14 +91,16 @@ def test_a_run_learns_from_the_first_teacher_alone(tmp_path, words, data_folder)
         (("--teacher.signals", "online"), "2 teachers are asked once, and cached"),
     ],
 )
-def test_teachers_that_cannot_be_mixed_are(more, told, tmp_path, words, data_folder, monkeypatch, capsys):
+def test_ensemble_settings_that_cannot_be_combined_are_refused(
+    more, told, tmp_path, words, data_folder, monkeypatch, capsys
+):
     first = saved(build_model("bert"), words, tmp_path / "first")
     second = saved(other(), words, tmp_path / "second")
     asked = ("--teacher.also", f'["{second}"]', *more)
     assert told in refused(distill, small_run(first, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
 
 
-def test_teachers_that_read_other_tokens_are_mixed(tmp_path: Path, words, data_folder, monkeypatch, capsys):
+def test_teachers_with_different_tokenizers_are_refused(tmp_path: Path, words, data_folder, monkeypatch, capsys):
     first = saved(build_model("bert"), words, tmp_path / "first")
     turned = BertTokenizerFast(vocab={word: i for i, word in enumerate(reversed(VOCABULARY))}, model_max_length=64)
     second = saved(other(), turned, tmp_path / "second")
@@ -107,6 +109,6 @@ def test_teachers_that_read_other_tokens_are_mixed(tmp_path: Path, words, data_f
     assert f"teacher {str(second)!r}: its tokenizer differs from the teacher's" in said
 
 
-def test_a_sharpness_below_nothing_is_accepted():
+def test_a_negative_sharpness_is_refused():
     with pytest.raises(InputError, match="teacher.sharpness: expected at least 0"):
         TeacherConfig("t", sharpness=-1)

@@ -1,4 +1,4 @@
-"""Commands that take any checkpoint, without a run that made it."""
+"""Commands that accept any checkpoint without the run that created it."""
 
 import json
 from pathlib import Path
@@ -19,12 +19,12 @@ def base(headed_folder: Path, data_folder: Path) -> list[str]:
     return ["--model", str(headed_folder), "--data", str(data_folder)]
 
 
-def test_a_checkpoint_is_not_evaluated_alone(base, tmp_path):
+def test_a_single_checkpoint_is_evaluated(base, tmp_path):
     said = finish("evaluate", [*base, *QUICK, "--output", str(tmp_path / "e")])
     assert "student" not in said.split("Evaluation")[1]
 
 
-def test_a_checkpoint_is_not_exported_alone(base, tmp_path):
+def test_a_single_checkpoint_is_exported_and_scored(base, tmp_path):
     said = finish("export", [*base, "--output", str(tmp_path / "x"), "--export", "onnxruntime", "--parity", "8"])
     assert list((tmp_path / "x").rglob("onnxruntime/model.onnx"))
     assert "of logits" in said
@@ -33,7 +33,7 @@ def test_a_checkpoint_is_not_exported_alone(base, tmp_path):
     assert all(0 <= e["score"] <= 1 and e["latency"]["best_ms"] > 0 for e in entries), "labels are there to score by"
 
 
-def test_texts_without_labels_are_scored(headed_folder: Path, tmp_path):
+def test_texts_without_labels_are_not_scored(headed_folder: Path, tmp_path):
     texts = tmp_path / "texts.jsonl"
     texts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(8, 0)))
     words = ["--model", str(headed_folder), "--data", str(texts), "--export", "onnx", "--output", str(tmp_path / "x")]
@@ -41,7 +41,7 @@ def test_texts_without_labels_are_scored(headed_folder: Path, tmp_path):
     assert not list((tmp_path / "x").rglob("evaluation.json"))
 
 
-def test_a_language_models_texts_are_a_table_only(tokenizer: PreTrainedTokenizerBase, tmp_path):
+def test_text_files_give_export_texts_for_a_language_model(tokenizer: PreTrainedTokenizerBase, tmp_path):
     model = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "model")
     books = tmp_path / "books"
     books.mkdir()
@@ -52,7 +52,7 @@ def test_a_language_models_texts_are_a_table_only(tokenizer: PreTrainedTokenizer
 
 
 @pytest.mark.slow
-def test_a_report_beside_a_teacher_has_one_model(base, tokenizer: PreTrainedTokenizerBase, tmp_path):
+def test_a_report_with_a_teacher_contains_both_models(base, tokenizer: PreTrainedTokenizerBase, tmp_path):
     teacher = saved(build_model("bert", num_hidden_layers=2), tokenizer, tmp_path / "teacher")
     finish("report", [*base, *QUICK, "--teacher", str(teacher), "--output", str(tmp_path / "r")])
     report = json.loads((tmp_path / "r" / "report.json").read_text())

@@ -1,4 +1,4 @@
-"""Whole runs of tasks beside one class a text: chosen by the data, taught by the cache, exported, scored, reported."""
+"""Complete runs of other tasks than single-label classification: selection by the data, training, export, report."""
 
 import csv
 import json
@@ -28,7 +28,7 @@ def report_of(output) -> dict:
     return json.loads((output / "report.json").read_text())
 
 
-def test_a_tagger_is_not_chosen_taught_exported_or_scored(body_folder, tagged, tmp_path):
+def test_a_tagger_is_trained_exported_and_scored(body_folder, tagged, tmp_path):
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "30", "--epochs", "20", "--teacher_train.dropout", "0", "--train.dropout", "0")
     said = finish("distill", small_run(body_folder, tagged, output, *more))
@@ -54,7 +54,7 @@ def test_a_tagger_is_not_chosen_taught_exported_or_scored(body_folder, tagged, t
 
 
 @pytest.mark.slow
-def test_a_taggers_checkpoint_is_not_evaluated_alone(tokenizer, tagged, tmp_path):
+def test_a_single_tagger_checkpoint_is_evaluated_and_exported(tokenizer, tagged, tmp_path):
     names = {"id2label": dict(enumerate(TAGS)), "label2id": {name: i for i, name in enumerate(TAGS)}}
     model = saved(build_model("bert", "ForTokenClassification", **names), tokenizer, tmp_path / "tagger")
     quick = ("--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8")
@@ -67,7 +67,7 @@ def test_a_taggers_checkpoint_is_not_evaluated_alone(tokenizer, tagged, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["multi-label", "regression"])
-def test_a_student_of_labels_or_numbers_is_scored_as_one_of_classes(task, body_folder, tmp_path):
+def test_multi_label_and_regression_students_are_scored_with_their_own_metric(task, body_folder, tmp_path):
     if task == "multi-label":
         data = several_labels(tmp_path / "data")
         metric, why = "micro F1", "column label holds lists"
@@ -97,12 +97,14 @@ def test_a_student_of_labels_or_numbers_is_scored_as_one_of_classes(task, body_f
         (["--task", "text-classification"], "no text column: expected one of text, sentence"),
     ],
 )
-def test_what_a_task_does_not_have_is_begun(more, named, body_folder, tagged, tmp_path, monkeypatch, capsys):
+def test_settings_that_the_task_does_not_support_are_refused(
+    more, named, body_folder, tagged, tmp_path, monkeypatch, capsys
+):
     said = refused(distill, small_run(body_folder, tagged, tmp_path / "run", *more), monkeypatch, capsys)
     assert named in said
 
 
-def test_a_teacher_of_another_task_is_taken(headed_folder, tokenizer, tagged, tmp_path):
+def test_the_task_follows_the_teachers_head_and_other_heads_are_refused(headed_folder, tokenizer, tagged, tmp_path):
     config = build_model("bert").config
     config.architectures = ["BertForSequenceClassification"]
     with pytest.raises(InputError, match="--task token-classification: the teacher 'x' was trained for text-class"):
@@ -120,7 +122,7 @@ def test_a_teacher_of_another_task_is_taken(headed_folder, tokenizer, tagged, tm
         choose("auto", config, "x", DataConfig(path=str(tagged)))
 
 
-def test_a_taggers_own_head_is_thrown_away(tokenizer, tagged, tmp_path):
+def test_a_taggers_head_is_reused_with_its_labels_reordered(tokenizer, tagged, tmp_path):
     names = list(reversed(TAGS))
     model = build_model("bert", "ForTokenClassification", id2label=dict(enumerate(names)),
                         label2id={name: i for i, name in enumerate(names)})  # fmt: skip
@@ -133,12 +135,12 @@ def test_a_taggers_own_head_is_thrown_away(tokenizer, tagged, tmp_path):
     assert (again.classifier.weight == model.classifier.weight.flip(0)).all()
 
 
-def test_a_task_cannot_be_asked_for_by_name():
+def test_every_task_can_be_requested_by_name():
     assert set(get_args(TaskName)) == {"auto", *TASKS}
 
 
-def test_a_tagger_of_bytes_asks_for_other_words_than_were_kept_or_longer_ones_than_it_takes(tagged, tmp_path):
-    """Its config has two types of tokens, and its tokenizer makes none."""
+def test_a_byte_level_tagger_scores_the_same_in_pytorch_and_onnx_runtime(tagged, tmp_path):
+    """The config has two token types, but the tokenizer outputs no token types."""
     own = deepcopy(byte_level(texts=(" ".join(WORDS),)))
     own.model_max_length = 16
     sizes = {"vocab_size": len(own), "pad_token_id": own.pad_token_id, "type_vocab_size": 2}

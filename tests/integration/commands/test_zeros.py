@@ -1,4 +1,4 @@
-"""Zeros by command: they come by the schedule, stay under a kill and under few bits, and are handed over."""
+"""Sparse training: zeros follow the schedule, survive kills and quantization, and reach the exported student."""
 
 import json
 from dataclasses import replace
@@ -25,7 +25,7 @@ WAYS = {
 
 
 def zeros_of(weights: dict[str, torch.Tensor], prefix: str = "student.") -> dict[str, float]:
-    """Name -> share of zeros of the matrices inside the layers."""
+    """Returns the share of zeros of each matrix inside the layers, by name."""
     return {
         name: float((value == 0).float().mean())
         for name, value in weights.items()
@@ -34,7 +34,7 @@ def zeros_of(weights: dict[str, torch.Tensor], prefix: str = "student.") -> dict
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_masks_forget_what_was_before_a_kill(way, tiny_model, tokenizer, tmp_path, monkeypatch):
+def test_a_killed_sparse_training_resumes_with_identical_weights(way, tiny_model, tokenizer, tmp_path, monkeypatch):
     config, loss = WAYS[way], LossConfig(kl=1)
     expected = train_once(tiny_model, tokenizer, tmp_path / "whole", BASE, loss, [Zeros(config)])
     shares = zeros_of(expected)
@@ -49,7 +49,7 @@ def test_masks_forget_what_was_before_a_kill(way, tiny_model, tokenizer, tmp_pat
         assert all(torch.equal(found[name], value) for name, value in expected.items()), f"after a kill at {batch}"
 
 
-def test_zeros_that_are_held_come_back_or_others_come(tiny_model, tokenizer, tmp_path):
+def test_holding_zeros_changes_nothing_in_a_dense_student(tiny_model, tokenizer, tmp_path):
     config = replace(BASE, epochs=1)
     dense = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "dense", config, LossConfig(kl=1)))
     held = [Zeros(SparseConfig("2:4"), held=True)]
@@ -58,7 +58,7 @@ def test_zeros_that_are_held_come_back_or_others_come(tiny_model, tokenizer, tmp
 
 
 @pytest.mark.slow
-def test_zeros_are_lost_on_the_road(tmp_path: Path):
+def test_zeros_are_kept_through_distillation_and_quantization(tmp_path: Path):
     teacher, data = make_inputs(tmp_path)
     words = small_run(teacher, data, tmp_path / "run", "--epochs", "3", "--sparsity.pattern", "2:4")
     finish("distill", [*words, "--quantize", "int8", "--quantize.samples", "32"])
@@ -77,11 +77,11 @@ def test_zeros_are_lost_on_the_road(tmp_path: Path):
         (["--sparsity.pattern", "3of4"], "sparsity.pattern: expected unstructured, N:M"),
     ],
 )
-def test_zeros_that_cannot_be_begin(words, told, tmp_path, monkeypatch, capsys):
+def test_invalid_sparsity_settings_are_refused(words, told, tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
     assert told in refused(distill, small_run(teacher, data, tmp_path / "run", *words), monkeypatch, capsys)
 
 
-def test_a_schedule_ends_before_it_begins():
+def test_a_schedule_that_ends_before_it_begins_is_refused():
     with pytest.raises(CompressError, match="the first below the second, found 0.6 and 0.5"):
         SparseConfig("2:4", begin=0.6, end=0.5)

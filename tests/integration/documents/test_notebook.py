@@ -1,4 +1,4 @@
-"""The notebook, run from its first cell to its last in a kernel of this interpreter, on few texts."""
+"""The example notebook, executed completely in a kernel of this interpreter on few texts."""
 
 import re
 from pathlib import Path
@@ -21,9 +21,9 @@ def read_notebook() -> nbformat.NotebookNode:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[nbformat.NotebookNode, Path]:
-    """The notebook with its outputs, and the folder it wrote to."""
+    """The executed notebook with its outputs, and its output folder."""
     place = tmp_path_factory.mktemp("notebook")
-    # A kernel of its own: `python3` may name another interpreter in a user's home, or nothing on a fresh machine.
+    # A separate kernel spec: `python3` may name another interpreter in the user's home, or be absent.
     write_kernel_spec(place / "kernels" / "stillroom-test")
     notebook = read_notebook()
     client = NotebookClient(
@@ -44,7 +44,7 @@ def printed(notebook: nbformat.NotebookNode) -> str:
     return "".join(output.text for output in outputs if output.get("name") == "stdout")
 
 
-def test_a_cell_fails(finished):
+def test_every_cell_runs_without_an_error(finished):
     notebook, _ = finished
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert not [output for output in outputs if output.output_type == "error"]
@@ -53,7 +53,7 @@ def test_a_cell_fails(finished):
     assert "160 texts to train on, 160 to validate, 160 to test" in said
 
 
-def test_the_notebook_teaches_nothing(finished):
+def test_the_notebooks_students_are_better_than_chance(finished):
     notebook, _ = finished
     scores = [(name, float(score)) for name, score in re.findall(r"(.*): accuracy (\d\.\d+)", printed(notebook))]
     assert [name for name, _ in scores] == [
@@ -65,7 +65,7 @@ def test_the_notebook_teaches_nothing(finished):
     assert scores[-1][1] > 5 / CLASSES
 
 
-def test_the_students_folder_needs_the_notebook(finished):
+def test_the_notebooks_student_folder_is_a_stock_checkpoint(finished):
     _, output = finished
     student = AutoModelForSequenceClassification.from_pretrained(output / "student")
     assert student.config.num_hidden_layers == 2
@@ -75,7 +75,7 @@ def test_the_students_folder_needs_the_notebook(finished):
     assert sorted(folder.name for folder in output.iterdir()) == ["cache", "student"]
 
 
-def test_the_data_is_found_from_one_folder_only(monkeypatch):
+def test_the_data_is_found_from_the_root_and_from_the_examples_folder(monkeypatch):
     first = next(cell.source for cell in read_notebook().cells if cell.cell_type == "code")
     for name in ("NOTEBOOK_ROWS", "NOTEBOOK_EPOCHS", "NOTEBOOK_OUTPUT"):
         monkeypatch.delenv(name, raising=False)
@@ -89,7 +89,7 @@ def test_the_data_is_found_from_one_folder_only(monkeypatch):
         assert found["OUTPUT"] == found["ROOT"] / "runs" / "notebook"
 
 
-def test_the_notebook_is_kept_with_outputs():
+def test_the_notebook_is_stored_without_outputs():
     notebook = read_notebook()
     nbformat.validate(notebook)
     for cell in notebook.cells:

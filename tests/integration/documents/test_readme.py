@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -30,10 +31,6 @@ CONFIGS = {
     "pipelines.report": (report.ReportConfig, {"data": "data.path"}),
     "pipelines.harness": (harness.HarnessConfig, {}),
 }
-
-
-def module_commands() -> list[str]:
-    return [line for line in COMMANDS if line.startswith("python -m pipelines.")]
 
 
 def test_the_readme_names_the_two_commands_first():
@@ -87,8 +84,8 @@ def test_the_demo_recipe_can_be_planned_on_this_checkout(tmp_path):
     assert "3080 texts" in said
 
 
-def test_hidden_states_and_labels_run_as_the_readme_says(body_folder, data_folder, tmp_path):
-    flags = next(line for line in module_commands() if "--loss.hidden" in line)
+def test_hidden_states_and_labels_run_as_documented(body_folder, data_folder, tmp_path):
+    flags = next(line for line in WRITTEN if "--loss.ce 0.2 --loss.hidden" in line)
     words = shlex.split(flags)
     own = words[words.index("--loss.ce") : words.index("--output")]
     run = small_run(body_folder, data_folder, tmp_path / "run", *own, "--epochs", "1", "--teacher_train.epochs", "1")
@@ -103,8 +100,8 @@ def test_hidden_states_and_labels_run_as_the_readme_says(body_folder, data_folde
 
 
 @pytest.mark.slow
-def test_two_processes_and_early_stopping_run_as_the_readme_says(body_folder, data_folder, tmp_path):
-    flags = next(line for line in module_commands() if "--devices" in line)
+def test_two_processes_and_early_stopping_run_as_documented(body_folder, data_folder, tmp_path):
+    flags = next(line for line in WRITTEN if "--patience 2 --devices" in line)
     words = shlex.split(flags)
     own = words[words.index("--epochs") : words.index("--output")]
     run = small_run(body_folder, data_folder, tmp_path / "run", "--accelerator", "cpu", *own)
@@ -118,3 +115,25 @@ def test_the_result_table_is_of_a_real_run_of_this_recipe():
     assert len(scores) >= 2
     assert "ONNX Runtime" in table
     assert re.search(r"\d{4}-\d\d-\d\d", table), "the table says when it was measured"
+
+
+def test_the_readme_has_at_most_a_thousand_words():
+    assert len(TEXT.split()) <= 1000
+
+
+PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_to_files_and_headings(page: Path):
+    for place, heading in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        target = (page.parent / place).resolve() if place else page
+        assert target.exists(), f"{page.name}: {place}"
+        if heading:
+            assert heading in anchors_of(target), f"{page.name}: {place}#{heading}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""Every recipe in configs/ can be planned, and the layouts it names fit its models."""
+"""Recipes in configs/: layout recipes fit their models, and tiny runs of the recipes train as specified."""
 
 import csv
 import importlib.util
@@ -39,7 +39,7 @@ def planned(*words: str) -> Layouts:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
-def test_a_recipes_layouts_do_not_fit(recipe, monkeypatch):
+def test_the_layouts_of_a_recipe_fit_its_models(recipe, monkeypatch):
     monkeypatch.chdir(ROOT)
     config, _ = settled(config_of(recipe))
     found = layouts_of(config, check_inputs(config), config.machine.devices)
@@ -53,7 +53,7 @@ def test_a_recipes_layouts_do_not_fit(recipe, monkeypatch):
 
 
 def distil(rank: int, processes: int, words: list[str], port: int, place: Path) -> None:
-    """The command as one of its processes runs it."""
+    """Runs the command as one of its launched processes."""
     dist.destroy_process_group()
     as_torchrun(rank, processes, port)
     distill.main(words)
@@ -61,7 +61,7 @@ def distil(rank: int, processes: int, words: list[str], port: int, place: Path) 
 
 
 QUICK = ("zero", "pipeline")
-FORKED = [recipe for recipe in RECIPES if recipe.stem != "deepspeed"]  # that one starts itself: test_launch.py
+FORKED = [recipe for recipe in RECIPES if recipe.stem != "deepspeed"]  # launches its own processes: test_launch.py
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ FORKED = [recipe for recipe in RECIPES if recipe.stem != "deepspeed"]  # that on
     [pytest.param(each, id=each.stem, marks=() if each.stem in QUICK else pytest.mark.slow) for each in FORKED],
 )
 def test_a_layout_recipe_trains_and_saves_a_stock_student(recipe, tmp_path, body_folder, data_folder):
-    """The recipe's layouts, frozen embeddings and no early stopping, on a tiny teacher and few texts."""
+    """Uses the recipe's layouts, frozen embeddings and no early stopping with a tiny teacher and few texts."""
     words = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
     words += ["--epochs", "1", "--teacher_train.epochs", "1", "--teacher_train.dropout", "0"]
     processes = config_of(recipe).machine.devices
@@ -86,7 +86,7 @@ def test_a_layout_recipe_trains_and_saves_a_stock_student(recipe, tmp_path, body
 
 
 @pytest.mark.parametrize(("memory", "expected"), [(1e12, Layout(dp=2)), (1e6, Layout(fsdp=2))])
-def test_auto_cuts_what_fits_or_copies_what_does_not(memory, expected, monkeypatch):
+def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, expected, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(layouts, "memory_of_process", lambda processes: memory)
     found = planned("--devices", "2")
@@ -104,45 +104,45 @@ def test_auto_cuts_what_fits_or_copies_what_does_not(memory, expected, monkeypat
         (("--student.offload", "true", "--student.layout", "zero1"), "use fsdp=N or zero2"),
     ],
 )
-def test_settings_that_do_not_go_together_are_taken(words, expected, monkeypatch):
+def test_conflicting_layout_settings_are_refused(words, expected, monkeypatch):
     monkeypatch.chdir(ROOT)
     with pytest.raises(InputError, match=expected):
         planned("--devices", "2", *words)
 
 
-def test_deepspeed_that_is_not_installed_goes_unsaid(monkeypatch):
+def test_a_missing_deepspeed_is_refused_with_the_package_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'stillroom\[deepspeed\]'"):
+    with pytest.raises(InputError, match=r"pip install -e '.\[deepspeed\]'"):
         deepspeed_settings("deepspeed_stage_3")
 
 
 @pytest.mark.parametrize("key", ["optimizer", "gradient_clipping", "bf16"])
-def test_a_file_decides_what_our_settings_decide(key, tmp_path):
+def test_a_deepspeed_file_with_keys_of_our_settings_is_refused(key, tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}, key: {}}))
     with pytest.raises(InputError, match=f"{key} is decided by --"):
         deepspeed_settings(str(file))
 
 
-def test_a_files_settings_reach_deepspeed_changed(tmp_path):
+def test_other_settings_of_a_deepspeed_file_are_kept(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 7}}))
     assert deepspeed_settings(str(file))["zero_optimization"] == {"stage": 3, "stage3_max_live_parameters": 7}
 
 
-# `sampled` is of language models: test_language_command.py
+# `sampled` is for language models: test_language_command.py
 BY_NAME = sorted(each for each in (ROOT / "configs" / "recipes").glob("*.yaml") if each.stem != "sampled")
 
 
 @pytest.mark.parametrize("recipe", BY_NAME, ids=lambda recipe: recipe.stem)
-def test_a_recipe_by_name_does_not_run_or_leaves_a_term_out(recipe, tmp_path, body_folder, data_folder, monkeypatch):
-    """The recipe's own objectives and preset, on a tiny teacher and few texts."""
+def test_a_named_recipe_trains_with_exactly_its_loss_terms(recipe, tmp_path, body_folder, data_folder, monkeypatch):
+    """Uses the recipe's objectives and preset with a tiny teacher and few texts."""
     words = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
     at = words.index("--student")
-    del words[at : at + 2]  # the recipe's
+    del words[at : at + 2]  # the recipe's student is used
     words += ["--epochs", "2", "--teacher_train.epochs", "1"]
     if "ffn" in config_of(recipe).student.spec:
-        words += ["--student", "layers=2,ffn=32"]  # the recipe's are the real teacher's
+        words += ["--student", "layers=2,ffn=32"]  # the recipe's sizes are meant for the real teacher
     if config_of(recipe).general.data:
         prose = tmp_path / "prose.txt"
         prose.write_text(" ".join(WORDS * 20))

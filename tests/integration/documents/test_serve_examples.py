@@ -1,4 +1,4 @@
-"""The examples that serve: they classify from an exported folder as the model does, and all but one without torch."""
+"""Serving examples: they classify like the exported model, and all except the ExecuTorch one without torch."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from support.commands import ROOT
 from support.tiny_models import VOCABULARY, build_model
 
 TEXTS = ["bado bado badi", "bade bada", "badu"]
-LENGTH = 16  # tokens; LiteRT's files take seconds for each length
+LENGTH = 16  # tokens; exporting to LiteRT takes seconds for each length
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def said(source: Source) -> list[tuple[str, float]]:
 @pytest.mark.parametrize(
     "form", ["onnxruntime", "openvino", "litert", pytest.param("executorch", marks=pytest.mark.slow)]
 )
-def test_an_example_says_something_else(form: str, source: Source, tmp_path: Path):
+def test_a_serving_example_prints_the_models_classes_and_probabilities(form: str, source: Source, tmp_path: Path):
     write_targets(source, [Target(form)], tmp_path)
     script = str(ROOT / "examples" / f"serve_{form}.py")
     code = (
@@ -55,7 +55,7 @@ def test_an_example_says_something_else(form: str, source: Source, tmp_path: Pat
 @pytest.mark.parametrize(
     "changes", [{"architectures": ["BertForTokenClassification"]}, {"problem_type": "multi_label_classification"}]
 )
-def test_an_example_makes_one_class_of_tags_or_of_several_labels(changes: dict, source: Source, tmp_path: Path):
+def test_a_serving_example_refuses_token_and_multi_label_classifiers(changes: dict, source: Source, tmp_path: Path):
     write_targets(source, [Target("onnxruntime")], tmp_path)
     file = tmp_path / "onnxruntime" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -63,7 +63,7 @@ def test_an_example_makes_one_class_of_tags_or_of_several_labels(changes: dict, 
 
 
 def refused(example: str, *words: str) -> str:
-    """The one line of an example that must end with exit code 2."""
+    """Runs an example that must end with exit code 2 and returns its single error line."""
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
@@ -83,7 +83,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize(("example", "model"), EXAMPLES)
-def test_an_example_refuses_folders_that_it_cannot_serve_in_one_line(example: str, model: str, tmp_path: Path):
+def test_an_example_refuses_unusable_folders_with_one_line(example: str, model: str, tmp_path: Path):
     nowhere, file, empty, damaged = (tmp_path / name for name in ("nowhere", "file", "empty", "damaged"))
     file.write_text("")
     empty.mkdir()
@@ -100,7 +100,7 @@ def test_an_example_refuses_folders_that_it_cannot_serve_in_one_line(example: st
     assert "can't be read: " in line
 
 
-def test_a_classifier_is_no_decoder(source: Source, tmp_path: Path):
+def test_examples_refuse_a_classifiers_folder_that_does_not_fit(source: Source, tmp_path: Path):
     write_targets(source, [Target("onnxruntime")], tmp_path)
     folder = tmp_path / "onnxruntime"
     assert "found no generation_config.json" in refused("generate_onnxruntime", str(folder), "x")

@@ -1,5 +1,5 @@
-"""Broken inputs of every kind, by the command line: each ends in time, with a message that names the thing and no
-traceback, or goes on and says what it did.
+"""Every kind of broken input ends a command in time with a message that names the cause and without a traceback, or is
+accepted with a remark.
 """
 
 import csv
@@ -26,7 +26,7 @@ FRESH = [*broken_checkpoints.CASES, *broken_data.CASES, *broken_settings.CASES]
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A teacher with a head for the data's labels, a student of its own, and the data."""
+    """A teacher with a head for the data's labels, a separate student, a headless body, and the data."""
     root = tmp_path_factory.mktemp("pristine")
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
     saved(build_model("bert"), tokenizer, root / "teacher")
@@ -41,7 +41,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A finished run beside its inputs, and the hash of its student."""
+    """The folder of a finished run with its inputs, and the hash of its student."""
     place = place_from(pristine, tmp_path_factory.mktemp("finished"))
     assert run(words_of(place, {})) == ACCEPTED
     return place.root, student_hash(place)
@@ -55,7 +55,7 @@ def words_of(place: Place, more: Words) -> list[str]:
 
 
 def run(words: list[str]) -> int:
-    """Exit code of the command in this process; an exception that leaves it is what a user would see as a traceback."""
+    """Runs the command in this process and returns its exit code; an uncaught exception is a traceback for the user."""
     before, sys.argv = sys.argv, ["pipelines.distill", *words]
     try:
         cli.run(distill.main)
@@ -71,7 +71,9 @@ def student_hash(place: Place) -> str:
 
 
 @pytest.mark.parametrize("case", FRESH, ids=lambda case: case.name)
-def test_a_broken_input_is_named(case: Case, pristine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_a_broken_input_is_named_without_a_traceback(
+    case: Case, pristine: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     place = place_from(pristine, tmp_path)
     more = case.damage(place)
     before = {name: content_hash(place.root / name) for name in ("teacher", "data") if (place.root / name).is_dir()}
@@ -86,7 +88,7 @@ def test_a_broken_input_is_named(case: Case, pristine: Path, tmp_path: Path, cap
 
 
 @pytest.mark.parametrize("case", broken_runs.CASES, ids=lambda case: case.name)
-def test_a_damaged_run_is_named_or_made_again(
+def test_a_damaged_run_is_named_or_rebuilt_identically(
     case: Case, finished: tuple[Path, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     root, student = finished

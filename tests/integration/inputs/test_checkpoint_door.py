@@ -1,4 +1,4 @@
-"""Checkpoints that are broken are refused by every command that opens one, before anything is computed."""
+"""Every command that opens a checkpoint refuses a broken one before computing anything."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A head that a config names and the files don't have is a missing head; positions and problems that don't fit."""
+"""Checkpoints whose head has no weights, or whose positions or problem type don't fit the task."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from unit.distill.checkpoint.test_sentence_folder import build as sentence_encod
 SHORT = ["--until", "cache", "--teacher_train.epochs", "1"]
 
 
-def test_a_head_without_weights_is_trained_anew_and_reported(checkpoints, changed_copy, tmp_path):
+def test_a_head_without_weights_is_trained_and_reported(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", without("classifier"))
     said = finish("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
     assert re.search(r"fine-tuned first \(the files have no weights of its head \(classifier\.bias, classifier\.", said)
@@ -34,24 +34,24 @@ def test_a_head_without_weights_is_trained_anew_and_reported(checkpoints, change
     assert json.loads(manifest.read_text())["metrics"]["trained"]
 
 
-def test_a_renamed_head_is_a_missing_one_and_its_weights_are_named(checkpoints, changed_copy, tmp_path):
+def test_a_renamed_head_counts_as_missing_and_its_weights_are_named(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.renamed("classifier", "klassifier"))
     said = finish("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
     assert "but klassifier.bias, klassifier.weight" in said
 
 
-def test_a_whole_head_is_used_as_it_is(checkpoints, tmp_path):
+def test_a_complete_head_is_used_without_training(checkpoints, tmp_path):
     said = finish("distill", small_run(checkpoints / "headed", checkpoints / "data", tmp_path / "run", *SHORT))
     assert "its head has these 5 labels, in the same order: it is used as it is" in said
 
 
-def test_a_head_of_which_a_part_is_missing_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+def test_an_incomplete_head_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", without("classifier.bias"))
     words = small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)
     assert re.search(r"1 missing \(classifier\.bias\)", refused(distill, words, monkeypatch, capsys))
 
 
-def test_a_missing_head_is_no_teacher_that_is_never_fine_tuned(
+def test_a_missing_head_is_refused_when_fine_tuning_is_disabled(
     checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     folder = changed_copy("headed", without("classifier"))
@@ -61,7 +61,7 @@ def test_a_missing_head_is_no_teacher_that_is_never_fine_tuned(
 
 
 @pytest.mark.parametrize("command", ["cache", "evaluate"])
-def test_a_missing_head_is_refused_where_nothing_is_trained(
+def test_commands_that_train_nothing_refuse_a_missing_head(
     command, checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     folder, data = str(changed_copy("headed", without("classifier"))), str(checkpoints / "data")
@@ -72,7 +72,7 @@ def test_a_missing_head_is_refused_where_nothing_is_trained(
     assert re.search(r"2 missing \(classifier\.bias", refused(module, words, monkeypatch, capsys))
 
 
-def test_a_body_is_not_cached_as_a_classifier(checkpoints, tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_without_a_head_is_not_cached_as_a_classifier(checkpoints, tmp_path, monkeypatch, capsys):
     words = [
         "write",
         "--teacher",
@@ -86,7 +86,7 @@ def test_a_body_is_not_cached_as_a_classifier(checkpoints, tmp_path, monkeypatch
     assert re.search(r"2 missing \(classifier\.bias", told)
 
 
-def test_a_masked_model_without_weights_of_its_head_is_refused(
+def test_a_masked_language_model_without_head_weights_is_refused(
     checkpoints, changed_copy, tmp_path, monkeypatch, capsys
 ):
     folder = changed_copy("masked", without("cls."))
@@ -104,7 +104,9 @@ def test_the_harness_refuses_a_decoder_whose_weights_are_renamed(tmp_path, monke
     assert re.search(r"2 missing \(model\.layers\.0\.mlp\.up_proj\.weight", told)
 
 
-def test_a_multi_label_head_is_not_read_as_one_class_a_text(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
+def test_a_multi_label_head_is_refused_for_single_label_classification(
+    checkpoints, tmp_path, monkeypatch, capsys, tokenizer
+):
     folder = saved(build_model("bert", problem_type="multi_label_classification"), tokenizer, tmp_path / "several")
     words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "text-classification")
     told = refused(distill, words, monkeypatch, capsys)
@@ -112,7 +114,9 @@ def test_a_multi_label_head_is_not_read_as_one_class_a_text(checkpoints, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_head_for_one_class_is_not_read_as_several_labels(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
+def test_a_single_label_head_is_refused_for_multi_label_classification(
+    checkpoints, tmp_path, monkeypatch, capsys, tokenizer
+):
     folder = saved(build_model("bert", problem_type="single_label_classification"), tokenizer, tmp_path / "single")
     data = several_labels(tmp_path / "several")
     told = refused(distill, small_run(folder, data, tmp_path / "run", "--task", "multi-label"), monkeypatch, capsys)
@@ -124,7 +128,7 @@ def no_length(words: list[str]) -> list[str]:
     return words[:place] + words[place + 2 :]
 
 
-def test_texts_are_cut_at_the_positions_of_the_model_where_no_length_is_set(checkpoints, changed_copy, tmp_path):
+def test_texts_are_truncated_at_the_models_positions_by_default(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.positions(16))
     said = finish("distill", no_length(small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)))
     assert "texts are cut at 16 tokens: the teacher has 16 positions" in said
@@ -132,9 +136,7 @@ def test_texts_are_cut_at_the_positions_of_the_model_where_no_length_is_set(chec
     assert json.loads(manifest.read_text())["config"]["max_length"] == 16
 
 
-def test_a_length_beyond_the_positions_is_refused_where_it_is_set(
-    checkpoints, changed_copy, tmp_path, monkeypatch, capsys
-):
+def test_a_requested_length_beyond_the_positions_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", broken.positions(16))
     told = refused(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
     assert "data.max_length: expected at most 16 tokens, the positions of the teacher, found 32" in told
@@ -148,7 +150,7 @@ def test_evaluate_refuses_a_length_beyond_the_positions(checkpoints, changed_cop
 
 
 @pytest.mark.parametrize("what", ["config.json", "model.safetensors", "."])
-def test_files_without_permission_to_read_are_named(what, checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
+def test_files_without_read_permission_are_named(what, checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", lambda folder: None)
     for place in (*tmp_path.parents[:-2], tmp_path, folder):
         place.chmod(0o755)
@@ -165,7 +167,7 @@ def test_files_without_permission_to_read_are_named(what, checkpoints, changed_c
 
 
 def sentence_folder(place: Path, tokenizer: PreTrainedTokenizerBase, change: broken.Break) -> Path:
-    """A sentence encoder with one Dense module, whose weights are changed."""
+    """Saves a sentence encoder with one Dense module and applies `change` to that module's folder."""
     form = SentenceForm("mean", (Projection(16),))
     saved(sentence_encoder("bert", form), tokenizer, place)
     (dense,) = place.glob("*_Dense")
@@ -207,7 +209,7 @@ def test_a_pruned_model_whose_weights_are_missing_is_refused(checkpoints, tmp_pa
     assert re.search(r"2 missing \(", refused(evaluate, words, monkeypatch, capsys))
 
 
-def test_a_config_is_refused_without_torch(checkpoints, changed_copy):
+def test_a_broken_config_is_refused_without_importing_torch(checkpoints, changed_copy):
     folder = changed_copy("headed", broken.config_with(model_type="bertt"))
     code = (
         "import sys\nfrom distill.checkpoint.folder import checkpoint_folder\nfrom distill.errors import InputError\n"

@@ -1,4 +1,4 @@
-"""Rows longer than a model are refused before a teacher, a cache or a student meets them."""
+"""Rows longer than a model's positions are refused before a teacher, cache or student is run."""
 
 import pytest
 import torch
@@ -16,12 +16,12 @@ from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, saved
 
 @pytest.fixture
 def boundless() -> BertTokenizerFast:
-    """A tokenizer that knows no limit, as many on the hub."""
+    """A tokenizer without a maximum length, like many on the hub."""
     return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, eos_token="[SEP]")
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
-def test_a_row_is_allowed_that_the_model_cannot_read_or_refused_though_it_can(family):
+def test_positions_of_returns_the_longest_row_that_the_model_accepts(family):
     model = build_model(family)
     most = positions_of(model.config)
     assert most is not None
@@ -31,7 +31,7 @@ def test_a_row_is_allowed_that_the_model_cannot_read_or_refused_though_it_can(fa
         model(input_ids=torch.full((1, most + 1), 9), attention_mask=torch.ones(1, most + 1))
 
 
-def test_a_model_without_a_table_of_positions_is_limited():
+def test_positions_of_returns_none_for_models_without_a_limit():
     assert positions_of(LlamaConfig(max_position_embeddings=64)) == 64
     stretched = LlamaConfig(max_position_embeddings=64, rope_parameters={"rope_type": "dynamic", "factor": 4.0})
     assert positions_of(stretched) is None
@@ -40,9 +40,9 @@ def test_a_model_without_a_table_of_positions_is_limited():
     assert positions_of(DebertaV2Config(position_biased_input=False)) is None
 
 
-def test_a_classifiers_tokenizer_cuts_in_vain(tokenizer, boundless):
+def test_lengths_beyond_the_positions_are_refused_unless_the_tokenizer_truncates(tokenizer, boundless):
     own, task, words = build_model("bert").config, TASKS["text-classification"](()), TASKS["masked-lm"](())
-    check_length(task, own, tokenizer, 512, "teacher")  # this one's own limit is the model's
+    check_length(task, own, tokenizer, 512, "teacher")  # this tokenizer's own limit equals the model's
     check_length(task, own, boundless, MAX_LENGTH, "teacher")
     check_length(words, own, tokenizer, MAX_LENGTH, "teacher")
     for kind, cutting in ((task, boundless), (words, tokenizer)):
@@ -51,7 +51,7 @@ def test_a_classifiers_tokenizer_cuts_in_vain(tokenizer, boundless):
 
 
 @pytest.mark.parametrize("head", ["masked", "causal", "classes"])
-def test_a_teacher_is_asked_about_longer_rows_than_it_can_read(
+def test_rows_longer_than_the_teachers_positions_are_refused(
     head, boundless, data_folder, tmp_path, monkeypatch, capsys
 ):
     data = data_folder if head == "classes" else books_data(tmp_path / "books")
@@ -68,7 +68,7 @@ def test_a_teacher_is_asked_about_longer_rows_than_it_can_read(
     assert wanted in refused(pipelines.cache, words, monkeypatch, capsys)
 
 
-def test_a_student_or_plain_text_may_be_shorter_or_longer(
+def test_a_student_with_too_few_positions_and_too_long_general_texts_are_refused(
     body_folder, boundless, data_folder, tmp_path, monkeypatch, capsys
 ):
     short = saved(build_model("bert", "Model", max_position_embeddings=16), boundless, tmp_path / "short")

@@ -1,4 +1,4 @@
-"""What the commands read of files in many forms: the same rows, or one message that names what is wrong."""
+"""The commands read the same rows from files in many formats, or print one message that names the problem."""
 
 import gzip
 import io
@@ -41,7 +41,7 @@ def write_files(folder: Path, files: Files) -> Path:
 
 
 def separated(rows: list[tuple[str, ...]], separator: str = ",", header: tuple[str, ...] = ("text", "label")) -> str:
-    """A csv file with quotes where they are needed and nowhere else."""
+    """Returns a csv file with quotes only where they are needed."""
     lines = [[*header], *map(list, rows)]
     special = (separator, '"', "\n")
     return "".join(
@@ -65,7 +65,7 @@ def read(
     capsys: pytest.CaptureFixture[str],
     *more: str,
 ) -> tuple[str, dict[str, list[tuple[Any, ...]]]]:
-    """What the command says, and the rows (text, second text, name of the class or number) of each split."""
+    """Returns the command's output and each split's rows (text, second text, name of the class or number)."""
     words = small_run(body, data, output, "--until", "general", *more)
     monkeypatch.setattr(sys, "argv", ["distill", *words])
     cli.run(distill.main)
@@ -80,7 +80,7 @@ def read(
 
 
 def everything(rows: dict[str, list[tuple[Any, ...]]]) -> list[tuple[Any, ...]]:
-    """The rows of all splits, without the second texts that aren't there."""
+    """Returns the sorted rows of all splits, without absent second texts."""
     return sorted(tuple(cell for cell in row if cell is not None) for part in rows.values() for row in part)
 
 
@@ -98,7 +98,7 @@ def refusal(
     return message
 
 
-# --- forms of one table
+# --- formats of one table
 
 FORMS: dict[str, tuple[str, Callable[[], str | bytes], str]] = {
     "semicolons": ("train.csv", lambda: separated(ROWS, ";"), "a semicolon"),
@@ -132,7 +132,7 @@ FORMS: dict[str, tuple[str, Callable[[], str | bytes], str]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_a_table_gives_the_same_rows(form, body, tmp_path, monkeypatch, capsys):
+def test_every_file_format_gives_the_same_rows(form, body, tmp_path, monkeypatch, capsys):
     name, content, separator = FORMS[form]
     data = write_files(tmp_path / "data", {name: content()})
     said, rows = read(body, data, tmp_path / "run", monkeypatch, capsys)
@@ -140,7 +140,9 @@ def test_every_form_of_a_table_gives_the_same_rows(form, body, tmp_path, monkeyp
     assert (f"data: {name}: its columns are separated by {separator}\n" in said) == bool(separator)
 
 
-def test_a_comma_file_with_other_separators_in_its_texts_is_read_at_its_commas(body, tmp_path, monkeypatch, capsys):
+def test_a_comma_separated_file_with_other_separators_in_its_texts_is_split_at_commas(
+    body, tmp_path, monkeypatch, capsys
+):
     rows = [(f"{text} ; {i} | x\ty", label) for i, (text, label) in enumerate(make_rows(30, 1))]
     data = write_files(tmp_path / "data", {"train.csv": separated(rows)})
     said, found = read(body, data, tmp_path / "run", monkeypatch, capsys)
@@ -149,7 +151,7 @@ def test_a_comma_file_with_other_separators_in_its_texts_is_read_at_its_commas(b
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json", "parquet"])
-def test_a_cell_of_three_megabytes_is_read_whole(ending, body, tmp_path, monkeypatch, capsys):
+def test_a_cell_of_three_megabytes_is_read_completely(ending, body, tmp_path, monkeypatch, capsys):
     rows = [*ROWS, ("baka deka " * 300_000 + "end", "login")]
     content: dict[str, str | bytes | pa.Table] = {
         "csv": separated(rows),
@@ -163,7 +165,7 @@ def test_a_cell_of_three_megabytes_is_read_whole(ending, body, tmp_path, monkeyp
     assert everything(found) == sorted(rows)
 
 
-def test_class_names_in_a_parquet_file_are_used_under_a_name_with_blanks(body, tmp_path, monkeypatch, capsys):
+def test_class_names_in_a_parquet_file_apply_to_columns_with_blanks_in_their_names(body, tmp_path, monkeypatch, capsys):
     names = sorted({label for _, label in ROWS})
     features = {"text ": {"dtype": "string", "_type": "Value"}, " label": {"names": names, "_type": "ClassLabel"}}
     columns = {"text ": [text for text, _ in ROWS], " label": [names.index(label) for _, label in ROWS]}
@@ -174,7 +176,7 @@ def test_class_names_in_a_parquet_file_are_used_under_a_name_with_blanks(body, t
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_a_column_named_score_makes_a_regression(ending, body, tmp_path, monkeypatch, capsys):
+def test_a_column_named_score_selects_the_regression_task(ending, body, tmp_path, monkeypatch, capsys):
     rows = [(text, str(i)) for i, (text, _) in enumerate(make_rows(30, 1))]
     lines = "\n".join(json.dumps({"text": text, "score": int(number)}) for text, number in rows)
     content = {"csv": separated(rows, header=("text", "score")), "jsonl": lines}[ending]
@@ -209,7 +211,7 @@ def test_two_text_files_of_one_split_are_refused(tokenizer, tmp_path, monkeypatc
     assert "expected one validation file, found dev.txt and val.txt" in message
 
 
-def test_files_of_the_folder_that_are_not_read_are_named(body, tmp_path, monkeypatch, capsys):
+def test_unread_files_of_the_folder_are_named(body, tmp_path, monkeypatch, capsys):
     files: Files = {
         "train.csv": separated(ROWS),
         "test.xlsx": b"PK",
@@ -223,7 +225,7 @@ def test_files_of_the_folder_that_are_not_read_are_named(body, tmp_path, monkeyp
     assert "data: not read: more.csv, test-00000-of-00001.parquet, test.xlsx, for their names or endings" in said
 
 
-# --- what is refused
+# --- refusals
 
 
 def image_table(column: str) -> pa.Table:
@@ -439,7 +441,7 @@ REFUSED: dict[str, tuple[Files, tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_read_ends_with_one_message(case, body, tmp_path, monkeypatch, capsys):
+def test_unreadable_data_is_refused_with_one_message(case, body, tmp_path, monkeypatch, capsys):
     files, more, told = REFUSED[case]
     message = refusal(body, files, tmp_path, monkeypatch, capsys, *more)
     for part in told:
@@ -458,7 +460,7 @@ def test_a_file_without_permission_is_named(body, tmp_path, monkeypatch, capsys)
 
 
 def cached_data_set(folder: Path, splits: dict[str, dict[str, list[Any]]], names: list[str]) -> Path:
-    """A cache as `datasets` leaves one of the hub's `somebody/texts`, with the splits and the names of the classes."""
+    """Builds a cache as `datasets` writes it for the hub's `somebody/texts`, with the splits and class names."""
     kinds = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
     for split, columns in splits.items():
         datasets.Dataset.from_dict(columns, kinds).to_parquet(folder / "source" / f"{split}.parquet")
@@ -478,7 +480,7 @@ def hub_columns(rows: list[tuple[str, str]], names: list[str]) -> dict[str, list
     return {"text": [text for text, _ in rows], "label": [names.index(label) for _, label in rows]}
 
 
-def test_splits_of_a_hub_data_set_that_are_not_read_are_named(body, tmp_path, monkeypatch, capsys):
+def test_unread_splits_of_a_hub_data_set_are_named(body, tmp_path, monkeypatch, capsys):
     names = sorted({label for _, label in ROWS})
     splits = {"train": hub_columns(ROWS, names), "validation_matched": hub_columns(ROWS[:5], names)}
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(cached_data_set(tmp_path, splits, names)))
@@ -495,6 +497,6 @@ def test_two_splits_of_one_kind_in_a_hub_data_set_are_refused(body, tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["distill", *words])
     with pytest.raises(SystemExit) as ended:
         cli.run(distill.main)
-    message = capsys.readouterr().err.splitlines()[-1]  # after the library's warnings that it reads its cache
+    message = capsys.readouterr().err.splitlines()[-1]  # after the library's warnings about reading from its cache
     assert ended.value.code == 2
     assert message.startswith("error: data 'somebody/texts': expected one validation split, found dev and validation")

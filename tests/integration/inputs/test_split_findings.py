@@ -1,5 +1,5 @@
-"""What the commands say of rows and labels: texts in two splits, empty rows, missing and unknown labels, splits without
-labels, columns that are no labels, and what answering without a model would score.
+"""The commands' remarks about rows and labels: texts in two splits, empty rows, missing and unknown labels, splits
+without labels, columns that don't contain labels, and the scores of model-free baselines.
 """
 
 import csv
@@ -52,13 +52,13 @@ def write_jsonl(file: Path, rows: Sequence[dict]) -> Path:
 
 
 def renamed(rows: Rows, *names: str) -> list[tuple[str, str]]:
-    """The rows with other labels, in turn."""
+    """Returns the rows with their labels replaced by `names`, in rotation."""
     return [(text, names[i % len(names)]) for i, (text, _) in enumerate(rows)]
 
 
 @pytest.fixture
 def data(tmp_path) -> Path:
-    """train.csv of 60 rows and test.csv of 20, five classes."""
+    """A folder with train.csv of 60 rows and test.csv of 20 rows, in five classes."""
     write(tmp_path / "data" / "train.csv", make_rows(60, 1))
     write(tmp_path / "data" / "test.csv", make_rows(20, 2))
     return tmp_path / "data"
@@ -66,8 +66,8 @@ def data(tmp_path) -> Path:
 
 @pytest.fixture
 def reads(tmp_path, tokenizer, capsys) -> Callable[..., tuple[str, dict]]:
-    """Runs a command up to the teacher, which has a head for these labels and is taken as it is: what it prints, and
-    the metrics of the data.
+    """Runs a command up to the teacher stage, with a teacher whose head fits the labels and isn't fine-tuned; returns
+    the printed output and the metrics of the data stage.
     """
 
     def run(data: Path, *more: str, labels: Sequence[str] = LABELS, head: str = "ForSequenceClassification", **changes):
@@ -97,7 +97,7 @@ def refuses(body, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
 # --- texts in more than one split
 
 
-def test_unlabelled_texts_of_test_and_validation_are_left_out_and_counted(data, reads, tmp_path):
+def test_unlabelled_texts_that_occur_in_test_or_validation_are_dropped_and_counted(data, reads, tmp_path):
     test, validation = make_rows(20, 2), make_rows(15, 3)
     write(data / "validation.csv", validation)
     shouted = [(f"{text.upper()} !",) for text, _ in (*test[:4], *validation[:3], *make_rows(60, 1)[:2])]
@@ -113,7 +113,7 @@ def test_unlabelled_texts_of_test_and_validation_are_left_out_and_counted(data, 
     assert "unlabelled: 1 of 11 rows were left out, because they hold no text" in printed
 
 
-def test_labelled_texts_in_two_splits_are_counted_and_stay(data, reads):
+def test_labelled_texts_in_two_splits_are_counted_and_kept(data, reads):
     train = make_rows(60, 1)
     write(data / "validation.csv", [*train[:5], *make_rows(10, 3)])
     write(data / "test.csv", [*train[10:13], *make_rows(10, 3)[:2], *make_rows(10, 4)])
@@ -128,13 +128,13 @@ def test_labelled_texts_in_two_splits_are_counted_and_stay(data, reads):
     assert "test: 2 of 15 texts also occur in validation, and stay in both" in printed
 
 
-def test_texts_of_nothing_but_signs_are_told_apart(data, reads):
+def test_texts_of_punctuation_alone_are_distinguished(data, reads):
     write(data / "test.csv", [("!!!", LABELS[0]), ("?", LABELS[1])])
     write(data / "train.csv", [*make_rows(60, 1), ("?!", LABELS[0]), ("?", LABELS[1])])
     assert reads(data)[1]["test_texts_also_in_train"] == 1
 
 
-def test_unlabelled_rows_of_test_are_left_out_in_every_task(reads, tmp_path):
+def test_unlabelled_rows_that_occur_in_test_are_dropped_in_every_task(reads, tmp_path):
     def first_rows(folder: Path, count: int, *columns: str) -> Path:
         table = pq.read_table(folder / "test.parquet").slice(0, count).select(columns)
         pq.write_table(table, tmp_path / f"{folder.name}.parquet")
@@ -184,7 +184,7 @@ def test_dropped_empty_rows_are_counted_for_each_split(data, reads):
 
 
 @pytest.mark.parametrize("word", ["NaN", "nan", "NA", "None", "null", ""])
-def test_words_for_missing_values_without_quotes_are_no_classes(word, data, refuses):
+def test_unquoted_words_for_missing_values_are_missing_labels(word, data, refuses):
     rows = make_rows(60, 1)
     write(data / "train.csv", [(text, word if i in (6, 11) else label) for i, (text, label) in enumerate(rows)])
     printed = refuses(data)
@@ -195,7 +195,7 @@ def test_words_for_missing_values_without_quotes_are_no_classes(word, data, refu
         assert f'write it in quotes: "{word}"' in printed
 
 
-def test_words_for_missing_values_are_classes_in_quotes_and_in_other_files(data, reads, tmp_path):
+def test_quoted_words_for_missing_values_and_words_in_jsonl_are_classes(data, reads, tmp_path):
     names = sorted(["None", "nan", "billing"])
     train, test = (renamed(make_rows(60, seed), *names) for seed in (1, 2))
     for split, rows in (("train", train), ("test", test)):
@@ -211,7 +211,7 @@ def test_words_for_missing_values_are_classes_in_quotes_and_in_other_files(data,
     assert reads(tmp_path / "lines", labels=names)[1]["classes"] == 3
 
 
-def test_missing_values_of_json_and_parquet_are_no_classes(data, refuses, tmp_path):
+def test_missing_values_in_jsonl_and_parquet_are_missing_labels(data, refuses, tmp_path):
     rows = [{"text": text, "label": i % 2 if i > 2 else None} for i, (text, _) in enumerate(make_rows(60, 1))]
     write_jsonl(tmp_path / "null" / "train.jsonl", rows)
     assert "column 'label' holds no label in rows 1, 2 and 3, 3 in all" in refuses(tmp_path / "null")
@@ -224,7 +224,7 @@ def test_missing_values_of_json_and_parquet_are_no_classes(data, refuses, tmp_pa
     assert "column 'label' holds no label in row 5, 1 in all" in refuses(tmp_path / "floats")
 
 
-def test_missing_values_among_several_labels_are_no_names(refuses, tmp_path):
+def test_missing_values_in_multi_label_data_are_refused(refuses, tmp_path):
     rows = [(text, "NaN" if i == 3 else "a|b" if i % 2 else "a") for i, (text, _) in enumerate(make_rows(60, 1))]
     write(tmp_path / "several" / "train.csv", rows)
     printed = refuses(tmp_path / "several", "--task", "multi-label")
@@ -234,7 +234,7 @@ def test_missing_values_among_several_labels_are_no_names(refuses, tmp_path):
     assert "row 4, column 'label': expected names of labels, found" in refuses(tmp_path / "lists")
 
 
-def test_minus_one_among_labels_of_train_names_its_rows(data, refuses):
+def test_rows_of_train_with_the_label_minus_one_are_named(data, refuses):
     rows = [(text, "-1" if i in (3, 8) else str(i % 4)) for i, (text, _) in enumerate(make_rows(60, 1))]
     write(data / "train.csv", rows)
     printed = refuses(data)
@@ -242,7 +242,7 @@ def test_minus_one_among_labels_of_train_names_its_rows(data, refuses):
     assert "--data.unlabelled" in printed
 
 
-def test_minus_one_beside_one_is_a_class(data, reads):
+def test_the_label_minus_one_is_a_class_beside_one(data, reads):
     for split, seed in (("train", 1), ("test", 2)):
         write(data / f"{split}.csv", renamed(make_rows(60, seed), "-1", "1"))
     printed, metrics = reads(data, labels=("-1", "1"))
@@ -255,7 +255,7 @@ def test_minus_one_beside_one_is_a_class(data, reads):
     assert "-1 is taken for a class beside 0 and 1 (20 rows, rows 1, 4, 7, 10, 13, …)" in printed
 
 
-def test_classes_of_a_hub_data_set_without_a_number_name_their_rows(refuses, tmp_path):
+def test_rows_of_a_hub_data_set_without_a_class_are_named(refuses, tmp_path):
     kinds = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
     texts = [text for text, _ in make_rows(60, 1)]
     labels = [-1 if i in (5, 9) else i % 2 for i in range(60)]
@@ -264,10 +264,10 @@ def test_classes_of_a_hub_data_set_without_a_number_name_their_rows(refuses, tmp
     assert "column 'label' holds no label in rows 6 and 10, 2 in all" in refuses(tmp_path / "hub")
 
 
-# --- labels that look alike, or that train lacks
+# --- labels that look alike, or that don't occur in train
 
 
-def test_labels_that_are_spelled_alike_are_told_apart_aloud(data, reads):
+def test_labels_that_are_spelled_alike_are_kept_apart_with_a_remark(data, reads):
     names = ("01", "1", "1.0", "Spam", "spam")
     for split, seed in (("train", 1), ("test", 2)):
         write(data / f"{split}.csv", renamed(make_rows(60, seed), *names))
@@ -278,7 +278,7 @@ def test_labels_that_are_spelled_alike_are_told_apart_aloud(data, reads):
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])
-def test_rows_whose_label_train_lacks_are_left_out_on_request(split, data, reads, refuses):
+def test_rows_with_labels_unknown_to_train_are_refused_or_dropped_on_request(split, data, reads, refuses):
     write(data / f"{split}.csv", [*make_rows(20, 2), ("bale", "new"), ("meka", "new"), ("so", "Login")])
     printed = refuses(data)
     assert f"{split} has labels that train lacks: 'new' (2 rows), 'Login' (1 rows, where train has 'login')" in printed
@@ -288,7 +288,7 @@ def test_rows_whose_label_train_lacks_are_left_out_on_request(split, data, reads
     assert f"{split}: 3 of 23 rows were left out, for train lacks their labels: 'new' (2 rows)" in printed
 
 
-def test_rows_with_unknown_tags_or_several_labels_are_left_out_on_request(reads, refuses, tmp_path):
+def test_rows_with_unknown_tags_or_multi_labels_are_dropped_on_request(reads, refuses, tmp_path):
     tagged = tagged_data(tmp_path / "tagged")
     table = pq.read_table(tagged / "test.parquet").to_pydict()
     table["tags"][3] = ["B-new"] * len(table["tags"][3])
@@ -306,7 +306,7 @@ def test_rows_with_unknown_tags_or_several_labels_are_left_out_on_request(reads,
     assert (metrics["test"], metrics["test_dropped_unknown_labels"]) == (39, 1)
 
 
-def test_a_test_split_of_unknown_labels_alone_is_refused(data, refuses):
+def test_a_test_split_of_only_unknown_labels_is_refused(data, refuses):
     write(data / "test.csv", renamed(make_rows(20, 2), "new"))
     assert "test: expected rows with labels of train, found none: 'new'" in refuses(
         data, "--data.unknown_labels", "drop"
@@ -317,7 +317,7 @@ def test_a_test_split_of_unknown_labels_alone_is_refused(data, refuses):
 
 
 @pytest.mark.parametrize("mark", ["-1", "", "NaN"])
-def test_a_test_split_without_labels_is_left_out_of_the_report(mark, data, reads):
+def test_a_test_split_without_labels_is_replaced_by_rows_held_out_of_train(mark, data, reads):
     write(data / "test.csv", renamed(make_rows(20, 2), mark))
     printed, metrics = reads(data)
     assert metrics["test_dropped_unlabelled"] == 20
@@ -326,7 +326,7 @@ def test_a_test_split_without_labels_is_left_out_of_the_report(mark, data, reads
     assert "test: 5 rows held out of train, stratified, seed 0" in printed
 
 
-def test_a_split_without_a_column_of_labels_is_left_out(data, reads):
+def test_a_split_without_a_label_column_is_replaced_by_rows_held_out_of_train(data, reads):
     write(data / "test.csv", [(text,) for text, _ in make_rows(20, 2)], ["text"])
     write(data / "validation.csv", [(text,) for text, _ in make_rows(10, 3)], ["text"])
     printed, metrics = reads(data)
@@ -340,7 +340,7 @@ def test_a_test_split_with_some_labels_is_refused(data, refuses):
     assert "test: column 'label' holds no label in rows 21 and 22, 2 in all" in refuses(data)
 
 
-def test_the_validation_split_takes_the_place_of_test(data, reads):
+def test_the_validation_split_replaces_the_test_split_on_request(data, reads):
     write(data / "test.csv", renamed(make_rows(20, 2), "-1"))
     write(data / "validation.csv", make_rows(15, 3))
     printed, metrics = reads(data)
@@ -352,13 +352,13 @@ def test_the_validation_split_takes_the_place_of_test(data, reads):
     assert "validation: 5 rows held out of train" in printed
 
 
-def test_a_validation_split_that_is_not_there_cannot_take_the_place_of_test(data, refuses):
+def test_an_absent_validation_split_cannot_replace_the_test_split(data, refuses):
     printed = refuses(data, "--data.test_split", "validation")
     assert "data.test_split validation: expected a validation split" in printed
     assert "found test, train" in printed
 
 
-def test_test_splits_without_labels_are_left_out_in_every_task(reads, tmp_path):
+def test_splits_without_labels_are_dropped_in_every_task(reads, tmp_path):
     def without(folder: Path, column: str, kind: pa.DataType, value: object) -> Path:
         table = pq.read_table(folder / "test.parquet")
         values = [[value] * len(cell) if isinstance(cell, list) else value for cell in table[column].to_pylist()]
@@ -385,10 +385,10 @@ def test_test_splits_without_labels_are_left_out_in_every_task(reads, tmp_path):
     assert (metrics["test_dropped_unlabelled"], metrics["test"]) == (30, 8)
 
 
-# --- columns that aren't what they are taken for
+# --- columns that are misinterpreted
 
 
-def test_an_id_taken_for_a_label_is_refused(data, refuses):
+def test_a_label_column_of_unique_values_is_refused(data, refuses):
     write(data / "train.csv", [(text, f"id-{i}") for i, (text, _) in enumerate(make_rows(60, 1))])
     (data / "test.csv").unlink()
     printed = refuses(data)
@@ -396,7 +396,7 @@ def test_an_id_taken_for_a_label_is_refused(data, refuses):
     assert "--data.label" in printed
 
 
-def test_labels_that_most_rows_do_not_share_are_remarked_on(data, reads):
+def test_a_remark_counts_the_rows_with_unique_labels(data, reads):
     rows = make_rows(60, 1)
     names = [f"id-{i}" for i in range(40)]
     write(data / "train.csv", [(text, names[i] if i < 40 else LABELS[i % 5]) for i, (text, _) in enumerate(rows)])
@@ -404,19 +404,19 @@ def test_labels_that_most_rows_do_not_share_are_remarked_on(data, reads):
     assert "train: 40 of 60 rows have a label of their own ('id-0', 'id-1', 'id-2', …)" in printed
 
 
-def test_one_text_in_all_rows_is_refused(data, refuses):
+def test_the_same_text_in_all_rows_is_refused(data, refuses):
     write(data / "train.csv", [("anfen", label) for _, label in make_rows(60, 1)])
     printed = refuses(data)
     assert "column 'text': expected different texts, found 'anfen' in each of 60 rows" in printed
 
 
-def test_one_number_in_all_rows_is_refused(data, refuses):
+def test_the_same_number_in_all_rows_is_refused(data, refuses):
     for split in ("train", "test"):
         write(data / f"{split}.csv", renamed(make_rows(60, 1), "2.5"))
     assert "expected different numbers in train, found 2.5 in each of 60 rows" in refuses(data, "--task", "regression")
 
 
-def test_texts_of_numbers_are_remarked_on(data, reads):
+def test_a_remark_reports_texts_that_are_numbers(data, reads):
     draw = random.Random(0)
     write(data / "train.csv", [(str(draw.randint(0, 10**6)), label) for _, label in make_rows(60, 1)])
     printed, _ = reads(data)
@@ -424,7 +424,7 @@ def test_texts_of_numbers_are_remarked_on(data, reads):
     assert "name the column with --data.text" in printed
 
 
-def test_classes_of_two_rows_each_are_too_few_for_two_splits(refuses, tmp_path):
+def test_classes_of_two_rows_cannot_be_divided_into_three_splits(refuses, tmp_path):
     words = [*CLUES["billing"], *FILLERS]
     write(tmp_path / "few" / "train.csv", [(f"{words[i]} {words[i + 1]}", f"class {i // 2}") for i in range(60)])
     printed = refuses(tmp_path / "few")
@@ -433,11 +433,11 @@ def test_classes_of_two_rows_each_are_too_few_for_two_splits(refuses, tmp_path):
     assert "each of its own class" not in printed
 
 
-# --- the score of answering without a model, and the page and card
+# --- scores of model-free baselines, the report page and the model card
 
 
 @pytest.mark.slow
-def test_a_report_shows_the_majority_class_and_what_was_left_out(tokenizer, tmp_path, capsys):
+def test_a_report_shows_the_majority_baseline_and_the_dropped_rows(tokenizer, tmp_path, capsys):
     rows = [(text, "a" if i % 4 else "b") for i, (text, _) in enumerate(make_rows(40, 1))]
     write(tmp_path / "data" / "train.csv", [*rows, ("", "a")])
     write(tmp_path / "data" / "test.csv", [*rows[:3], ("bale", "b"), ("meka", "b"), ("so bale", "a"), ("so", "<i>")])
@@ -470,7 +470,7 @@ def test_a_report_shows_the_majority_class_and_what_was_left_out(tokenizer, tmp_
 
 
 def always(task_name: str, train: list, test: list, names: tuple[str, ...] = ()) -> dict[str, float | None]:
-    """Scores of the baseline of train on a test split of as many texts as it has labels."""
+    """Returns the scores of train's baseline on a test split with one text per label."""
     task = TASKS[task_name].of(names, {})
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
     if task_name == "token-classification":
@@ -484,7 +484,7 @@ def always(task_name: str, train: list, test: list, names: tuple[str, ...] = ())
     return found["scores"]
 
 
-def test_baselines_give_one_answer_to_every_row():
+def test_baselines_predict_the_same_answer_for_every_row():
     assert always("text-classification", [0, 1, 1], [1, 1, 0, 1], ("a", "b"))["accuracy"] == 0.75
     several = always("multi-label", [[1, 1, 0], [0, 1, 0]], [[0, 1, 0], [1, 1, 0], [0, 0, 1]], ("a", "b", "c"))
     assert several == {"micro F1": 4 / 7, "macro F1": pytest.approx(0.8 / 3), "all right": pytest.approx(1 / 3)}

@@ -1,4 +1,4 @@
-"""Writers as real processes: several at once and killed ones leave what one undisturbed writer leaves."""
+"""Concurrent and killed writer processes leave the same cache as one undisturbed writer."""
 
 import shutil
 import signal
@@ -15,7 +15,7 @@ from support.cache_samples import Teacher, files_of, make_rows, write, write_apa
 from support.forking import forking
 
 ROWS = make_rows()
-FIRST = 20  # rows of a cache that is then grown to all
+FIRST = 20  # rows of a cache that is later extended to all rows
 SHARDS = 5
 PAUSE = 0.02
 
@@ -27,7 +27,7 @@ def server() -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> Path:
-    """A cache by one writer, undisturbed."""
+    """A cache written by one undisturbed writer."""
     folder = tmp_path_factory.mktemp("alone") / "cache"
     assert write(folder, ROWS, Teacher(whole_batch=True)).computed == SHARDS
     return folder
@@ -35,7 +35,7 @@ def alone(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def grown(tmp_path_factory) -> Path:
-    """A cache by one writer of FIRST rows, then of all."""
+    """A cache that one writer fills with FIRST rows, then with all rows."""
     folder = tmp_path_factory.mktemp("grown") / "cache"
     for count in (FIRST, len(ROWS)):
         write(folder, ROWS[:count], Teacher(whole_batch=True))
@@ -43,7 +43,7 @@ def grown(tmp_path_factory) -> Path:
 
 
 def write_at_once(folder: Path, ranks: list[int], pause: float = PAUSE) -> list:
-    """What each writer returned."""
+    """Runs one writer per rank concurrently and returns what each one returned."""
     writers = [write_apart(folder, ROWS, pause, rank, len(ranks)) for rank in ranks]
     found = []
     for process, pipe in writers:
@@ -60,10 +60,10 @@ def check_ends_alike(folder: Path, expected: Path, rows=ROWS) -> None:
     assert verify(folder) == []
 
 
-# --- at once
+# --- concurrent writers
 
 
-def test_four_writers_leave_another_cache_than_one(alone, tmp_path):
+def test_four_concurrent_writers_write_the_same_cache_as_one(alone, tmp_path):
     found = write_at_once(tmp_path / "four", [0, 1, 2, 3])
     assert files_of(tmp_path / "four") == files_of(alone)
     assert sum(written.computed for written in found) == SHARDS
@@ -71,7 +71,7 @@ def test_four_writers_leave_another_cache_than_one(alone, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [0, 0]])
-def test_two_writers_in_one_folder_do_the_work_twice(ranks, alone, tmp_path):
+def test_two_writers_of_one_folder_share_the_work(ranks, alone, tmp_path):
     first, second = write_at_once(tmp_path / "two", ranks)
     assert files_of(tmp_path / "two") == files_of(alone)
     assert first.computed + second.computed == first.computed + first.reused == SHARDS
@@ -79,7 +79,7 @@ def test_two_writers_in_one_folder_do_the_work_twice(ranks, alone, tmp_path):
     assert first.asked + second.asked == len(ROWS)
 
 
-def test_two_writers_mend_a_damaged_cache_into_another(alone, tmp_path):
+def test_two_writers_repair_a_damaged_cache_to_its_original_bytes(alone, tmp_path):
     folder = shutil.copytree(alone, tmp_path / "cache")
     (folder / "shard-000001.safetensors").unlink()
     file = folder / "shard-000003.safetensors"
@@ -90,7 +90,7 @@ def test_two_writers_mend_a_damaged_cache_into_another(alone, tmp_path):
     assert files_of(folder) == files_of(alone)
 
 
-def test_a_reader_of_a_cache_that_is_growing_loses_its_rows(grown, tmp_path):
+def test_an_open_reader_keeps_its_rows_while_the_cache_grows(grown, tmp_path):
     folder = tmp_path / "cache"
     write(folder, ROWS[:FIRST], Teacher(whole_batch=True))
     before = files_of(folder)
@@ -108,11 +108,11 @@ def test_a_reader_of_a_cache_that_is_growing_loses_its_rows(grown, tmp_path):
     assert after == files_of(grown)
 
 
-# --- killed
+# --- killed writers
 
 
 def kill_at_random(folder: Path, seed: int, longest: float) -> None:
-    """Starts a writer and kills it within `longest` seconds, about what it would take to the end."""
+    """Starts a writer and kills it within `longest` seconds, roughly the time an undisturbed writer needs."""
     rng = np.random.default_rng(seed)
     process, pipe = write_apart(folder, ROWS, PAUSE)
     assert pipe.recv() == "ready"
@@ -123,7 +123,7 @@ def kill_at_random(folder: Path, seed: int, longest: float) -> None:
 
 
 def check_killed(seed: int, alone: Path, grown: Path, folder: Path) -> None:
-    """A fresh cache, a growing one or a damaged one, by the seed; every other one is killed twice."""
+    """The seed selects a fresh, a growing or a damaged cache; writers with odd seeds are killed twice."""
     expected = grown if seed % 3 == 1 else alone
     if seed % 3 == 1:
         write(folder, ROWS[:FIRST], Teacher(whole_batch=True))
@@ -137,17 +137,17 @@ def check_killed(seed: int, alone: Path, grown: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_killed_writer_leaves_another_cache_in_the_end(seed, alone, grown, tmp_path):
+def test_the_cache_of_a_killed_writer_is_completed_identically(seed, alone, grown, tmp_path):
     check_killed(seed, alone, grown, tmp_path / "cache")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3, 53))
-def test_one_of_fifty_killed_writers_leaves_another_cache_in_the_end(seed, alone, grown, tmp_path):
+def test_the_caches_of_fifty_killed_writers_are_completed_identically(seed, alone, grown, tmp_path):
     check_killed(seed, alone, grown, tmp_path / "cache")
 
 
-def test_one_killed_of_two_writers_stops_the_other(alone, tmp_path):
+def test_a_killed_writer_does_not_stop_the_other_writer(alone, tmp_path):
     folder = tmp_path / "cache"
     victim, _ = write_apart(folder, ROWS, 0.1)
     while not list(folder.glob("shard-*.partial")):
@@ -162,7 +162,7 @@ def test_one_killed_of_two_writers_stops_the_other(alone, tmp_path):
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_what_a_killed_writer_left_stays(missing, alone, tmp_path):
+def test_leftovers_of_a_killed_writer_are_removed(missing, alone, tmp_path):
     folder = shutil.copytree(alone, tmp_path / "cache")
     if missing:
         (folder / "shard-000002.safetensors").unlink()
@@ -174,11 +174,11 @@ def test_what_a_killed_writer_left_stays(missing, alone, tmp_path):
     check_ends_alike(folder, alone)
 
 
-# --- stopped by an error
+# --- writers stopped by an error
 
 
 class StoppingTeacher(Teacher):
-    """Fails at its `last` batch."""
+    """A teacher that raises an error after `last` batches."""
 
     def __init__(self, last: int):
         super().__init__(whole_batch=True)
@@ -192,7 +192,7 @@ class StoppingTeacher(Teacher):
 
 
 @pytest.mark.parametrize("batches", range(0, 25, 3))
-def test_a_write_that_an_error_stopped_ends_otherwise(batches, alone, tmp_path):
+def test_a_write_stopped_by_an_error_is_completed_identically(batches, alone, tmp_path):
     with pytest.raises(RuntimeError, match="the teacher stopped"):
         write(tmp_path / "cache", ROWS, StoppingTeacher(batches))
     assert not list((tmp_path / "cache").rglob("*.partial"))
@@ -201,7 +201,7 @@ def test_a_write_that_an_error_stopped_ends_otherwise(batches, alone, tmp_path):
     check_ends_alike(tmp_path / "cache", alone)
 
 
-def test_a_disk_that_fills_up_leaves_half_a_shard(alone, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_partial_shard(alone, tmp_path, monkeypatch):
     def full(_: int) -> None:
         if list((tmp_path / "cache").glob("shard-*.partial")):
             raise OSError(28, "No space left on device")

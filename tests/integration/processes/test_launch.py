@@ -1,4 +1,4 @@
-"""Commands that start themselves as several processes."""
+"""Commands that launch themselves as several processes."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def weights(output: Path) -> dict:
 
 
 def children(parent: int) -> list[int]:
-    """The workers that a launcher started."""
+    """Process ids of the workers that a launcher started."""
     found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False).stdout
     return [int(word) for word in found.split()]
 
@@ -54,7 +54,7 @@ def undisturbed(inputs, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_two_processes_leave_less_than_one(undisturbed):
+def test_two_processes_write_all_stages_and_the_student(undisturbed):
     stages = {file.parent.parent.name: json.loads(file.read_text()) for file in undisturbed.glob("*/*/manifest.json")}
     assert stages.keys() == {"data", "teacher", "cache", "distill"}
     assert {stage["processes"] for stage in stages.values()} == {2}
@@ -62,7 +62,7 @@ def test_two_processes_leave_less_than_one(undisturbed):
 
 
 @pytest.mark.slow
-def test_a_teacher_apart_leaves_another_student_or_is_waited_for(inputs, tmp_path):
+def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
     online = ("--teacher.signals", "online", "--epochs", "2", "--teacher_train.epochs", "1", "--until", "distill")
     beside = small_run(*inputs, tmp_path / "beside", *online, "--devices", "2")
     apart = small_run(*inputs, tmp_path / "apart", *online, "--devices", "3", "--teacher.ranks", "1")
@@ -74,7 +74,7 @@ def test_a_teacher_apart_leaves_another_student_or_is_waited_for(inputs, tmp_pat
 
 
 @pytest.mark.slow
-def test_deepspeed_leaves_no_student(inputs, tmp_path):
+def test_deepspeed_saves_a_student(inputs, tmp_path):
     words = ("--devices", "2", "--strategy", "deepspeed_stage_2", "--epochs", "2", "--teacher_train.epochs", "1")
     assert finish("distill", small_run(*inputs, tmp_path, *words)).count("Result") == 1
     assert weights(tmp_path)
@@ -83,7 +83,7 @@ def test_deepspeed_leaves_no_student(inputs, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [2, 20])
-def test_killed_processes_end_with_other_bits(kills, inputs, undisturbed, tmp_path):
+def test_a_run_with_killed_workers_ends_with_identical_weights(kills, inputs, undisturbed, tmp_path):
     rng, done, theirs = random.Random(0), 0, weights(undisturbed)
     for number in range(kills):
         output = tmp_path / f"run-{number}"
@@ -99,7 +99,7 @@ def test_killed_processes_end_with_other_bits(kills, inputs, undisturbed, tmp_pa
 
 
 def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) -> int:
-    """Kills one of the workers every few seconds until the run ends; returns how many."""
+    """Kills a random worker every few seconds until the run ends or `most` were killed; returns the number of kills."""
     done = 0
     while process.poll() is None and done < most:
         time.sleep(rng.uniform(6, 12))
@@ -129,7 +129,7 @@ def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) 
         (("--devices", "0"), "machine.devices: expected at least 1, found 0"),
     ],
 )
-def test_a_bad_layout_starts_processes(words, expected, inputs, tmp_path, monkeypatch, capsys):
+def test_an_invalid_layout_is_refused_before_processes_start(words, expected, inputs, tmp_path, monkeypatch, capsys):
     said = refused(distill, small_run(*inputs, tmp_path / "run", *words), monkeypatch, capsys)
     assert expected in said
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""How a command that starts several processes ends: stopped, or as the process that failed did."""
+"""How a command that starts several processes ends when it is stopped or when one of its processes fails."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ time.sleep(100)
 
 
 def begin(folder: Path, restarts: int = 0, work: str = "") -> Running:
-    """Two processes that wait, after `work`."""
+    """Starts two processes that execute `work` and then sleep."""
     (folder / "worker.py").write_text(WORKER.replace("WORK", work))
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{folder}"}
     return Running(
@@ -52,7 +52,7 @@ def starts(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("number", "name", "code"), [(signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C (SIGINT)", 130)]
 )
-def test_a_stop_ends_all_processes_with_one_line_and_no_restart(number, name, code, tmp_path):
+def test_a_stop_signal_ends_all_processes_with_one_line_and_no_restart(number, name, code, tmp_path):
     running = begin(tmp_path, restarts=3)
     for rank in range(2):
         pid_of(running, tmp_path, rank)
@@ -62,7 +62,7 @@ def test_a_stop_ends_all_processes_with_one_line_and_no_restart(number, name, co
     assert starts(tmp_path) == ["x", "x"]
 
 
-def test_a_stop_of_one_process_stops_all_and_nothing_is_started_again(tmp_path):
+def test_stopping_one_process_stops_all_without_a_restart(tmp_path):
     running = begin(tmp_path, restarts=3)
     first = pid_of(running, tmp_path, 0)
     os.kill(pid_of(running, tmp_path, 1), signal.SIGTERM)
@@ -72,7 +72,7 @@ def test_a_stop_of_one_process_stops_all_and_nothing_is_started_again(tmp_path):
     assert not Path(f"/proc/{first}").exists()
 
 
-def test_a_killed_process_is_started_again_and_then_named(tmp_path):
+def test_a_killed_process_is_restarted_until_no_restarts_are_left(tmp_path):
     running = begin(tmp_path, restarts=1)
     pid_of(running, tmp_path, 0)
     first = pid_of(running, tmp_path, 1)
@@ -87,7 +87,7 @@ def test_a_killed_process_is_started_again_and_then_named(tmp_path):
     ]
 
 
-def test_what_a_failing_process_says_is_last_and_its_exit_code_counts(tmp_path):
+def test_the_failing_process_determines_the_last_line_and_exit_code(tmp_path):
     work = "if rank == 1: time.sleep(0.5); print('error: mine', file=sys.stderr); sys.exit(2)"
     running = begin(tmp_path, work=work)
     assert running.end() == 2

@@ -1,4 +1,4 @@
-"""A student trained on several processes is the student of one process."""
+"""A student trained on several processes equals the student trained on one process."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -54,7 +54,7 @@ def alone(student, tmp_path_factory) -> dict:
         pytest.param(4, "dp=2,pp=2", marks=pytest.mark.slow),
     ],
 )
-def test_another_layout_trains_another_student(processes, layout, student, alone, tmp_path):
+def test_every_layout_trains_the_same_student(processes, layout, student, alone, tmp_path):
     found = run_ranks(train, processes, processes, Training(student, tmp_path), layout, limit=120)
     for rank in range(processes):
         held = found[rank]["weights"]
@@ -80,10 +80,10 @@ def test_another_layout_trains_another_student(processes, layout, student, alone
         pytest.param(4, "dp=2,pp=2", marks=pytest.mark.slow),
     ],
 )
-def test_a_student_with_frozen_embeddings_and_no_early_stopping_is_saved_as_one_process_trains_it(
+def test_a_student_with_frozen_embeddings_is_saved_as_one_process_trains_it(
     processes, layout, student, tmp_path_factory
 ):
-    """As the recipes train: the last that is done before saving is an evaluation."""
+    """Trains as the recipes do, with an evaluation as the last operation before saving."""
     place, single = tmp_path_factory.mktemp("laid-out"), tmp_path_factory.mktemp("single")
     settings = replace(Training(student, place).train, patience=0, freeze_embeddings=True)
     expected = train(0, 1, Training(student, single, settings), "replicated")["weights"]
@@ -96,7 +96,7 @@ def test_a_student_with_frozen_embeddings_and_no_early_stopping_is_saved_as_one_
 
 @pytest.fixture(scope="module")
 def taught_by(teacher_folder, student, tmp_path_factory) -> Callable[..., dict]:
-    """What one process makes of the student under the teacher, in a precision."""
+    """Trains the student with the teacher on one process, in the given precision; results are memoized."""
 
     @cache
     def made(precision: str, loss: LossConfig = TAUGHT) -> dict:
@@ -125,7 +125,7 @@ def paired(processes: int, teachers: tuple[str, ...], students: tuple[str, ...])
         *paired(4, ("replicated", "hsdp=2x2", "fsdp=2,tp=2", "tp=4", "pp=4"), ("hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2")),
     ],
 )
-def test_teacher_and_student_in_layouts_of_their_own(
+def test_teacher_and_student_layouts_do_not_change_the_student(
     processes, teacher, layout, student, teacher_folder, taught_by, tmp_path
 ):
     job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, loss=TAUGHT)
@@ -144,7 +144,7 @@ def test_teacher_and_student_in_layouts_of_their_own(
         pytest.param(4, 3, "pp=3", "replicated", marks=pytest.mark.slow),
     ],
 )
-def test_a_teacher_on_processes_of_its_own(
+def test_a_teacher_on_separate_processes_trains_the_same_student(
     processes, teachers, teacher, layout, student, teacher_folder, taught_by, tmp_path
 ):
     job = Training(
@@ -161,7 +161,7 @@ def test_a_teacher_on_processes_of_its_own(
 @pytest.mark.parametrize(
     "strategy", [f"deepspeed_stage_{stage}" for stage in ("1", "2", "2_offload", "3", "3_offload")]
 )
-def test_deepspeed_trains_another_student(strategy, student, teacher_folder, taught_by, tmp_path):
+def test_deepspeed_trains_the_same_student(strategy, student, teacher_folder, taught_by, tmp_path):
     machine = MachineConfig(accelerator="cpu", strategy=strategy)
     job = Training(student, tmp_path, teacher=teacher_folder, loss=TAUGHT, machine=machine)
     for found in run_ranks(train, 2, 2, job, "replicated", limit=300):
@@ -171,7 +171,7 @@ def test_deepspeed_trains_another_student(strategy, student, teacher_folder, tau
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["deepspeed_stage_2", "deepspeed_stage_3"])
-def test_deepspeed_goes_on_elsewhere_after_a_stop(strategy, student, alone, tmp_path):
+def test_a_stopped_deepspeed_run_resumes_to_the_same_student(strategy, student, alone, tmp_path):
     machine = MachineConfig(accelerator="cpu", strategy=strategy)
     often = replace(Training(student, tmp_path).train, checkpoint_every=1)
     for stop in (5, 4, None):
@@ -185,20 +185,18 @@ def test_deepspeed_goes_on_elsewhere_after_a_stop(strategy, student, alone, tmp_
     "layout",
     ["fsdp=2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "zero2", "tp=2", "pp=2"))],
 )
-def test_in_bfloat16_layouts_differ_by_more_than_the_precisions_do(
-    layout, student, teacher_folder, taught_by, tmp_path
-):
+def test_bfloat16_layouts_differ_by_rounding_noise_only(layout, student, teacher_folder, taught_by, tmp_path):
     job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="bf16-mixed")
     single, whole = taught_by("bf16-mixed", SOFT)["weights"], taught_by("32", SOFT)["weights"]
     found = run_ranks(train, 2, 2, job, layout, limit=120)[0]["weights"]
-    # Rounding in bfloat16 is one draw of noise on each side.
+    # Each run is one draw of bfloat16 rounding noise.
     assert 0 < distance(found, single) <= 2 * distance(single, whole)
 
 
 @pytest.mark.parametrize(
     "compress", ["powersgd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fp16", "bf16"))]
 )
-def test_compressed_gradients_are_sent_whole_or_lost(compress, student, alone, tmp_path):
+def test_compressed_gradients_keep_the_copies_equal_and_close_to_exact_training(compress, student, alone, tmp_path):
     job = Training(student, tmp_path, machine=MachineConfig(accelerator="cpu", compress=compress))
     one, other = (each["weights"] for each in run_ranks(train, 2, 2, job, "replicated", limit=120))
     assert all(torch.equal(one[name], other[name]) for name in one), "copies drift apart"
@@ -206,7 +204,7 @@ def test_compressed_gradients_are_sent_whole_or_lost(compress, student, alone, t
     assert 0 < distance(one, alone["weights"]) < 0.5 * moved
 
 
-def test_weights_that_rest_in_the_cpus_memory_train_elsewhere(student, teacher_folder, taught_by, tmp_path):
+def test_offloaded_weights_train_the_same_student(student, teacher_folder, taught_by, tmp_path):
     job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout="fsdp=2", loss=TAUGHT, offload=True)
     for found in run_ranks(train, 2, 2, job, "fsdp=2", limit=120):
         assert off(found["weights"], taught_by("32")["weights"]) == {}
@@ -217,7 +215,7 @@ def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor])
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_in_another_layout_ends_elsewhere(student, alone, tmp_path):
+def test_a_run_resumed_in_other_layouts_ends_with_the_same_student(student, alone, tmp_path):
     legs = [(2, "fsdp=2", 3), (4, "hsdp=2x2", 4), (2, "tp=2", 2), (2, "zero1", 2), (1, "replicated", None)]
     often = replace(Training(student, tmp_path).train, checkpoint_every=1)
     for number, (processes, layout, stop) in enumerate(legs):
@@ -231,9 +229,10 @@ def test_a_run_that_goes_on_in_another_layout_ends_elsewhere(student, alone, tmp
 
 
 def off(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Weights that differ, and by how much.
+    """Returns the weights that differ by more than NEAR, with their largest absolute difference.
 
-    A key's bias moves no output: its gradient is rounding alone, of which Adam makes whole steps.
+    Key biases are ignored: they don't affect the output, so that their gradients are pure rounding errors, which Adam
+    scales to full steps.
     """
     differences = {n: (found[n] - expected[n]).abs().max().item() for n in found if not n.endswith("key.bias")}
     return {name: most for name, most in differences.items() if most > NEAR}

@@ -1,4 +1,4 @@
-"""A teacher in parts writes the cache that a whole one writes."""
+"""A teacher sharded across processes writes the same cache as an unsharded teacher."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ LAYOUTS += [pytest.param(4, layout, marks=pytest.mark.slow) for layout in ("hsdp
 
 
 @pytest.mark.parametrize(("processes", "layout"), LAYOUTS)
-def test_a_teacher_in_parts_writes_other_signals(processes, layout, teacher, whole, tmp_path):
+def test_a_sharded_teacher_writes_the_same_cache_as_an_unsharded_one(processes, layout, teacher, whole, tmp_path):
     folder, words = teacher
     name, expected = whole
     assert len(expected) > 6, "there is one shard alone, for one process"

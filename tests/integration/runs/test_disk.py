@@ -1,4 +1,4 @@
-"""A full disk and a folder that can't be written: one message, and nothing complete is lost."""
+"""A full disk and an unwritable folder end a run with one message, without losing complete stages."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ QUICK = ("--epochs", "1", "--teacher_train.epochs", "1")
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator:
-    """`mounted(options)` mounts a small file system of its own at tmp_path/"disk" and returns the folder."""
+    """`mounted(options)` mounts a small separate file system at tmp_path/"disk" and returns the folder."""
     place = tmp_path / "disk"
     place.mkdir()
 
@@ -32,7 +32,7 @@ def mounted(tmp_path: Path) -> Iterator:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kilobytes", "until"), [(60, "distill"), (900, "report")])
-def test_a_full_disk_ends_with_one_message_and_more_room_lets_the_run_go_on(
+def test_a_full_disk_ends_with_one_message_and_the_run_resumes_with_more_space(
     kilobytes, until, mounted, body_folder, data_folder
 ):
     disk = mounted(f"size={kilobytes}k")

@@ -1,4 +1,4 @@
-"""`kill -9` at random moments, then the same command: the student has the bits of an undisturbed run's."""
+"""A run killed by `kill -9` at random moments and restarted ends with a student bit-identical to an undisturbed one."""
 
 import random
 import shutil
@@ -12,17 +12,17 @@ from pipelines.runs.stage import sha256
 from support.commands import finish, small_run, start
 from support.tiny_models import build_model, saved
 
-# Enough steps, each checkpoint close to the last, for kills to hit every stage.
+# Enough steps with frequent checkpoints for kills to hit every stage.
 LONG = ("--epochs", "24", "--teacher_train.epochs", "12", "--train.checkpoint_every", "7")
 LONG = (*LONG, "--teacher_train.checkpoint_every", "7", "--train.dropout", "0.1", "--until", "distill")
 
 
 def kill_after(seconds: float, words: list[str]) -> bool:
-    """Starts the command and kills it; whether it was still at work."""
+    """Starts the command and kills it after `seconds`; returns whether it was still running."""
     process = start("distill", words)
     try:
         process.wait(timeout=seconds)
-    except Exception:  # still running, as it should be
+    except Exception:  # still running, as expected
         process.send_signal(signal.SIGKILL)
     process.communicate()
     return process.returncode == -signal.SIGKILL
@@ -34,7 +34,7 @@ def student_hash(output: Path) -> str:
 
 @pytest.fixture
 def undisturbed(tmp_path, tokenizer, data_folder):
-    """(teacher, data, hash of the student, seconds) of a run that nothing disturbs."""
+    """(teacher, data, hash of the student, seconds) of an undisturbed run."""
     teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")
     begun = time.monotonic()
     finish("distill", small_run(teacher, data_folder, tmp_path / "undisturbed", *LONG))
@@ -42,12 +42,12 @@ def undisturbed(tmp_path, tokenizer, data_folder):
 
 
 @pytest.mark.slow
-def test_a_run_killed_again_and_again_goes_on_to_the_same_bits(undisturbed, tmp_path):
+def test_a_run_killed_repeatedly_resumes_bit_identically(undisturbed, tmp_path):
     teacher, data, expected, seconds = undisturbed
     output = tmp_path / "killed"
     words = small_run(teacher, data, output, *LONG)
     chance, killed = random.Random(3), 0
-    for _ in range(8):  # a machine whose load changes is killed before there is anything to go on from, or not at all
+    for _ in range(8):  # under changing load a kill may come before the first manifest or after the end
         if kill_after(chance.uniform(0.3, 0.9) * seconds, words):
             killed += any(output.glob("*/*/manifest.json"))
             seconds *= 1 if killed else 1.5
@@ -64,7 +64,7 @@ def test_a_run_killed_again_and_again_goes_on_to_the_same_bits(undisturbed, tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_kills_at_random_moments_each_followed_by_the_same_command(undisturbed, tmp_path):
+def test_twenty_runs_killed_at_random_moments_end_bit_identically(undisturbed, tmp_path):
     teacher, data, expected, seconds = undisturbed
     chance = random.Random(11)
     killed = 0

@@ -1,4 +1,4 @@
-"""The output folder of a run: places where none can be, folders that go away, and names that look like markup."""
+"""The output folder of a run: impossible paths, folders that are removed, and names that look like markup."""
 
 import gc
 import os
@@ -50,7 +50,7 @@ PLACES = {
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["", "dry"])
 @pytest.mark.parametrize("case", PLACES)
-def test_an_output_where_none_can_be_is_refused(case, dry, tmp_path, monkeypatch, capsys):
+def test_an_impossible_output_path_is_refused(case, dry, tmp_path, monkeypatch, capsys):
     if dry and case.startswith("where"):
         pytest.skip("a dry run makes no folder")
     output, message = PLACES[case](tmp_path)
@@ -65,13 +65,13 @@ def test_an_output_where_none_can_be_is_refused(case, dry, tmp_path, monkeypatch
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_output_with_a_character_that_no_path_has_is_refused(tmp_path, monkeypatch, capsys):
+def test_an_output_path_with_a_null_character_is_refused(tmp_path, monkeypatch, capsys):
     (tmp_path / "run.yaml").write_text('output: "runs/a\\0b"\nteacher: t\ndata: d\n')
     found = refused(distill, ["--config", str(tmp_path / "run.yaml")], monkeypatch, capsys)
     assert "expected a path, found a null character in it" in found
 
 
-def test_a_link_in_the_place_of_the_student_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
+def test_a_link_in_place_of_the_student_folder_is_refused_before_any_stage(tmp_path, monkeypatch, capsys):
     words = small_run(*inputs(tmp_path), tmp_path / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "stillroom.json").write_text("{}")
@@ -92,18 +92,18 @@ def inputs(place: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("what", ["output", pytest.param("stage", marks=pytest.mark.slow)])
-def test_a_folder_removed_while_its_stage_runs_ends_the_run_with_one_message(what, body_folder, data_folder, tmp_path):
+def test_a_folder_removed_during_its_stage_ends_the_run_with_one_message(what, body_folder, data_folder, tmp_path):
     output = tmp_path / "run"
     words = small_run(body_folder, data_folder, output, "--teacher_train.epochs", "200", "--until", "teacher")
     process = start("distill", words)
     for line in process.stdout:
         if "teacher: started" in line:
             break
-    while not (partial := list((output / "teacher").glob("*.partial"))):  # made right after that line
+    while not (partial := list((output / "teacher").glob("*.partial"))):  # created right after that line
         time.sleep(0.01)
     gone = output if what == "output" else partial[0]
     deleted = subprocess.run(["rm", "-rf", str(gone)], check=False)
-    while gone.exists():  # the run may have put a file there meanwhile
+    while gone.exists():  # the run may have written a file there in the meantime
         deleted = subprocess.run(["rm", "-rf", str(gone)], check=False)
     assert deleted.returncode == 0
     said, _ = process.communicate(timeout=200)
@@ -113,7 +113,7 @@ def test_a_folder_removed_while_its_stage_runs_ends_the_run_with_one_message(wha
     assert str(gone) in said
 
 
-def test_names_that_look_like_markup_are_printed_as_they_are(body_folder, tmp_path, capsys):
+def test_names_that_look_like_markup_are_printed_verbatim(body_folder, tmp_path, capsys):
     place = tmp_path / "[red]texts[" / "x] :smile:"
     place.mkdir(parents=True)
     teacher = body_folder.rename(place / "[bold]teacher")
@@ -138,7 +138,7 @@ def test_names_that_look_like_markup_are_printed_as_they_are(body_folder, tmp_pa
 NAMES = ("[bold]", "[/x]", "[red]a[/red]", "[link=x]b", ":smile:", "\\[c]")
 
 
-def test_tables_and_bars_print_names_as_they_are(capsys):
+def test_tables_and_bars_print_names_verbatim(capsys):
     console = Console()
     console.table(NAMES[1], NAMES, [NAMES])
     with console.track(NAMES[1], 1, NAMES[0]) as advance:
@@ -150,8 +150,8 @@ def test_tables_and_bars_print_names_as_they_are(capsys):
     assert told.splitlines()[0].strip() == NAMES[1]
 
 
-def test_a_bar_on_a_terminal_prints_names_as_they_are():
-    """On a terminal of its own: bars are drawn there alone."""
+def test_a_bar_on_a_terminal_prints_names_verbatim():
+    """Uses a pseudo-terminal, because bars are drawn only on terminals."""
     pty = pytest.importorskip("pty")
     code = (
         "from pipelines.runs.console import Console\n"

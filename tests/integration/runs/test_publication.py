@@ -1,4 +1,4 @@
-"""What a run publishes: a person's own files in it stay, links are not followed, and the last run counts."""
+"""Publication of a run: the user's own files stay, links are not followed, and the last run is published."""
 
 import gc
 import json
@@ -20,7 +20,7 @@ QUICK = ("--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """(output, words) of a checkpoint's report: it publishes as a whole run does, and takes a tenth of the time."""
+    """(output, arguments) of a checkpoint's report, which publishes like a full run in a tenth of the time."""
     place = tmp_path_factory.mktemp("published")
     _, data = make_inputs(place)
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
@@ -42,7 +42,7 @@ def names(folder: Path) -> set[str]:
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() or file.is_symlink()}
 
 
-def test_files_of_a_persons_own_stay_when_the_run_publishes_again(copied, capsys):
+def test_the_users_own_files_stay_when_the_run_is_published_again(copied, capsys):
     output, words = copied
     student = output / "student"
     published = names(student)
@@ -67,7 +67,7 @@ def test_files_of_a_persons_own_stay_when_the_run_publishes_again(copied, capsys
     assert not [each for each in output.iterdir() if each.name.startswith(".student")]
 
 
-def test_what_was_published_before_goes_when_it_is_no_longer_made(copied, capsys):
+def test_files_that_are_no_longer_published_are_removed(copied, capsys):
     output, words = copied
     stale = output / "student" / "old-format" / "model.bin"
     stale.parent.mkdir()
@@ -81,7 +81,7 @@ def test_what_was_published_before_goes_when_it_is_no_longer_made(copied, capsys
 
 
 @pytest.mark.parametrize("damage", ["gone", "no JSON", "another shape"])
-def test_without_a_record_of_what_was_published_nothing_is_lost(damage, copied):
+def test_the_users_files_stay_without_a_publication_record(damage, copied):
     output, words = copied
     record = output / "published.json"
     content = {"no JSON": "{", "another shape": '[{"student": 1}]'}
@@ -91,7 +91,7 @@ def test_without_a_record_of_what_was_published_nothing_is_lost(damage, copied):
     assert (output / "student" / "notes.txt").read_text() == "mine"
 
 
-def test_links_in_the_students_folder_stay_and_are_not_followed(copied, tmp_path):
+def test_links_in_the_student_folder_stay_and_are_not_followed(copied, tmp_path):
     output, words = copied
     student, outside = output / "student", tmp_path / "outside"
     outside.mkdir()
@@ -113,9 +113,7 @@ def test_links_in_the_students_folder_stay_and_are_not_followed(copied, tmp_path
 
 
 @pytest.mark.parametrize("what", ["a link", "a broken link", "a file"])
-def test_a_link_or_a_file_in_the_place_of_the_students_folder_is_refused_at_once(
-    what, copied, tmp_path, monkeypatch, capsys
-):
+def test_a_link_or_file_in_place_of_the_student_folder_is_refused(what, copied, tmp_path, monkeypatch, capsys):
     output, words = copied
     student, outside = output / "student", tmp_path / "outside"
     moved = student.rename(tmp_path / "moved")
@@ -132,7 +130,7 @@ def test_a_link_or_a_file_in_the_place_of_the_students_folder_is_refused_at_once
     assert student.is_symlink() or student.read_text() == "mine"
 
 
-def test_a_kill_between_the_two_renames_loses_nothing(copied):
+def test_a_kill_between_the_two_renames_loses_no_files(copied):
     output, words = copied
     (output / "student" / "notes.txt").write_text("mine")
     (output / "student").rename(output / ".student.old")
@@ -143,7 +141,7 @@ def test_a_kill_between_the_two_renames_loses_nothing(copied):
     assert not (output / ".student.old").exists()
 
 
-def test_the_report_is_drawn_again_with_the_settings_of_the_last_run(copied, capsys):
+def test_the_report_is_redrawn_with_the_settings_of_the_last_run(copied, capsys):
     output, words = copied
     report.main(words)
     gc.collect()
@@ -161,7 +159,7 @@ def test_the_report_is_drawn_again_with_the_settings_of_the_last_run(copied, cap
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed", "its stage is gone", "its curves are cut off"])
-def test_a_report_that_is_damaged_is_named(damage, copied, monkeypatch, capsys):
+def test_a_damaged_report_is_refused_by_name(damage, copied, monkeypatch, capsys):
     output, _ = copied
     (stage,) = (output / "report").glob("*/report.json")
     if damage == "gone":

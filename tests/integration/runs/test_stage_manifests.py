@@ -1,4 +1,4 @@
-"""Manifests of finished stages: damage to them is named or mended, and what they list is all that is there."""
+"""Manifests of finished stages: damage is named or repaired, and files that they don't list are refused."""
 
 import ast
 import gc
@@ -20,7 +20,7 @@ from support.tiny_models import VOCABULARY, build_model, make_rows, saved
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """(output, words) of a run with two stages: data, and a teacher that is used as it is."""
+    """(output, arguments) of a run with two stages: data, and a teacher that is used without fine-tuning."""
     place = tmp_path_factory.mktemp("stages")
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
     teacher = saved(build_model("bert"), tokenizer, place / "teacher")
@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 @pytest.fixture
 def copied(made, tmp_path: Path) -> tuple[Path, list[str]]:
-    """A copy of that run, to be damaged."""
+    """A copy of that run that a test may damage."""
     output, words = made
     copy = shutil.copytree(output, tmp_path / "copy")
     return copy, [str(copy) if word == str(output) else word for word in words]
@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def edited(change):
-    """Damage that loads the manifest, changes it, and writes it back."""
+    """Returns a function that loads the manifest, applies `change` and writes the manifest back."""
 
     def damage(file: Path) -> None:
         content = json.loads(file.read_text())
@@ -63,7 +63,7 @@ def other_file(name: str):
 
 
 def rewritten(file: Path) -> None:
-    """A file and its hash in the manifest changed, but not the digest that later stages go by."""
+    """Changes a file and its hash in the manifest, but not the digest that later stages depend on."""
     content = json.loads(file.read_text())
     labels = file.with_name("data.json")
     labels.write_text(labels.read_text() + " ")
@@ -95,7 +95,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_a_stage_whose_manifest_is_damaged_is_set_aside_and_made_again(case, copied, capsys):
+def test_a_stage_with_a_damaged_manifest_is_set_aside_and_rebuilt(case, copied, capsys):
     output, words = copied
     folder = stage_folder(output, "data")
     whole = contents(folder)
@@ -115,7 +115,7 @@ def test_a_stage_whose_manifest_is_damaged_is_set_aside_and_made_again(case, cop
     assert {name for name in again if name != "manifest.json"} == {name for name in whole if name != "manifest.json"}
 
 
-def test_a_second_damage_is_set_aside_beside_the_first(copied, capsys):
+def test_a_stage_damaged_a_second_time_is_set_aside_beside_the_first(copied, capsys):
     output, words = copied
     folder = stage_folder(output, "data")
     for _ in range(2):
@@ -148,13 +148,13 @@ def test_a_file_added_to_a_finished_stage_is_named(name, copied, monkeypatch, ca
     message = refused(distill, words, monkeypatch, capsys)
     assert f"stage '{folder}': {name} was added since the stage ended" in message
     (folder / name).unlink()
-    gc.collect()  # what was raised holds the lock of the folder
+    gc.collect()  # the raised exception still holds the lock of the folder
     distill.main(words)
     assert "teacher: done before, skipped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", ["a file", "a folder"])
-def test_a_link_out_of_a_stage_is_named(what, copied, tmp_path, monkeypatch, capsys):
+def test_a_link_that_leaves_the_stage_folder_is_refused(what, copied, tmp_path, monkeypatch, capsys):
     output, words = copied
     inside = stage_folder(output, "teacher") / ("model/config.json" if what == "a file" else "model")
     outside = tmp_path / "outside"
@@ -164,7 +164,7 @@ def test_a_link_out_of_a_stage_is_named(what, copied, tmp_path, monkeypatch, cap
     assert f"leads out of the stage's folder, to '{tmp_path / 'outside'}" in message
 
 
-def test_a_stage_killed_before_its_renaming_with_a_damaged_manifest_goes_on(copied, capsys):
+def test_a_partial_stage_with_a_damaged_manifest_is_resumed(copied, capsys):
     output, words = copied
     folder = stage_folder(output, "data")
     partial = folder.rename(folder.with_name(f"{folder.name}.partial"))
@@ -178,7 +178,7 @@ def test_a_stage_killed_before_its_renaming_with_a_damaged_manifest_goes_on(copi
     assert "data: done before, skipped" in capsys.readouterr().out
 
 
-def test_a_file_in_the_place_of_a_stage_is_named_and_kept(copied, monkeypatch, capsys):
+def test_a_file_in_place_of_a_stage_folder_is_named_and_kept(copied, monkeypatch, capsys):
     output, words = copied
     shutil.rmtree(output / "teacher")
     (output / "teacher").write_text("mine")
@@ -186,7 +186,7 @@ def test_a_file_in_the_place_of_a_stage_is_named_and_kept(copied, monkeypatch, c
     assert (output / "teacher").read_text() == "mine"
 
 
-def test_a_stage_whose_version_was_raised_is_made_anew_beside_the_old_one(copied, monkeypatch, capsys):
+def test_a_stage_with_a_raised_version_is_rebuilt_beside_the_old_one(copied, monkeypatch, capsys):
     output, words = copied
     old = stage_folder(output, "data")
     before = contents(old)
@@ -198,7 +198,7 @@ def test_a_stage_whose_version_was_raised_is_made_anew_beside_the_old_one(copied
     assert sorted(versions) == [data.VERSION - 1, data.VERSION]
 
 
-def test_a_training_whose_version_was_raised_has_another_key(monkeypatch):
+def test_a_raised_training_version_changes_the_key(monkeypatch):
     from distill.train.config import TrainConfig
     from pipelines.stages import teacher
 
@@ -207,10 +207,10 @@ def test_a_training_whose_version_was_raised_has_another_key(monkeypatch):
     assert teacher.deciding(TrainConfig()) != before
 
 
-def test_every_stage_passes_the_constant_of_its_version():
+def test_every_stage_passes_a_version_constant():
     calls = [
         (file.name, keyword.value)
-        for file in sorted((ROOT / "pipelines").glob("*.py"))
+        for file in sorted((ROOT / "pipelines").rglob("*.py"))
         for call in ast.walk(ast.parse(file.read_text()))
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "stage"
         for keyword in [next((each for each in call.keywords if each.arg == "version"), ast.keyword(value=None))]
@@ -219,17 +219,17 @@ def test_every_stage_passes_the_constant_of_its_version():
     assert not [file for file, value in calls if not (isinstance(value, ast.Name) and value.id.endswith("VERSION"))]
 
 
-def test_a_manifest_names_the_version_of_stillroom(made):
+def test_a_manifest_contains_the_versions_of_stillroom_and_of_its_stage(made):
     output, _ = made
     manifest = json.loads((stage_folder(output, "data") / "manifest.json").read_text())
     assert manifest["versions"]["stillroom"] == version("stillroom")
     assert manifest["version"] == data.VERSION
 
 
-def test_a_run_of_an_older_stillroom_is_left_as_it_is_and_made_anew_beside(copied, capsys):
+def test_stages_of_an_older_stillroom_are_kept_and_rebuilt_beside_them(copied, capsys):
     output, words = copied
     folder = stage_folder(output, "data")
-    old = folder.rename(folder.with_name("0123456789ab"))  # a key without the version, as it was
+    old = folder.rename(folder.with_name("0123456789ab"))  # like older releases' keys, which exclude the version
     manifest = json.loads((old / "manifest.json").read_text())
     kept = {name: value for name, value in manifest.items() if name not in ("version", "checksum")}
     (old / "manifest.json").write_text(json.dumps(kept))

@@ -1,4 +1,4 @@
-"""Trainings on several processes that are stopped or fail: all at one step, one line, and the cause is read last."""
+"""Trainings on several processes stop at the same step, and the cause of a stop or failure is the last line."""
 
 import os
 import resource
@@ -31,7 +31,7 @@ def weights(output: Path) -> dict:
 
 
 def ranks(running: Running) -> list[int]:
-    """The launched processes, by rank."""
+    """Returns the process ids of the launched processes, ordered by rank."""
     return sorted(running.children("-m pipelines.distill"), key=rank_of)
 
 
@@ -44,7 +44,7 @@ def checkpoints(output: Path) -> list[str]:
     return [file.name for file in output.glob("distill/*.partial/scratch/checkpoints/*")]
 
 
-def test_a_stop_of_all_and_a_stop_of_one_leave_checkpoints_that_go_on_to_the_same_bits(inputs, tmp_path):
+def test_stopping_all_or_one_process_leaves_checkpoints_that_resume_bit_identically(inputs, tmp_path):
     words, output = small_run(*inputs, tmp_path / "stopped", *TWO, *RESTARTS), tmp_path / "stopped"
     finish("distill", small_run(*inputs, tmp_path / "undisturbed", *TWO))
     first = Running.of("distill", words)
@@ -69,7 +69,7 @@ def test_a_stop_of_all_and_a_stop_of_one_leave_checkpoints_that_go_on_to_the_sam
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 
 
-def test_a_second_ctrl_c_ends_processes_that_wait_for_one_that_hangs(inputs, tmp_path):
+def test_a_second_ctrl_c_ends_processes_that_wait_for_a_hanging_one(inputs, tmp_path):
     running = Running.of("distill", small_run(*inputs, tmp_path / "run", *TWO, *RESTARTS))
     running.wait_for_line(EPOCH)
     started = ranks(running)
@@ -82,17 +82,17 @@ def test_a_second_ctrl_c_ends_processes_that_wait_for_one_that_hangs(inputs, tmp
     assert not [pid for pid in started if is_running(pid)]
 
 
-def test_the_error_of_the_process_that_failed_is_read_last(inputs, tmp_path):
+def test_the_error_of_the_failed_process_is_the_last_line(inputs, tmp_path):
     more = ("--train.checkpoint_every", "3")
     running = Running.of("distill", small_run(*inputs, tmp_path / "run", *TWO, *more))
     running.wait_for_line(EPOCH)
-    resource.prlimit(ranks(running)[1], resource.RLIMIT_FSIZE, (16, 16))  # it can't write its part of a checkpoint
+    resource.prlimit(ranks(running)[1], resource.RLIMIT_FSIZE, (16, 16))  # rank 1 can't write its part of a checkpoint
     assert running.end() not in (0, 143)
     assert "File too large" in running.lines[-1], running.output
     assert "lost the others" not in running.output
 
 
-def test_a_stop_reaches_a_teacher_with_processes_of_its_own_after_the_checkpoint(inputs, tmp_path):
+def test_a_teacher_on_separate_processes_stops_after_the_checkpoint(inputs, tmp_path):
     output = tmp_path / "run"
     apart = ("--devices", "2", "--teacher.ranks", "1", "--teacher.signals", "online", "--epochs", "20")
     apart = (*apart, "--teacher_train.epochs", "1", "--until", "distill", *RESTARTS)

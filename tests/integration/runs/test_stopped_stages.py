@@ -1,4 +1,4 @@
-"""Each stage of a run stopped soon after it started, in turn by SIGTERM and Ctrl-C; the same command then goes on."""
+"""Each stage of a run is stopped soon after its start, alternately by SIGTERM and Ctrl-C, and then resumed."""
 
 import re
 import signal
@@ -24,7 +24,7 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 
 
 def stop_in_each_stage(module: str, words: list[str], passed: tuple[str, ...] = ()) -> list[str]:
-    """Runs the command until it ends by itself, stopped once in each stage but for `passed`; the stages, in order."""
+    """Runs the command until it completes, stopping it once in each stage not in `passed`; returns the stages."""
     stopped = list(passed)
     for number, name, code in cycle(SIGNALS):
         running = Running.of(module, words)
@@ -34,7 +34,7 @@ def stop_in_each_stage(module: str, words: list[str], passed: tuple[str, ...] = 
             return stopped
         stopped.append(stage)
         ended = running.stop(number)
-        if ended == 0:  # the last stage was quicker than the signal
+        if ended == 0:  # the last stage ended before the signal arrived
             return stopped
         assert ended == code, f"{stage}: {running.output}"
         assert_stopped(running, name)
@@ -42,7 +42,7 @@ def stop_in_each_stage(module: str, words: list[str], passed: tuple[str, ...] = 
 
 
 def next_stage(running: Running, stopped: list[str]) -> str | None:
-    """The first stage that starts and wasn't stopped before; None where the command ends without one."""
+    """Returns the first started stage that wasn't stopped before, or None if the command ends without one."""
 
     def found() -> list[str]:
         return [stage for stage in STARTED.findall(running.output) if stage not in stopped]
@@ -51,7 +51,7 @@ def next_stage(running: Running, stopped: list[str]) -> str | None:
     return next(iter(found()), None)
 
 
-def test_every_stage_of_a_quantized_run_stops_and_goes_on_to_the_same_bits(inputs, tmp_path):
+def test_every_stage_of_a_quantized_run_resumes_bit_identically_after_a_stop(inputs, tmp_path):
     more = ("--epochs", "2", "--teacher_train.epochs", "2", "--quantize", "int8")
     stopped = stop_in_each_stage("distill", small_run(*inputs, tmp_path / "stopped", *more))
     assert {"data", "teacher", "cache", "distill", "quantize", "report"} <= set(stopped)
@@ -64,7 +64,7 @@ def test_every_stage_of_a_quantized_run_stops_and_goes_on_to_the_same_bits(input
     assert found
 
 
-def test_every_stage_of_a_pruned_run_stops_and_goes_on(inputs, tmp_path):
+def test_every_stage_of_a_pruned_run_resumes_after_a_stop(inputs, tmp_path):
     words = small_run(*inputs, tmp_path / "run", "--epochs", "1", "--teacher_train.epochs", "1", *SMALLER)
     words[words.index("--student") : words.index("--student") + 2] = ["--speedup", "1.2"]
     others = ("data", "teacher", "cache", "distill-1.2x", "export-teacher", "export-1.2x", "evaluate", "report")
@@ -73,7 +73,7 @@ def test_every_stage_of_a_pruned_run_stops_and_goes_on(inputs, tmp_path):
 
 
 @pytest.mark.parametrize("module", ["evaluate", "report"])
-def test_a_command_on_a_finished_run_stops_and_goes_on(module, inputs, tmp_path_factory, tmp_path):
+def test_a_command_on_a_finished_run_resumes_after_a_stop(module, inputs, tmp_path_factory, tmp_path):
     run = tmp_path / "run"
     finish("distill", small_run(*inputs, run, "--epochs", "1", "--teacher_train.epochs", "1"))
     measured = ["--measure.rounds", "1", "--measure.texts", "4", "--measure.batch", "4"]

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: one line, 143 or 130, no process left, and the same command goes on to the same bits."""
+"""SIGTERM and Ctrl-C end a command with one line, code 143 or 130 and no process left; it resumes bit-identically."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def undisturbed(inputs, tmp_path_factory) -> str:
-    """The student's hash, of a run that nothing disturbs."""
+    """The hash of the student of an undisturbed run."""
     output = tmp_path_factory.mktemp("undisturbed") / "run"
     finish("distill", small_run(*inputs, output, *EPOCHS))
     return student_hash(output)
@@ -47,7 +47,7 @@ def checkpoints(output: Path, stage: str) -> list[str]:
     return [file.name for file in output.glob(f"{stage}/*.partial/scratch/checkpoints/*.ckpt")]
 
 
-def test_a_training_stopped_twice_goes_on_from_its_checkpoints_to_the_same_bits(inputs, undisturbed, tmp_path):
+def test_a_training_stopped_twice_resumes_from_its_checkpoints_bit_identically(inputs, undisturbed, tmp_path):
     output = tmp_path / "run"
     words = small_run(*inputs, output, *EPOCHS, *SELDOM)
     tuning = Running.of("distill", words)
@@ -67,7 +67,7 @@ def test_a_training_stopped_twice_goes_on_from_its_checkpoints_to_the_same_bits(
 
 
 @pytest.mark.parametrize(("number", "name", "code"), STOPS)
-def test_a_command_stopped_while_it_imports_says_so_in_one_line(number, name, code, inputs, tmp_path):
+def test_a_command_stopped_during_its_imports_prints_one_line(number, name, code, inputs, tmp_path):
     running = Running.of("distill", small_run(*inputs, tmp_path / "run"))
     running.wait_until_watched()
     assert running.stop(number) == code
@@ -77,7 +77,7 @@ def test_a_command_stopped_while_it_imports_says_so_in_one_line(number, name, co
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> tuple[Path, list[str]]:
-    """A folder for outputs, and the words of an export without them."""
+    """A folder for outputs, and the arguments of an export without `--output`."""
     from transformers import BertTokenizerFast
 
     from support.tiny_models import VOCABULARY
@@ -91,7 +91,7 @@ def exported(tmp_path_factory) -> tuple[Path, list[str]]:
 
 
 @pytest.mark.parametrize(("number", "name", "code"), STOPS)
-def test_a_command_stopped_while_it_verifies_ends_the_verification(number, name, code, exported):
+def test_stopping_a_command_during_verification_ends_the_verifying_process(number, name, code, exported):
     place, words = exported
     running = Running.of("export", [*words, "--output", str(place / f"stopped-{code}")])
     child = running.wait_for_child("compress.export.verify")
@@ -100,7 +100,7 @@ def test_a_command_stopped_while_it_verifies_ends_the_verification(number, name,
     assert not is_running(child)
 
 
-def test_a_killed_verification_fails_its_stage_and_the_next_run_makes_it(exported, capsys):
+def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exported, capsys):
     place, words = exported
     output = place / "killed"
     running = Running.of("export", [*words, "--output", str(output)])
@@ -131,7 +131,7 @@ def test_a_verification_does_not_outlive_a_killed_command(exported):
 
 
 def begin(before: str, after: str) -> Running:
-    """A command that does nothing but wait, in what stands before and after the line that it prints."""
+    """Starts a command that executes `before`, prints "here" and executes `after`, and waits for that line."""
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     code = SLOWLY.format(before, after)
     process = subprocess.Popen(
@@ -142,7 +142,7 @@ def begin(before: str, after: str) -> Running:
     return running
 
 
-def test_a_second_ctrl_c_ends_a_command_that_still_works_on_its_checkpoint():
+def test_a_second_ctrl_c_ends_a_command_that_is_still_writing_its_checkpoint():
     running = begin("stops.hold()", "time.sleep(100)")
     running.process.send_signal(signal.SIGINT)
     time.sleep(1)
@@ -151,8 +151,8 @@ def test_a_second_ctrl_c_ends_a_command_that_still_works_on_its_checkpoint():
     assert_stopped(running, "Ctrl-C (SIGINT)")
 
 
-def test_a_signal_sent_twice_at_once_is_one_request():
-    """As `timeout` does: to the command, and to the group that it is in."""
+def test_a_signal_sent_twice_at_once_counts_as_one_request():
+    """`timeout` sends its signal both to the command and to the command's process group."""
     running = begin("stops.hold()", "time.sleep(2), stops.check()")
     begun = time.monotonic()
     running.process.send_signal(signal.SIGTERM)
@@ -162,7 +162,7 @@ def test_a_signal_sent_twice_at_once_is_one_request():
     assert_stopped(running, "SIGTERM")
 
 
-def test_a_command_that_ignores_exceptions_is_stopped_all_the_same():
+def test_a_command_in_an_endless_loop_is_stopped():
     running = begin("0", "[time.sleep(0.1) for _ in iter(int, 1)]")
     assert running.stop(signal.SIGTERM) == 143
     assert_stopped(running, "SIGTERM")

@@ -1,4 +1,4 @@
-"""Checkpoints that aren't what they say: weights, config, tokenizer and files."""
+"""Broken checkpoints: inconsistent or damaged weights, configs, tokenizers and files."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def with_weights(change: Callable[[Weights], Weights], role: str = "teacher") ->
 
 
 def with_config(role: str = "teacher", **changes: Any) -> Callable[[Place], Words]:
-    """Changes entries of config.json; None takes one out."""
+    """Changes entries of config.json; None removes an entry."""
 
     def damage(place: Place) -> Words:
         file = place.root / role / "config.json"
@@ -64,7 +64,7 @@ def with_config(role: str = "teacher", **changes: Any) -> Callable[[Place], Word
 
 
 def with_file(name: str, content: str | bytes | None, role: str = "teacher") -> Callable[[Place], Words]:
-    """Writes a file of the checkpoint anew; None removes it."""
+    """Replaces a file of the checkpoint; None removes it."""
 
     def damage(place: Place) -> Words:
         file = place.root / role / name

@@ -1,4 +1,4 @@
-"""Data that isn't what it says: files, columns, cells, labels and splits."""
+"""Broken data: inconsistent or damaged files, columns, cells, labels and splits."""
 
 import csv
 import gzip
@@ -29,7 +29,7 @@ def as_jsonl(rows: Sequence[Any]) -> str:
 
 
 def files(contents: dict[str, str | bytes | None], **flags: str) -> Callable[[Place], Words]:
-    """Writes files of the data folder anew; None removes one."""
+    """Replaces files of the data folder; None removes a file."""
 
     def damage(place: Place) -> Words:
         for name, content in contents.items():
@@ -43,7 +43,7 @@ def files(contents: dict[str, str | bytes | None], **flags: str) -> Callable[[Pl
 
 
 def only(name: str, content: str | bytes, **flags: str) -> Callable[[Place], Words]:
-    """One training file in the place of train.csv."""
+    """Replaces train.csv by another training file."""
     return files({"train.csv": None, name: content}, **flags)
 
 
@@ -303,7 +303,7 @@ def label_cases() -> Iterator[Case]:
 
 
 def bare(rows: Sequence[tuple[str, str]]) -> str:
-    """Without any quotes: what an export of a data frame writes for a missing value."""
+    """Returns a csv file without quotes, as data frame exports write missing values."""
     return "text,label\n" + "".join(f"{text.replace(',', '')},{label}\n" for text, label in rows)
 
 
@@ -363,7 +363,7 @@ def other_column(place: Place) -> Words:
 
 
 def of_the_body(damage: Callable[[Place], Words]) -> Callable[[Place], Words]:
-    """With a teacher that has no head yet."""
+    """Adds a teacher without a head to the damage."""
     return lambda place: {"--teacher": str(place.root / "body")} | damage(place)
 
 

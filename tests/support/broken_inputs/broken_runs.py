@@ -1,6 +1,6 @@
-"""Runs whose folders were damaged after they ended: manifests and what they list.
+"""Finished runs with damaged folders: manifests and the files that they list.
 
-Each is answered by a message that names the stage, or by making the stage again: the student is the same as before.
+The command either refuses each with a message that names the stage, or rebuilds the stage with the same student.
 """
 
 import json
@@ -12,12 +12,12 @@ from typing import Any
 from support.broken_inputs.case import Case, Place, Words
 
 STAGES = ("data", "teacher", "cache", "distill")
-ANSWERED = -1  # by either: what counts is that the student is the same, or that nothing was built on the damage
+ANSWERED = -1  # exit code 0 or 2: the student must be the same, or nothing may be built on the damage
 
 
 def folder_of(place: Place, stage: str) -> Path:
     finished = [file.parent for file in (place.run / stage).glob("*/manifest.json")]
-    (folder,) = (each for each in finished if "damaged" not in each.name)  # what was set aside
+    (folder,) = (each for each in finished if "damaged" not in each.name)  # skips folders that were set aside
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Settings that can't be: flags, YAML files, specs, places and machines."""
+"""Invalid settings: flags, YAML files, specs, output paths and machines."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ def flags(**given: str) -> Callable[[Place], Words]:
 
 
 def config(*contents: str | bytes, **given: str) -> Callable[[Place], Words]:
-    """YAML files, in order, and flags."""
+    """Passes YAML files, in order, and flags."""
 
     def damage(place: Place) -> Words:
         named = [str(place.written(f"settings{i}.yaml", content)) for i, content in enumerate(contents)]

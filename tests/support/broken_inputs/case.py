@@ -1,17 +1,17 @@
-"""One broken input: how it is made of a good one, and what the command has to answer."""
+"""A broken input: how it is created from a valid one, and how the command must react."""
 
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-Words = dict[str, str | list[str]]  # flag -> value, or the values of a flag that is given several times
+Words = dict[str, str | list[str]]  # flag -> value, or values of a repeated flag
 REFUSED, ACCEPTED = 2, 0
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder of copies that a case may damage: `teacher/`, `data/`, `student/`, and `run/`, where the output goes."""
+    """A folder of copies that a case may damage: `teacher/`, `data/`, `student/`, and `run/` for the output."""
 
     root: Path
 
@@ -40,12 +40,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Case:
-    """
+    """A broken input and the expected reaction.
+
     Args:
-        name: Of the test.
-        damage: Damages the place, and returns the flags that the command gets beside the usual ones.
-        message: Regular expression that is found in what the command prints.
-        ends: Exit code.
+        name: Id of the test.
+        damage: Damages the place and returns the flags that are passed in addition to the usual ones.
+        message: Regular expression that must match somewhere in the command's output.
+        ends: Expected exit code.
     """
 
     name: str

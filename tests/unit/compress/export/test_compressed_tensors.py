@@ -1,4 +1,4 @@
-"""Decoders as compressed-tensors checkpoints, read back by stock transformers."""
+"""Tests decoders exported as compressed-tensors checkpoints and loaded by stock transformers classes."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def written(model: PreTrainedModel, folder: Path, scheme: object, keep: tuple[st
 
 
 def difference(source: Source, folder: Path) -> float:
-    """Of logits, between the folder read by a stock class and the model as it was trained to compute."""
+    """Largest relative difference between the logits of a stock class that loads the folder and the reference model."""
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         found, expected = model(**BATCH).logits, source.reference(**BATCH).logits
@@ -44,7 +44,7 @@ def difference(source: Source, folder: Path) -> float:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_stock_decoder_reads_other_numbers(scheme: str, tmp_path):
+def test_a_stock_decoder_computes_the_models_logits_from_quantized_weights(scheme: str, tmp_path):
     source, folder = written(build("llama", **WIDE), tmp_path, scheme_of(scheme))
     assert difference(source, folder) <= 1e-6
     stored = load_file(folder / "model.safetensors")
@@ -53,7 +53,7 @@ def test_a_stock_decoder_reads_other_numbers(scheme: str, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["int8-dynamic", "int4-dynamic"])
-def test_inputs_of_a_pooler_that_stay_in_float_pass(scheme: str, tmp_path):
+def test_a_pooler_whose_inputs_stay_in_float_is_rejected(scheme: str, tmp_path):
     model = build_model("bert", num_hidden_layers=1, **WIDE)
     source, folder = written(model, tmp_path, scheme_of(scheme))
     given = {name: value.numpy() for name, value in BATCH.items()} | {"token_type_ids": np.zeros_like(IDS.numpy())}
@@ -61,14 +61,14 @@ def test_inputs_of_a_pooler_that_stay_in_float_pass(scheme: str, tmp_path):
         check_layers(source, target_of(folder.name), tmp_path, given)
 
 
-def test_a_head_that_shares_the_word_table_stays_in_float(tmp_path):
+def test_a_tied_head_is_untied_and_stored_in_int8(tmp_path):
     source, folder = written(build("qwen2", **WIDE), tmp_path, scheme_of("int8-dynamic"))
     assert difference(source, folder) <= 1e-6
     assert load_file(folder / "model.safetensors")["lm_head.weight"].dtype == torch.int8
     assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
 
 
-def test_layers_of_several_schemes_get_the_first_ones(tmp_path):
+def test_layers_of_several_schemes_get_separate_config_groups(tmp_path):
     model = build("llama", **WIDE)
     layers = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
     eased = {name: scheme_of("int8-weights" if "down_proj" in name else "int4-weights") for name in layers}
@@ -78,7 +78,7 @@ def test_layers_of_several_schemes_get_the_first_ones(tmp_path):
     assert sorted(group["weights"]["num_bits"] for group in groups.values()) == [4, 8]
 
 
-def test_a_layer_that_is_kept_is_rounded(tmp_path):
+def test_layers_kept_in_float_are_stored_in_float32(tmp_path):
     source, folder = written(build("llama", **WIDE), tmp_path, scheme_of("int8-static"), ("*.0.*", "lm_head"))
     assert difference(source, folder) <= 1e-6
     stored = load_file(folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Language models in ONNX with a cache: they must write what PyTorch writes, however a prompt is cut or padded."""
+"""Tests ONNX decoders with a cache: they must match PyTorch however a prompt is split or padded."""
 
 import functools
 import json
@@ -33,7 +33,7 @@ IDS = {"bos_token_id": 1, "eos_token_id": None, "max_position_embeddings": 160}
 GROUPED = {"num_key_value_heads": 2, "intermediate_size": 40, "head_dim": 12}
 SLIDING = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 
-# name -> (stock class, settings of its config beside SIZES and IDS)
+# name -> (stock class, config settings in addition to SIZES and IDS)
 FAMILIES = {
     "qwen2": ("Qwen2ForCausalLM", GROUPED | {"tie_word_embeddings": True}),
     "gemma3": ("Gemma3ForCausalLM", GROUPED | SLIDING | {"query_pre_attn_scalar": 12}),
@@ -47,8 +47,8 @@ FAMILIES = {
     "mistral": ("MistralForCausalLM", GROUPED | {"sliding_window": WINDOW}),
 }
 TABLES, LAST = ("embed_tokens.weight", "wte.weight", "lm_head.weight"), ("model.norm.weight", "ln_f.weight")
-SLOW = list(FAMILIES)[3:]  # differ little from those before
-ROUNDING = 5e-4  # of logits; against float64, those of PyTorch are off by up to 1.6e-4 here
+SLOW = list(FAMILIES)[3:]  # similar to the families before them
+ROUNDING = 5e-4  # tolerance on logits; PyTorch's own logits differ from float64 by up to 1.6e-4 here
 RANDOM = np.random.default_rng(5)
 PROMPTS = [RANDOM.integers(3, WORDS, length).tolist() for length in (4, 1, 17)]
 BLOCKS = [RANDOM.integers(3, WORDS, length) for length in (40, 33, 2)]
@@ -65,14 +65,14 @@ class Exported:
 
 
 def build(family: str, **changes: object) -> PreTrainedModel:
-    """A seeded float32 model that doesn't write the same token again and again; `changes` go to its config."""
+    """Builds a seeded float32 model that doesn't repeat a single token; `changes` override its config."""
     name, settings = FAMILIES[family]
     kind = getattr(transformers, name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         model = kind(kind.config_class(**(SIZES | IDS | settings | changes))).eval()
         for each, parameter in model.named_parameters():
-            # A small table, or the token just read would be the likeliest where the head is the same table.
+            # The table needs small values, or a tied head would predict the current token as the most likely next one.
             table, last = (each.endswith(ends) for ends in (TABLES, LAST))
             centre = 10.0 if last else float(parameter.dim() == 1 and each.endswith("weight"))
             nn.init.normal_(parameter, centre, 0.05 if table else 0.5)
@@ -85,7 +85,7 @@ def build(family: str, **changes: object) -> PreTrainedModel:
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """w7 is 7."""
+    """Returns a tokenizer that maps w7 to id 7, and so on."""
     words = {f"w{i}": i for i in range(3, WORDS)} | {"[UNK]": 0, "<bos>": 1, "<eos>": 2}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -94,7 +94,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
-    """`export(family)` -> a tiny model and its folder, written once."""
+    """`export(family)` -> a tiny model and its folder, exported once per family."""
 
     @functools.cache
     def write(family: str) -> Exported:
@@ -107,7 +107,7 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in FAMILIES])
 def exported(request: pytest.FixtureRequest, export) -> Exported:
-    """Each family in turn."""
+    """The exported model of each family in turn."""
     return export(request.param)
 
 
@@ -118,12 +118,12 @@ def qwen2(export) -> Exported:
 
 @torch.no_grad()
 def logits(model: PreTrainedModel, ids: list[int] | np.ndarray) -> np.ndarray:
-    """[length, words] of one sequence in one pass, with no cache and no padding."""
+    """Returns logits [length, vocabulary] of one sequence in a single pass, without cache or padding."""
     return model(torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()
 
 
 def likeliest(model: PreTrainedModel, prompt: list[int], ends: tuple[int, ...] = ()) -> tuple[list[int], float]:
-    """TOKENS that follow, each by a pass over all before it, and how far the second-best ever was behind at least."""
+    """Returns up to TOKENS greedy tokens, one full pass each, and the smallest margin between the two best logits."""
     ids, margin = list(prompt), np.inf
     while len(ids) < len(prompt) + TOKENS and (len(ids) == len(prompt) or ids[-1] not in ends):
         last = logits(model, ids)[-1]
@@ -134,14 +134,14 @@ def likeliest(model: PreTrainedModel, prompt: list[int], ends: tuple[int, ...] =
 
 
 def mask_of(lengths: list[int]) -> np.ndarray:
-    """Sequences of these lengths, padded on the left, int64 [batch, length]."""
+    """Returns the attention mask of left-padded sequences of these lengths, int64 [batch, length]."""
     return (np.arange(max(lengths)) >= max(lengths) - np.array(lengths)[:, None]).astype(np.int64)
 
 
-# --- what it writes
+# --- generation
 
 
-def test_a_hundred_tokens_differ_from_pytorch_or_from_those_of_a_prompt_alone(exported):
+def test_a_hundred_generated_tokens_match_pytorch_batched_and_alone(exported):
     expected = [likeliest(exported.model, prompt) for prompt in PROMPTS]
     assert len({token for tokens, _ in expected for token in tokens}) > 12, (
         "the same tokens again and again prove little"
@@ -152,7 +152,7 @@ def test_a_hundred_tokens_differ_from_pytorch_or_from_those_of_a_prompt_alone(ex
         assert exported.decoder.generate([prompt], TOKENS) == [tokens]
 
 
-def test_the_proof_fails_on_the_model_itself(exported):
+def test_the_proof_passes_for_the_exported_model(exported):
     found = prove_decoder(exported.model, exported.folder, PROMPTS, BLOCKS)
     assert found.tokens == len(PROMPTS) * TOKENS
     assert found.max_difference < ROUNDING
@@ -160,7 +160,7 @@ def test_the_proof_fails_on_the_model_itself(exported):
 
 
 @pytest.mark.parametrize("cuts", [(1,), (5,), (1, 2, 3), (20, 21), (7, 14)])
-def test_a_prompt_read_in_chunks_is_another(exported, cuts):
+def test_a_prompt_processed_in_chunks_gives_the_logits_of_one_pass(exported, cuts):
     decoder, ids = exported.decoder, np.random.default_rng(0).integers(3, WORDS, (3, 22))
     mask = mask_of([22, 16, 2])
     cache, found = decoder.empty(3), []
@@ -175,7 +175,7 @@ def test_a_prompt_read_in_chunks_is_another(exported, cuts):
     assert all(value.shape[2] == 22 for value in cache.values())
 
 
-def test_padding_on_the_right_is_read(exported):
+def test_padding_on_the_right_does_not_change_logits(exported):
     mask = mask_of([9, 3])[:, ::-1]
     ids = np.random.default_rng(1).integers(3, WORDS, mask.shape)
     found = exported.decoder({"input_ids": ids, "attention_mask": np.ascontiguousarray(mask)})
@@ -186,14 +186,14 @@ def test_padding_on_the_right_is_read(exported):
 
 
 @pytest.mark.parametrize("family", ["gemma3", pytest.param("gemma2", marks=pytest.mark.slow)])
-def test_the_window_of_a_layer_makes_no_difference_here(export, family):
+def test_a_sliding_window_changes_logits_only_beyond_its_size(export, family):
     made, wide = export(family), build(family, sliding_window=150)
     sequence = BLOCKS[0]
     difference = np.abs(logits(made.model, sequence) - logits(wide, sequence)).max(-1)
     assert difference[:WINDOW].max() < 1e-4 < 0.1 < difference[WINDOW:].max()
 
 
-def test_a_text_goes_on_after_its_end(export):
+def test_each_text_stops_at_its_first_end_token(export):
     model, folder = build("qwen2"), export("qwen2").folder
     free = [likeliest(model, prompt)[0] for prompt in PROMPTS]
     ends = (free[0][20], free[2][40])
@@ -215,7 +215,7 @@ def test_a_text_goes_on_after_its_end(export):
         (None, {}, set()),
     ],
 )
-def test_a_text_ends_elsewhere_than_in_transformers(qwen2, tmp_path, habits, config, ends):
+def test_end_tokens_come_from_the_generation_config_before_the_model_config(qwen2, tmp_path, habits, config, ends):
     (tmp_path / FILE).symlink_to(qwen2.folder / FILE)
     (tmp_path / "config.json").write_text(json.dumps(config))
     if habits is not None:
@@ -223,7 +223,7 @@ def test_a_text_ends_elsewhere_than_in_transformers(qwen2, tmp_path, habits, con
     assert OnnxDecoder(tmp_path, threads=1).ends == ends
 
 
-def test_drawn_tokens_have_other_probabilities_than_the_softmax():
+def test_drawn_tokens_follow_the_softmax_at_the_given_temperature():
     scores, stream = np.float32([2.0, 1.0, 0.0, -4.0]), np.random.default_rng(0)
     found = np.bincount([draw(scores, 0.7, stream) for _ in range(20000)], minlength=4) / 20000
     chances = np.exp(scores.astype(np.float64) / 0.7)
@@ -231,7 +231,7 @@ def test_drawn_tokens_have_other_probabilities_than_the_softmax():
     assert draw(scores, 0.0, stream) == 0
 
 
-def test_what_is_drawn_depends_on_the_batch_or_not_on_the_seed(qwen2):
+def test_sampling_depends_on_the_seed_and_not_on_the_batch(qwen2):
     together = qwen2.decoder.generate(PROMPTS, 30, temperature=1.0, seed=3)
     alone = [qwen2.decoder.generate([prompt], 30, temperature=1.0, seed=3)[0] for prompt in PROMPTS]
     assert together == alone
@@ -239,7 +239,7 @@ def test_what_is_drawn_depends_on_the_batch_or_not_on_the_seed(qwen2):
     assert together != qwen2.decoder.generate(PROMPTS, 30)
 
 
-def test_perplexity_counts_padding_or_leaves_tokens_out(qwen2):
+def test_perplexity_counts_every_token_and_no_padding(qwen2):
     nats, count = 0.0, 0
     for block in BLOCKS:
         chances = torch.from_numpy(logits(qwen2.model, block)).double().log_softmax(-1)
@@ -251,10 +251,10 @@ def test_perplexity_counts_padding_or_leaves_tokens_out(qwen2):
         perplexity(qwen2.decoder, [BLOCKS[0][:1]])
 
 
-# --- the files
+# --- exported files
 
 
-def test_other_runtimes_find_inputs_under_other_names(exported):
+def test_the_graph_has_standard_names_dynamic_axes_and_all_files(exported):
     graph = onnx.load(exported.folder / FILE)
     onnx.checker.check_model(graph)
     assert [entry.version for entry in graph.opset_import if entry.domain == ""] == [OPSET]
@@ -270,14 +270,14 @@ def test_other_runtimes_find_inputs_under_other_names(exported):
 
 
 @pytest.mark.slow
-def test_a_table_that_is_input_and_output_is_written_twice(tmp_path):
+def test_a_tied_embedding_table_is_written_once(tmp_path):
     model = build("qwen2", vocab_size=20_000)
     export_decoder(model, word_tokenizer(), tmp_path)
     assert (tmp_path / FILE).stat().st_size < 1.5 * sum(each.nbytes for each in model.parameters())
 
 
 @pytest.mark.slow
-def test_weights_beyond_what_a_file_holds_are_lost(tmp_path, monkeypatch):
+def test_weights_beyond_the_file_size_limit_are_stored_as_external_data(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "LARGEST", 10_000)
     model = build("gpt2")
     export_decoder(model, word_tokenizer(), tmp_path)
@@ -285,7 +285,7 @@ def test_weights_beyond_what_a_file_holds_are_lost(tmp_path, monkeypatch):
     assert prove_decoder(model, tmp_path, PROMPTS[:1], BLOCKS[:1], new_tokens=20).max_difference < 1e-4
 
 
-def test_exporting_changes_the_model(qwen2):
+def test_exporting_leaves_the_model_unchanged(qwen2):
     assert qwen2.model.config._attn_implementation == "sdpa"
     theirs = build("qwen2").state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in qwen2.model.state_dict().items())
@@ -294,7 +294,7 @@ def test_exporting_changes_the_model(qwen2):
 FORBIDDEN = "import sys; sys.modules['torch'] = None; "  # so that importing it raises ImportError
 
 
-def test_the_example_needs_torch_or_writes_something_else(qwen2):
+def test_the_example_script_generates_the_models_tokens_without_torch(qwen2):
     script = str(ROOT / "examples" / "generate_onnxruntime.py")
     code = (
         f"{FORBIDDEN}import runpy; sys.argv = sys.argv[1:]; sys.path.insert(0, {str(ROOT / 'examples')!r}); "
@@ -307,7 +307,7 @@ def test_the_example_needs_torch_or_writes_something_else(qwen2):
     assert done.stdout.split() == word_tokenizer().decode(expected[:40]).split()
 
 
-def test_the_runtime_side_needs_torch(qwen2):
+def test_the_onnx_decoder_generates_without_torch(qwen2):
     code = (
         f"{FORBIDDEN}from pathlib import Path; from compress.export.onnx.generate import OnnxDecoder; "
         f"print(*OnnxDecoder(Path(sys.argv[1]), 1).generate([{PROMPTS[0]}], 10)[0])"

@@ -1,4 +1,4 @@
-"""What can't be a file that writes, or isn't the model, must be refused with the reason; and so must bad prompts."""
+"""Tests that models that can't be exported as decoders, files of other models, and invalid prompts are rejected."""
 
 import shutil
 from pathlib import Path
@@ -50,7 +50,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_model_that_no_cache_is_for_is_half_written(case: str, tmp_path: Path):
+def test_a_model_that_cannot_be_exported_as_a_decoder_is_rejected_and_nothing_is_written(case: str, tmp_path: Path):
     make, reason = REFUSED[case]
     with pytest.raises(ArtefactError, match=reason):
         export_decoder(make(), word_tokenizer(), tmp_path / "onnx")
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(folder: Path, place: Path, value: float, at: int) -> Path:
-    """A copy in which one number of a norm's bias is another."""
+    """Returns a copy of the folder in which `value` is added to one element of the final norm's bias."""
     shutil.copytree(folder, place)
     graph = onnx.load(folder / FILE)
     (bias,) = (each for each in graph.graph.initializer if each.name.endswith("ln_f.bias"))
@@ -76,7 +76,7 @@ def changed(folder: Path, place: Path, value: float, at: int) -> Path:
     return place
 
 
-def test_another_model_passes(folder: Path, tmp_path: Path):
+def test_the_proof_rejects_files_of_another_model_or_with_changed_weights(folder: Path, tmp_path: Path):
     model = build("gpt2")
     assert prove_decoder(model, folder, PROMPTS, BLOCKS, new_tokens=10).max_difference < 1e-4
     with pytest.raises(ArtefactError, match="writes other tokens than the model: after prompt 0 .* from token 2 on"):
@@ -87,7 +87,7 @@ def test_another_model_passes(folder: Path, tmp_path: Path):
         prove_decoder(model, changed(folder, tmp_path / "b", np.nan, 4), PROMPTS[:1], BLOCKS, new_tokens=1)
 
 
-def test_a_checkpoints_habits_of_writing_count_as_another_model(folder: Path):
+def test_the_proof_ignores_the_checkpoints_generation_settings(folder: Path):
     model = build("gpt2")
     model.generation_config.repetition_penalty = 3.0
     model.generation_config.do_sample = True
@@ -107,11 +107,11 @@ def test_a_checkpoints_habits_of_writing_count_as_another_model(folder: Path):
         ([[3] * 100, [4]], {"new_tokens": 61}, "61 new tokens are 161, and the model has 160 positions"),
     ],
 )
-def test_a_bad_prompt_gives_noise_or_an_error_of_the_runtime(folder: Path, prompts, settings, reason):
+def test_invalid_prompts_and_settings_are_rejected(folder: Path, prompts, settings, reason):
     with pytest.raises(CompressError, match=reason):
         OnnxDecoder(folder, threads=1).generate(prompts, **({"new_tokens": 5} | settings))
 
 
-def test_the_last_position_is_out_of_reach(folder: Path):
+def test_generation_can_use_the_last_position(folder: Path):
     (written,) = OnnxDecoder(folder, threads=1).generate([[3] * 100], 60)
     assert len(written) == 60

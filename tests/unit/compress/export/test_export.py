@@ -1,4 +1,4 @@
-"""Exported files: reloaded in a fresh process they are the model, at any batch and length, or they are refused."""
+"""Tests that exported files match the model in a fresh process, at any batch size and length, or are rejected."""
 
 import functools
 import shutil
@@ -39,8 +39,9 @@ LIMIT = 24  # tokens; the last text below is longer
 TEXTS = [text for text, _ in make_rows(18, 5)] + ["badi", "?!", " ".join(VOCABULARY[-40:])]
 PAIRS = [text for text, _ in make_rows(len(TEXTS), 6)]
 
-# Every family of conftest goes with its tokenizer: all pad with id 0, RoBERTa too, whose positions count from the pad
-# id. As published, RoBERTa and XLM-R pad with 1 and have one token type: XLM-R is so here, with a tokenizer to match.
+# Every family of conftest works with its tokenizer: all pad with id 0, including RoBERTa, whose positions count from
+# the pad id. As published, RoBERTa and XLM-R pad with 1 and have one token type; here XLM-R does, with a tokenizer to
+# match.
 AS_PUBLISHED = {"xlm-roberta": {"pad_token_id": 1, "type_vocab_size": 1}}
 
 
@@ -60,7 +61,7 @@ def build(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported]:
-    """`export(family)` -> a tiny classifier in every format, written once. Tests that change a file take a copy."""
+    """`export(family)` -> a tiny classifier in every format, exported once. Tests that change a file use a copy."""
 
     @functools.cache
     def write(family: str) -> Exported:
@@ -82,12 +83,12 @@ def rewrite(how: Callable[[Path, Path], object], made: Exported, source: str, ta
     made.model.config.save_pretrained(made.folders[target])
 
 
-TAKES_LONG = ("roberta", "xlm-roberta", "electra")  # differ little from those that stay
+TAKES_LONG = ("roberta", "xlm-roberta", "electra")  # similar to the remaining families
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in TAKES_LONG)) for name in MODELS])
 def exported(request: pytest.FixtureRequest, export) -> Exported:
-    """Each family in turn."""
+    """The exported classifier of each family in turn."""
     return export(request.param)
 
 
@@ -98,7 +99,7 @@ def bert(export) -> Exported:
 
 @torch.no_grad()
 def logits(made: Exported, texts: Sequence[str] = TEXTS, pairs: Sequence[str] | None = None) -> np.ndarray:
-    """The model's logits, text by text and so without padding, [texts, classes]."""
+    """Returns the model's logits [texts, classes], computed text by text and therefore without padding."""
     rows = []
     for i, text in enumerate(texts):
         second = None if pairs is None else pairs[i]
@@ -110,7 +111,7 @@ def logits(made: Exported, texts: Sequence[str] = TEXTS, pairs: Sequence[str] | 
 # --- round trips
 
 
-def test_weights_or_config_of_a_checkpoint_differ(exported):
+def test_a_reloaded_checkpoint_has_the_same_weights_and_labels(exported):
     folder = exported.folders["huggingface"]
     loaded, told = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True)
     assert type(loaded) is type(exported.model)
@@ -123,7 +124,7 @@ def test_weights_or_config_of_a_checkpoint_differ(exported):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_fresh_process_reads_texts_otherwise(exported, target):
+def test_a_fresh_process_computes_the_models_logits(exported, target):
     expected = logits(exported)
     assert expected.std(0).min() > 0.05, "the model says the same of every text"
     proof, _ = verify(target, exported.folders[target], TEXTS, None, LIMIT, expected)
@@ -133,14 +134,14 @@ def test_a_fresh_process_reads_texts_otherwise(exported, target):
     assert proof.peak_bytes > 20e6, "Python alone takes more"
 
 
-def test_a_fresh_process_is_told_to_take_what_its_parent_holds(exported):
+def test_peak_memory_of_a_fresh_process_excludes_its_parents_memory(exported):
     held = np.ones(150_000_000)  # 1.2 GB
     proof, _ = verify("onnx", exported.folders["onnx"], TEXTS, None, LIMIT, logits(exported))
     assert proof.peak_bytes < held.nbytes / 2
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_pairs_are_read_without_their_token_types(bert, target):
+def test_text_pairs_keep_their_token_types(bert, target):
     expected = logits(bert, TEXTS, PAIRS)
     untyped = Exported(typeless(bert.model), bert.tokenizer, {})
     assert np.abs(logits(untyped, TEXTS, PAIRS) - expected).max() > 0.1, "token types make no difference here"
@@ -148,7 +149,7 @@ def test_pairs_are_read_without_their_token_types(bert, target):
 
 
 def typeless(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy to which both texts of a pair are of type 0."""
+    """Returns a copy that gives both texts of a pair the embedding of token type 0."""
     copy = type(model)(model.config).eval()
     copy.load_state_dict(model.state_dict())
     types = copy.bert.embeddings.token_type_embeddings.weight.data
@@ -157,7 +158,7 @@ def typeless(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize(("rows", "length"), [(1, 3), (5, 11), (2, 40)])
-def test_onnx_holds_for_the_shape_it_was_traced_with_only(exported, rows, length):
+def test_onnx_logits_match_the_model_at_any_batch_size_and_length(exported, rows, length):
     model = OnnxModel(exported.folders["onnx"], threads=1)
     assert model.names == input_names(exported.model.config)
     random = np.random.default_rng(length)
@@ -171,7 +172,7 @@ def test_onnx_holds_for_the_shape_it_was_traced_with_only(exported, rows, length
     np.testing.assert_allclose(model(batch), ours, rtol=0, atol=1e-4)
 
 
-def test_an_onnx_folder_needs_files_from_elsewhere(exported):
+def test_an_onnx_folder_is_self_contained(exported):
     folder = exported.folders["onnx"]
     graph = onnx.load(folder / FILE, load_external_data=False)
     onnx.checker.check_model(graph)
@@ -182,10 +183,10 @@ def test_an_onnx_folder_needs_files_from_elsewhere(exported):
     assert tokenizer(TEXTS)["input_ids"] == exported.tokenizer(TEXTS)["input_ids"]
 
 
-# --- ONNX Runtime's own operators, and int8
+# --- ONNX Runtime operators and int8
 
 
-def test_operators_stay_apart_or_the_padding_is_read(exported):
+def test_operators_are_fused_and_padding_is_ignored(exported):
     graph = onnx.load(exported.folders["onnxruntime"] / FILE).graph
     made = Counter(node.op_type for node in graph.node)
     assert (made["Attention"], made["BiasGelu"], made["Softmax"], made["SkipLayerNormalization"]) == (4, 4, 0, 0)
@@ -200,14 +201,14 @@ def test_operators_stay_apart_or_the_padding_is_read(exported):
     np.testing.assert_allclose(alone(single), padded(wider), rtol=0, atol=1e-4)
 
 
-def test_a_graph_that_changed_is_kept(bert, tmp_path, monkeypatch):
+def test_a_fused_graph_with_other_logits_is_rejected_and_not_written(bert, tmp_path, monkeypatch):
     monkeypatch.setattr(fusing, "agrees", lambda source, model: False)
     with pytest.raises(ArtefactError, match="gives other logits once its operators are joined"):
         fuse(bert.folders["onnx"] / FILE, tmp_path / FILE)
     assert not (tmp_path / FILE).exists()
 
 
-def test_another_graph_counts_as_the_same(bert, tmp_path):
+def test_a_graph_with_a_changed_bias_does_not_agree(bert, tmp_path):
     graph = onnx.load(bert.folders["onnxruntime"] / FILE)
     assert fusing.agrees(bert.folders["onnx"] / FILE, graph)
     (bias,) = (weight for weight in graph.graph.initializer if weight.name.endswith("classifier.bias"))
@@ -215,7 +216,7 @@ def test_another_graph_counts_as_the_same(bert, tmp_path):
     assert not fusing.agrees(bert.folders["onnx"] / FILE, graph)
 
 
-def test_int8_keeps_weights_in_32_bits_or_loses_the_model(exported):
+def test_int8_stores_all_matrices_in_8_bits_and_stays_close_to_the_model(exported):
     whole, small = (exported.folders[name] / FILE for name in ("onnxruntime", "onnxruntime-int8"))
     graph = onnx.load(small).graph
     made = Counter(node.op_type for node in graph.node)
@@ -231,7 +232,7 @@ def test_int8_keeps_weights_in_32_bits_or_loses_the_model(exported):
 
 
 def quantized(made: Exported, folder: Path) -> np.ndarray:
-    """Logits of an ONNX file for TEXTS, padded together as a fresh process pads them."""
+    """Returns the logits of an ONNX file for TEXTS, batched and padded as in a fresh process."""
     model, parts = OnnxModel(folder, threads=1), []
     for start in range(0, len(TEXTS), BATCH):
         rows = made.tokenizer(
@@ -241,14 +242,14 @@ def quantized(made: Exported, folder: Path) -> np.ndarray:
     return np.concatenate(parts)
 
 
-# --- what is refused
+# --- rejected files
 
 
 def copied(made: Exported, target: str, place: Path) -> Path:
     return shutil.copytree(made.folders[target], place / target)
 
 
-def test_swapped_layers_pass(bert, tmp_path):
+def test_swapped_layers_are_rejected(bert, tmp_path):
     folder = copied(bert, "huggingface", tmp_path)
     weights = load_file(folder / WEIGHTS)
     first, second = (f"bert.encoder.layer.{i}.attention.self.query.weight" for i in (0, 1))
@@ -260,7 +261,7 @@ def test_swapped_layers_pass(bert, tmp_path):
 
 
 @pytest.mark.parametrize("change", ["rows in another order", "another model's", "not a number", "a class too few"])
-def test_logits_of_something_else_pass(bert, change):
+def test_mismatched_logits_are_rejected(bert, change):
     expected = logits(bert)
     wrong = {
         "rows in another order": expected[::-1],
@@ -272,7 +273,7 @@ def test_logits_of_something_else_pass(bert, change):
         verify("onnx", bert.folders["onnx"], TEXTS, None, LIMIT, wrong)
 
 
-def test_a_model_that_answers_nan_passes(bert, tmp_path):
+def test_a_model_that_outputs_nan_is_rejected(bert, tmp_path):
     folder = copied(bert, "onnx", tmp_path)
     graph = onnx.load(folder / FILE)
     (bias,) = (weight for weight in graph.graph.initializer if weight.name.endswith("classifier.bias"))
@@ -283,7 +284,7 @@ def test_a_model_that_answers_nan_passes(bert, tmp_path):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_an_artefact_without_its_tokenizer_passes(bert, target, tmp_path):
+def test_an_artefact_without_its_tokenizer_is_rejected(bert, target, tmp_path):
     folder = copied(bert, target, tmp_path)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ArtefactError, match="can't be reloaded in a fresh process") as caught:
@@ -292,7 +293,7 @@ def test_an_artefact_without_its_tokenizer_passes(bert, target, tmp_path):
     assert "tokenizer.json" in str(caught.value)
 
 
-def test_a_truncated_graph_passes(bert, tmp_path):
+def test_a_truncated_graph_is_rejected(bert, tmp_path):
     folder = copied(bert, "onnx", tmp_path)
     content = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(content[: len(content) // 2])
@@ -302,30 +303,30 @@ def test_a_truncated_graph_passes(bert, tmp_path):
 
 
 class Undecided(nn.Module):
-    """Takes a path that depends on the numbers it is given, which no graph can hold."""
+    """A model with control flow that depends on input values, which no graph can represent."""
 
     def forward(self, input_ids, attention_mask):
         even = input_ids.sum() % 2 == 0
         return SimpleNamespace(logits=(input_ids if even else attention_mask).float())
 
 
-def test_a_model_no_graph_can_hold_is_half_written(tokenizer, tmp_path):
+def test_a_model_with_data_dependent_control_flow_is_rejected_and_nothing_is_written(tokenizer, tmp_path):
     with pytest.raises(ArtefactError, match="Undecided can't be exported"):
         export_onnx(Undecided(), tokenizer, tmp_path / "onnx", ["input_ids", "attention_mask"])
     assert not list((tmp_path / "onnx").iterdir())
 
 
-# --- the comparison itself
+# --- comparison of logits
 
 
-def test_the_comparison_miscounts():
+def test_the_comparison_computes_differences_and_class_agreement():
     expected = np.array([[0.0, 1.0], [2.0, 1.5], [0.0, 3.0], [1.0, 0.0]], np.float32)
     found = expected + np.array([[0, 0], [0, 1], [0, -0.5], [0, 0]], np.float32)
     assert compare("onnx", found, expected) == Parity("onnx", 4, 1.0, 1.5 / 8, 0.75)
 
 
 @pytest.mark.parametrize(("same", "difference"), [(0.994, 0.1), (1.0, np.nan)])
-def test_a_model_that_rounds_is_told_by_its_logits(same: float, difference: float):
+def test_quantized_models_need_class_agreement_and_no_nan(same: float, difference: float):
     refuse(Parity("onnx-int8", 1000, 3.0, 0.01, 0.995), Path("there"), rounds=True)
     with pytest.raises(ArtefactError, match=r"other answers than the trained model: the same for .*99\.5"):
         refuse(Parity("onnx-int8", 1000, difference, 0.01, same), Path("there"), rounds=True)

@@ -1,4 +1,4 @@
-"""Files for LiteRT: signatures of fixed lengths that give what the model gives for the text alone, or an error."""
+"""Tests LiteRT files: fixed-length signatures match the model on each unpadded text, or raise an error."""
 
 from collections.abc import Callable
 from functools import cache
@@ -35,7 +35,7 @@ def source_of(model: PreTrainedModel, longest: int = SHORT, scheme: str = "int8-
 
 
 def batch(length: int, rows: int = 3) -> dict[str, np.ndarray]:
-    """Texts of `length` tokens and fewer."""
+    """Returns a padded batch of texts of at most `length` tokens."""
     ids = np.random.default_rng(length).integers(5, 60, (rows, length))
     mask = (np.arange(length) < np.linspace(length, 3, rows).astype(int)[:, None]).astype(np.int64)
     return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": mask * (ids % 2)}
@@ -43,7 +43,7 @@ def batch(length: int, rows: int = 3) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], tuple[Source, Path]]:
-    """`made()` -> (a RoBERTa of one layer, the folder of its targets): two signatures."""
+    """`made()` -> (a one-layer RoBERTa, the folder of its targets); the file has two signatures."""
 
     @cache
     def write() -> tuple[Source, Path]:
@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], tuple[Source,
     return write
 
 
-def test_padding_up_to_a_signature_changes_the_answer(made):
+def test_padding_up_to_a_signature_keeps_the_logits(made):
     source, folder = made()
     model = LitertModel(folder / "litert-int8", threads=1)
     assert model.program.lengths == [SHORT, LONG]
@@ -63,16 +63,16 @@ def test_padding_up_to_a_signature_changes_the_answer(made):
         assert np.abs(model(batch(length)) - expected).max() <= 0.02 * np.abs(expected).max()
 
 
-def test_a_text_that_is_too_long_is_cut(made):
+def test_a_text_longer_than_every_signature_is_rejected(made):
     _, folder = made()
     model = LitertModel(folder / "litert-int8", threads=1)
     with pytest.raises(CompressError, match=f"expected texts of at most {LONG} tokens, found one of {LONG + 1}"):
         model(batch(LONG + 1))
-    wide = {name: np.pad(value, ((0, 0), (0, 9))) for name, value in batch(LONG).items()}  # it's padding that is long
+    wide = {name: np.pad(value, ((0, 0), (0, 9))) for name, value in batch(LONG).items()}  # only the padding is longer
     assert np.array_equal(model(wide), model(batch(LONG)))
 
 
-def test_each_signature_has_weights_of_its_own(made):
+def test_signatures_share_aligned_weights(made):
     _, folder = made()
     program = (folder / "litert-int8" / FILE).read_bytes()
     model = File(program).model
@@ -93,8 +93,8 @@ def test_each_signature_has_weights_of_its_own(made):
 
 
 @pytest.mark.parametrize("family", ["electra-projected", pytest.param("distilbert", marks=pytest.mark.slow)])
-def test_a_bias_moves_through_a_product_or_an_activation_hides_it(family: str, tmp_path):
-    """Of two products in a row the first's bias would go into the second's; a ReLU is one with the product before."""
+def test_consecutive_products_and_fused_activations_match_their_layers(family: str, tmp_path):
+    """A converter may fold a product's bias into the product that follows, and fuse a ReLU with its product."""
     layers = {"n_layers": 1} if family == "distilbert" else {"num_hidden_layers": 1}
     source = source_of(build_model(family, **layers))
     write_targets(source, [Target("litert", "int8")], tmp_path)
@@ -102,7 +102,7 @@ def test_a_bias_moves_through_a_product_or_an_activation_hides_it(family: str, t
 
 
 @pytest.mark.slow
-def test_a_pruned_model_is_another(tmp_path):
+def test_products_of_a_pruned_model_match_their_layers(tmp_path):
     axes = axes_of("bert")
     small = prune(model_of("bert"), axes, random_shape(axes, 2, ("heads", "ffn", "hidden"), (1, 2), largest=0.8))
     source = source_of(small)
@@ -110,7 +110,7 @@ def test_a_pruned_model_is_another(tmp_path):
     assert check_layers(source, Target("litert", "int8"), tmp_path, batch(12)) <= 1e-5
 
 
-def test_a_layer_that_the_file_has_not_stays_in_float(tmp_path):
+def test_a_quantized_layer_missing_from_the_file_is_rejected(tmp_path):
     source = source_of(build_model("bert", num_hidden_layers=1))
     write_targets(Source(source.model, source.tokenizer), [Target("litert")], tmp_path)
     expected = source.runner(batch(12))
@@ -123,7 +123,7 @@ def test_a_layer_that_the_file_has_not_stays_in_float(tmp_path):
         write_integers((tmp_path / "litert" / FILE).read_bytes(), source.layers, {})
 
 
-def test_the_last_of_an_odd_number_of_small_integers_is_lost():
+def test_packing_of_4_bit_integers_matches_onnx_at_odd_sizes():
     for shape in ((1, 1), (3, 5), (2, 4)):
         integers = np.arange(-7, -7 + shape[0] * shape[1], dtype=np.int8).reshape(shape)
         layer = Layer(integers.astype(np.float32), integers, np.ones((shape[0], 1), np.float32), 4, "token", None)
@@ -131,17 +131,17 @@ def test_the_last_of_an_odd_number_of_small_integers_is_lost():
         assert stored(layer).tobytes() == writer.constants[writer.nibbles("w", integers)].raw_data
 
 
-def test_signatures_leave_lengths_out():
+def test_signature_lengths_double_from_16_up_to_the_model_length_or_512():
     assert lengths(64) == [16, 32, 64]
     assert lengths(100) == [16, 32, 64, 100]
     assert lengths(8) == [8]
     assert lengths(8192) == [16, 32, 64, 128, 256, 512]
 
 
-def test_a_library_that_is_missing_is_an_import_error(made, tmp_path, monkeypatch):
+def test_a_missing_library_is_reported_with_its_install_command(made, tmp_path, monkeypatch):
     source, folder = made()
     monkeypatch.setattr("compress.export.common.targets.find_spec", lambda name: None)
-    with pytest.raises(CompressError, match=r"pip install 'stillroom\[litert\]'"):
+    with pytest.raises(CompressError, match=r"pip install -e '.\[litert\]'"):
         write_targets(source, [Target("litert", "int8")], tmp_path)
-    with pytest.raises(CompressError, match=r"pip install 'stillroom\[litert\]'"):
+    with pytest.raises(CompressError, match=r"pip install -e '.\[litert\]'"):
         LitertModel(folder / "litert-int8", threads=1)

@@ -1,4 +1,4 @@
-"""Files of models that round: every product is that of the layer it came from, and bytes are as few as said."""
+"""Tests exported quantized models: every product matches its layer, and file sizes match the precision."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -32,7 +32,7 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
 EVERYWHERE = [(scheme, name) for scheme in SCHEMES for name, form in FORMATS.items() if form.rounded]
 HELD = [(scheme, name) for scheme, name in EVERYWHERE if scheme not in FORMATS[name].refuses]
 BY_TOKEN = [scheme.name for scheme in SCHEMES.values() if scheme.inputs == "token"]
-DECODERS = [(name, "compressed-tensors") for name in BY_TOKEN]  # see their own tests
+DECODERS = [(name, "compressed-tensors") for name in BY_TOKEN]  # covered by test_compressed_tensors.py
 TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
 TAKES_LONG += [("int4-weights", "openvino")]
 FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")
@@ -41,14 +41,14 @@ HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in HELD i
 
 
 def given() -> dict[str, np.ndarray]:
-    """A padded batch, 6 x 12."""
+    """Returns a padded batch of 6 texts and 12 tokens."""
     ids = np.random.default_rng(5).integers(5, 60, (6, 12))
     mask = (np.arange(12) < np.asarray([12, 7, 12, 3, 9, 12])[:, None]).astype(np.int64)
     return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
 
 
 def made(scheme: str, **changes: int) -> Source:
-    """With weights of 7 bits where this processor needs them."""
+    """Builds a quantized model, with 7-bit weights where this processor needs them."""
     model, chosen = build_model("bert", **SIZES | changes), scheme_of(scheme)
     prepare(model, reduced(chosen) if products_saturate() else chosen)
     calibrate(model, [{name: torch.from_numpy(value) for name, value in given().items()}])
@@ -61,7 +61,7 @@ Files = Callable[[str, str], tuple[Source, Target, Path]]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """`files(scheme, format)` -> (model, target, folder of all targets), written once."""
+    """`files(scheme, format)` -> (model, target, folder of all targets), exported once."""
 
     @cache
     def source(scheme: str) -> tuple[Source, Path]:
@@ -70,7 +70,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     @cache
     def write(scheme: str, form: str) -> tuple[Source, Target, Path]:
         model, folder = source(scheme)
-        if form in ("executorch", "litert"):  # take seconds a layer
+        if form in ("executorch", "litert"):  # they take seconds per layer
             model, folder = made(scheme, num_hidden_layers=1), tmp_path_factory.mktemp(form)
             model.tokenizer.model_max_length = 16
         assert model.rounding is not None
@@ -82,13 +82,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 @pytest.mark.parametrize(("scheme", "form"), HELD_MARKED)
-def test_a_product_is_not_its_layers(scheme: str, form: str, files: Files):
+def test_every_product_in_a_file_matches_its_layers(scheme: str, form: str, files: Files):
     source, target, folder = files(scheme, form)
     products = PROBES[form](source, target, folder, given())
-    inside = form == "onnxruntime" and scheme == "int8-static"  # QAttention's own are inside it
+    inside = form == "onnxruntime" and scheme == "int8-static"  # products inside QAttention aren't visible
     apart = (
         6 if form in ("torchao", "executorch", "litert", "compressed-tensors") else 4
-    )  # queries, keys and values are one product of a graph or three
+    )  # a graph computes queries, keys and values in one product or in three
     layers = source.model.config.num_hidden_layers
     assert len(products) in ({14} if inside else {layers * apart + 2, layers * 6 + 2})
     assert max(layer_differences(products, source.reference).values()) <= 1e-5
@@ -96,11 +96,11 @@ def test_a_product_is_not_its_layers(scheme: str, form: str, files: Files):
 
 
 @pytest.mark.parametrize(("scheme", "form"), HELD_MARKED)
-def test_a_file_answers_otherwise_than_the_model(scheme: str, form: str, files: Files):
+def test_a_file_computes_the_models_logits_and_has_the_expected_size(scheme: str, form: str, files: Files):
     source, target, folder = files(scheme, form)
     expected = source.runner(given())
     found = open_export(target, folder / str(target), 1)(given())
-    # A flip of a last bit may move an activation by a step.
+    # A difference in the last bit can move an activation by one quantization step.
     limit = 1e-4 if scheme_of(scheme).inputs == "float" else 0.05 * np.abs(expected).max()
     assert np.abs(found - expected).max() <= limit
     weights = sum(p.numel() for p in source.model.parameters() if p.dim() == 2)
@@ -109,13 +109,13 @@ def test_a_file_answers_otherwise_than_the_model(scheme: str, form: str, files: 
     packed = scheme.startswith("int4") and form != "torchao"
     assert source.rounding is not None
     scales = 4 * sum(rounded.scales.numel() for rounded in source.rounding.values())
-    if form == "compressed-tensors":  # tables are floats there
+    if form == "compressed-tensors":  # that format stores tables in float
         tables = [name for name, rounded in source.rounding.items() if rounded.scheme is None]
         scales += 3 * sum(source.model.get_submodule(name).weight.numel() for name in tables)
     assert size - scales < (0.95 if packed else 1.1) * weights + {"executorch": 130_000}.get(form, 80_000)
 
 
-def test_a_format_gets_a_scheme_of_other_bits_or_the_worse_one():
+def test_each_format_gets_the_best_scheme_that_it_supports_at_the_requested_bits():
     assert by_scheme(["onnx", "executorch", "openvino"], "int8") == {
         "int8-static": ["onnx", "openvino"],
         "int8-dynamic": ["executorch"],
@@ -124,13 +124,13 @@ def test_a_format_gets_a_scheme_of_other_bits_or_the_worse_one():
     assert by_scheme(["onnx", "executorch"], "int4") == {"int4-weights": ["onnx"], "int4-dynamic": ["executorch"]}
 
 
-def test_a_float_model_is_written_where_only_integers_are_held():
+def test_formats_that_hold_only_integers_reject_float_models():
     with pytest.raises(CompressError, match="export torchao: expected a quantized model, found runs/x, in float"):
         check_float(["onnx", "torchao"], "runs/x")
 
 
 @pytest.mark.parametrize(("scheme", "form"), [pair for pair in EVERYWHERE if pair not in HELD])
-def test_a_format_holds_a_scheme_that_it_cannot(scheme: str, form: str, tmp_path):
+def test_a_format_rejects_schemes_that_it_does_not_support(scheme: str, form: str, tmp_path):
     with pytest.raises(CompressError, match=f"export {form}: can't hold {scheme}: "):
         by_scheme([form], scheme)
     source = made(scheme)
@@ -140,7 +140,7 @@ def test_a_format_holds_a_scheme_that_it_cannot(scheme: str, form: str, tmp_path
 
 
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in FORMATS["torchao"].refuses])
-def test_a_stock_class_reads_other_numbers_from_a_torchao_checkpoint(scheme: str, files: Files):
+def test_a_stock_class_computes_the_models_logits_from_a_torchao_checkpoint(scheme: str, files: Files):
     source, target, folder = files(scheme, "torchao")
     model = AutoModelForSequenceClassification.from_pretrained(folder / str(target)).eval()
     batch = {name: torch.from_numpy(given()[name]) for name in source.inputs}
@@ -151,7 +151,7 @@ def test_a_stock_class_reads_other_numbers_from_a_torchao_checkpoint(scheme: str
     assert kind in ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
 
 
-def test_joined_operators_are_left_apart(files: Files):
+def test_static_int8_files_for_onnxruntime_use_fused_operators(files: Files):
     source, target, folder = files("int8-static", "onnxruntime")
     kinds = Counter(node.op_type for node in onnx.load(folder / str(target) / FILE).graph.node)
     assert kinds["QAttention"] == 4
@@ -160,7 +160,7 @@ def test_joined_operators_are_left_apart(files: Files):
     assert np.isfinite(OnnxModel(folder / str(target), 1)(given())).all()
 
 
-def test_a_file_of_other_numbers_passes(files: Files):
+def test_a_file_with_other_scales_than_the_model_is_rejected(files: Files):
     source, target, folder = files("int8-static", "onnxruntime")
     assert check_layers(source, target, folder, given()) <= 1e-5
     other = made("int8-static")
@@ -170,7 +170,7 @@ def test_a_file_of_other_numbers_passes(files: Files):
         check_layers(other, target, folder, given())
 
 
-def test_rows_of_several_layers_are_not_found_side_by_side():
+def test_concatenated_rows_of_several_layers_are_found():
     layers = made("int8-static").layers
     own = [f"bert.encoder.layer.0.attention.self.{part}" for part in ("query", "key", "value")]
     whole = np.concatenate([layers[name].weight for name in own])
@@ -183,20 +183,20 @@ def test_rows_of_several_layers_are_not_found_side_by_side():
         Rows(layers).find(mixed)
 
 
-def test_another_models_graph_is_rounded(files: Files, tmp_path):
+def test_the_graph_of_another_model_is_rejected(files: Files, tmp_path):
     _, _, folder = files("int8-static", "onnx")
     source = made("int4-weights")
     with pytest.raises(ArtefactError, match=r"no product with the weights of bert.* \(26 of 26 layers that round\)"):
         round_graph(folder / "onnx" / FILE, tmp_path / FILE, source.layers)
 
 
-def test_a_model_in_float_is_written_in_few_bits(files: Files, tmp_path):
+def test_a_quantized_target_rejects_a_float_model(files: Files, tmp_path):
     source = Source(build_model("bert", **SIZES).eval(), made("int8-weights").tokenizer)
     with pytest.raises(CompressError, match=r"onnx-int8: expected a quantized model, found one in float"):
         write_targets(source, [Target("onnx", "int8")], tmp_path)
 
 
-def test_the_table_in_the_docs_is_another():
+def test_the_table_in_the_docs_matches_the_formats():
     text = (ROOT / "docs" / "quantization.md").read_text()
     lines = text[text.index("| format |") :].split("\n\n")[0].splitlines()
     schemes = [cell.strip() for cell in lines[0].split("|")[2:-1]]
@@ -208,7 +208,7 @@ def test_the_table_in_the_docs_is_another():
     assert told == {name: set(form.refuses) for name, form in FORMATS.items() if form.rounded}
 
 
-def test_targets_have_other_names_than_their_folders():
+def test_target_names_match_their_folders_and_sources_precede_them():
     names = ["onnx", "onnxruntime-int8", "openvino-int4", "torchao-int8", "huggingface"]
     assert [str(target_of(name)) for name in names] == names
     chain = with_sources([target_of("openvino-int8"), target_of("onnxruntime-int8")])

@@ -1,4 +1,4 @@
-"""Exports whose logits belong to tokens: masked words, and where an answer starts and ends."""
+"""Tests exports of models with token-level logits: masked language models and question answering."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def written(request: pytest.FixtureRequest, tokenizer, tmp_path_factory) -> tupl
 
 @torch.no_grad()
 def expected(model: PreTrainedModel, batch: dict[str, np.ndarray]) -> np.ndarray:
-    """Of each text alone and so without padding; [tokens, words] or, start and end, [tokens, 2]."""
+    """Returns logits of each text alone, without padding: [tokens, vocabulary], or [tokens, 2] for start and end."""
     rows = []
     for row, kept in enumerate(batch["attention_mask"].sum(1)):
         given = {name: torch.from_numpy(batch[name][row : row + 1, :kept]) for name in input_names(model.config)}
@@ -59,7 +59,7 @@ def batch_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("target", ["huggingface", "onnx", "onnxruntime"])
-def test_a_token_gets_anothers_logits_or_an_end_for_a_start(written, tokenizer, target):
+def test_exported_token_logits_match_the_models_at_every_position(written, tokenizer, target):
     model, folder = written
     batch, own = batch_of(tokenizer), expected(model, batch_of(tokenizer))
     assert own.shape[1] == (2 if "Question" in type(model).__name__ else len(VOCABULARY))
@@ -72,14 +72,14 @@ def test_a_token_gets_anothers_logits_or_an_end_for_a_start(written, tokenizer, 
         assert verify(target, folder / target, TEXTS, None, MAX_LENGTH, own)[0].max_difference < 2e-4
 
 
-def test_a_file_has_outputs_beside_logits(written):
+def test_graphs_have_logits_as_their_only_output(written):
     _, folder = written
     for target in ("onnx", "onnxruntime"):
         (output,) = onnx.load(folder / target / FILE).graph.output
         assert output.name == "logits"
 
 
-def test_the_table_of_words_is_written_twice(tmp_path, tokenizer):
+def test_a_tied_embedding_table_is_written_once(tmp_path, tokenizer):
     model = build_model("bert", "ForMaskedLM", vocab_size=20_000, num_hidden_layers=1)
     write_targets(Source(model, tokenizer), [Target("onnx")], tmp_path)
     assert (tmp_path / "onnx" / FILE).stat().st_size < 1.3 * sum(each.nbytes for each in model.parameters())

@@ -1,4 +1,4 @@
-"""Measurements: every model gets the same work in a fair order, and measuring changes nothing."""
+"""Tests measurements: every model gets the same work in a fair order, and measuring has no side effects."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ INPUTS = dict.fromkeys(NAMES, TEXTS)
 
 
 class Clock:
-    """Stands for `time` in what is tested: work takes the time it says, whatever else this machine does."""
+    """A fake `time` module on which work takes exactly the time it declares."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -45,7 +45,7 @@ def clock(monkeypatch) -> Clock:
 
 
 class Calls:
-    """Runners that write down who was called with which input, and on how many threads PyTorch was then."""
+    """Runners that record each call's runner, input length and number of PyTorch threads."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, int]] = []
@@ -64,18 +64,18 @@ class Calls:
 
 
 @pytest.mark.parametrize(("rounds", "warmup"), [(1, 0), (3, 1), (2, 2)])
-def test_a_runner_gets_other_work_than_the_rest(rounds, warmup):
+def test_every_runner_gets_the_same_calls_and_each_call_is_reported(rounds, warmup):
     calls, told = Calls(), []
     found = measure(calls.runners(), INPUTS, rounds=rounds, warmup=warmup, on_call=lambda: told.append(1))
     assert list(found) == list(NAMES)
     assert {one.repeats for one in found.values()} == {rounds * len(LENGTHS)}
     count = Counter((name, length) for name, length, _ in calls.seen)
-    each = dict.fromkeys(LENGTHS, rounds + warmup) | {LENGTHS[0]: 2 * (rounds + warmup)}  # begins the block
+    each = dict.fromkeys(LENGTHS, rounds + warmup) | {LENGTHS[0]: 2 * (rounds + warmup)}  # warms up its block
     assert count == {(name, length): times for name in NAMES for length, times in each.items()}
     assert len(told) == len(NAMES) * len(LENGTHS) * (rounds + warmup)
 
 
-def test_one_runner_always_goes_first():
+def test_runners_alternate_in_blocks_and_take_every_place_equally_often():
     calls, count = Calls(), 3 * BLOCK
     texts = [{"input_ids": np.full((1, length), 1)} for length in range(1, count + 1)]
     measure(calls.runners(), dict.fromkeys(NAMES, texts), rounds=3, warmup=0)
@@ -85,23 +85,23 @@ def test_one_runner_always_goes_first():
     starts = [turn[0][1] for turn in turns]
     assert starts == 3 * [first for first in (1, 1 + BLOCK, 1 + 2 * BLOCK) for _ in NAMES], "models take turns"
     names = [turn[0][0] for turn in turns]
-    for place in range(3):  # each model is as often the first, the second and the third
+    for place in range(3):  # each model is first, second and third equally often
         assert Counter(names[place::3]) == dict.fromkeys(NAMES, 3)
     first = {start: {names[i] for i in range(0, len(turns), 3) if starts[i] == start} for start in starts}
     assert all(len(own) == 3 for own in first.values()), "and so on every block"
 
 
-def test_quantiles_are_of_other_numbers_than_the_calls(clock):
+def test_quantiles_are_computed_from_the_durations_of_the_calls_alone(clock):
     took = iter([9, 0.001, 0.002, 0.003, 0.010, 0.004])
     batches = [{"input_ids": np.zeros((4, length), np.int64)} for length in (5, 9, 9, 8, 30)]
     runners = {"only": lambda batch: clock.work(next(took))}
-    # What is told after a call takes its time too, and that is no part of the call's.
+    # The callback after a call takes time too, which must not count towards the call.
     found = measure(runners, {"only": batches}, rounds=1, warmup=0, threads=2, on_call=lambda: clock.work(5))["only"]
     wanted = Latency(batch=4, length=9, threads=2, repeats=5, median_ms=3.0, p10_ms=1.4, p90_ms=7.6, best_ms=3.0)
     assert asdict(found) == pytest.approx(asdict(wanted))
 
 
-def test_the_best_is_not_of_each_text(clock):
+def test_the_best_latency_is_the_median_of_per_text_minima(clock):
     took = iter([1, 0.002, 0.005, 1, 0.009, 0.004, 1, 0.003, 0.010])
     batches = [{"input_ids": np.zeros((1, length), np.int64)} for length in (5, 9)]
     found = measure({"only": lambda batch: clock.work(next(took))}, {"only": batches}, rounds=3, warmup=0)["only"]
@@ -110,7 +110,7 @@ def test_the_best_is_not_of_each_text(clock):
     assert found.repeats == 6
 
 
-def test_a_model_reads_another_tokenizers_ids():
+def test_each_model_gets_its_own_inputs():
     calls, longer = Calls(), [{"input_ids": np.full((2, length + 1), 1)} for length in LENGTHS]
     found = measure(calls.runners(), INPUTS | {"student": longer}, rounds=2, warmup=0)
     assert {length for name, length, _ in calls.seen if name == "student"} == {length + 1 for length in LENGTHS}
@@ -118,7 +118,7 @@ def test_a_model_reads_another_tokenizers_ids():
     assert (found["student"].length, found["teacher"].length) == (7, 6)
 
 
-def test_one_models_time_is_given_to_another(clock):
+def test_times_are_attributed_to_the_right_model(clock):
     times = {"slow": 0.004, "quick": 0.001, "middle": 0.002}
     runners = {name: lambda batch, seconds=seconds: clock.work(seconds) for name, seconds in times.items()}
     found = measure(runners, dict.fromkeys(times, TEXTS), rounds=3)
@@ -127,19 +127,19 @@ def test_one_models_time_is_given_to_another(clock):
         assert [one.p10_ms, one.median_ms, one.p90_ms] == pytest.approx([seconds * 1e3] * 3)
 
 
-def test_real_times_are_out_of_order():
+def test_quantiles_of_real_times_are_positive_and_ordered():
     for one in measure(Calls().runners(), INPUTS, rounds=5).values():
         assert 0 < one.p10_ms <= one.median_ms <= one.p90_ms
 
 
-def test_warming_up_is_counted(clock):
+def test_warmup_calls_are_not_counted(clock):
     calls = iter(range(4 * (len(TEXTS) + 1)))
     cold = {"cold": lambda batch: clock.work(9 if next(calls) < len(TEXTS) + 1 else 0.002)}
     assert measure(cold, {"cold": TEXTS}, rounds=3, warmup=1)["cold"].p90_ms == pytest.approx(2)
     assert next(calls, None) is None
 
 
-def test_threads_stay_changed():
+def test_the_thread_count_is_restored_after_success_and_failure():
     before = torch.get_num_threads()
     calls = Calls()
     measure(calls.runners(), INPUTS, rounds=1, threads=before + 1)
@@ -168,9 +168,9 @@ def squares(model: torch.nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("gathered", [False, True])
-def test_timing_a_precision_changes_the_model(gathered):
+def test_timing_a_precision_leaves_weights_and_gradients_unchanged(gathered):
     model = build_model("bert").train()
-    if gathered:  # by an accumulation under way
+    if gathered:  # gradients of an accumulation in progress
         squares(model).backward()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
@@ -183,7 +183,7 @@ def test_timing_a_precision_changes_the_model(gathered):
         assert p.grad is None if grads[name] is None else torch.equal(p.grad, grads[name])
 
 
-def test_a_frozen_part_stops_the_timing():
+def test_models_with_frozen_parameters_can_be_timed():
     model = build_model("bert")
     model.base_model.requires_grad_(False)
     assert set(measure_precisions(model, [squares], candidates(CPU), steps=1)) == set(candidates(CPU))
@@ -198,12 +198,12 @@ def test_a_frozen_part_stops_the_timing():
         ({"bf16-mixed": 1.0, "16-mixed": 0.99}, "16-mixed"),
     ],
 )
-def test_a_precision_is_chosen_by_chance(seconds, chosen):
+def test_a_lower_precision_replaces_float32_only_by_a_clear_margin(seconds, chosen):
     assert fastest(seconds) == chosen
 
 
 class Paced:
-    """A loss that takes so long in float32 and so long under autocast, and counts its calls."""
+    """A loss that takes `full` seconds in float32 and `mixed` seconds under autocast, and counts its calls."""
 
     def __init__(self, clock: Clock, full: float, mixed: float):
         self.clock, self.seconds = clock, {False: full, True: mixed}
@@ -217,7 +217,7 @@ class Paced:
 
 
 @pytest.mark.parametrize(("mixed", "calls"), [(0.01, 4), (0.02, 4), (0.05, 4), (0.07, 1), (9.0, 1)])
-def test_a_hopeless_precision_is_timed_on_or_a_fair_one_given_up(clock, mixed, calls):
+def test_only_a_hopelessly_slow_precision_is_abandoned_after_its_first_step(clock, mixed, calls):
     loss = Paced(clock, 0.02, mixed)
     seconds = measure_precisions(torch.nn.Linear(2, 2), [loss], ("32", "bf16-mixed"), steps=3)
     assert loss.calls == {False: 4, True: calls}
@@ -225,7 +225,7 @@ def test_a_hopeless_precision_is_timed_on_or_a_fair_one_given_up(clock, mixed, c
     assert calls == (1 if mixed > HOPELESS * 0.02 else 4)
 
 
-def test_a_slow_first_step_is_taken_for_the_pace(clock):
+def test_the_median_step_time_ignores_a_slow_first_step(clock):
     waits = iter([0.2, 0.001, 0.009, 0.002])
 
     def loss(model: torch.nn.Module) -> torch.Tensor:
@@ -235,7 +235,7 @@ def test_a_slow_first_step_is_taken_for_the_pace(clock):
     assert measure_precisions(torch.nn.Linear(2, 2), [loss], ("32",), steps=3) == pytest.approx({"32": 0.002})
 
 
-def test_a_name_stands_for_another_precision(monkeypatch):
+def test_precision_names_select_autocast_types_and_device_candidates(monkeypatch):
     assert candidates(CPU) == ("32", "bf16-mixed")
     with autocast("32", CPU):
         assert not torch.is_autocast_cpu_enabled()
@@ -265,7 +265,7 @@ flags\t\t: fpu sse2 avx2 avx512f avx512_bf16
 """
 
 
-def test_the_machine_is_described_by_another(monkeypatch):
+def test_the_machine_description_is_stable_and_names_the_processor(monkeypatch):
     described = this_machine.describe()
     assert described["cores"] == len(os.sched_getaffinity(0)) <= (os.cpu_count() or 1)
     assert described["platform"] == platform.platform()
@@ -275,7 +275,7 @@ def test_the_machine_is_described_by_another(monkeypatch):
     assert this_machine.processor() == "Some Processor: 2.10GHz (avx2, avx512f, avx512_bf16)"
 
 
-def test_a_machine_without_cpuinfo_has_no_name(monkeypatch):
+def test_a_machine_without_cpuinfo_falls_back_to_platform_names(monkeypatch):
     def missing(self) -> str:
         raise FileNotFoundError(self)
 
@@ -285,7 +285,7 @@ def test_a_machine_without_cpuinfo_has_no_name(monkeypatch):
     assert this_machine.processor().startswith(platform.machine())
 
 
-def test_the_commit_is_of_another_checkout(monkeypatch, tmp_path):
+def test_the_commit_is_that_of_the_packages_own_checkout_or_none(monkeypatch, tmp_path):
     head = this_machine.commit()
     assert head is None or (len(head) >= 7 and set(head) <= set("0123456789abcdef"))
     monkeypatch.setattr(this_machine, "__file__", str(tmp_path / "pipelines" / "settings" / "this_machine.py"))

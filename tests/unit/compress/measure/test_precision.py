@@ -1,4 +1,4 @@
-"""Modes of training: what each computes, that all of them learn, and what a device can't do."""
+"""Tests training precisions: what each mode computes, that all of them train, and unsupported devices."""
 
 import copy
 import gc
@@ -55,7 +55,7 @@ def trained(name: str, batch: dict, steps: int = 25) -> tuple[nn.Module, list[fl
 
 
 @pytest.mark.parametrize("name", ["32", "fp8", "int8-mixed", pytest.param("bf16-stochastic", marks=pytest.mark.slow)])
-def test_a_mode_does_not_learn(name: str, token_batch):
+def test_every_mode_trains_and_converts_to_a_stock_float32_model(name: str, token_batch):
     model, losses = trained(name, token_batch)
     assert losses[-1] < 0.5 * losses[0]
     kinds = {type(layer).__name__ for layer in model.modules() if isinstance(layer, nn.Linear)}
@@ -76,12 +76,12 @@ AUTO = ("--precision", "auto", "--until", "general")
 
 
 def measured(output: Path) -> dict:
-    """What the one precision stage of a run found."""
+    """Returns the measurements of a run's only precision stage."""
     (file,) = (output / "precision").glob("*/precision.json")
     return json.loads(file.read_text())
 
 
-def test_auto_measures_the_student_on_batches_of_the_data_with_the_threads_of_the_training(
+def test_auto_measures_the_student_on_real_batches_with_the_training_threads(
     headed_folder, data_folder, tmp_path, capsys
 ):
     words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--threads", "2")
@@ -139,7 +139,7 @@ def test_auto_measures_batches_of_every_task(task, tokenizer, tmp_path, capsys):
     assert all(1 <= rows <= 8 and 2 <= length <= 32 for rows, length in found["measured"]["batches"])
 
 
-def test_auto_is_decided_once_for_an_output_folder_whatever_changes(headed_folder, data_folder, tmp_path, capsys):
+def test_auto_is_decided_once_per_output_folder_even_if_settings_change(headed_folder, data_folder, tmp_path, capsys):
     words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO)
     distill.main(words)
     first = measured(tmp_path / "run")
@@ -152,20 +152,22 @@ def test_auto_is_decided_once_for_an_output_folder_whatever_changes(headed_folde
     assert measured(tmp_path / "run") == first
 
 
-def test_a_choice_of_auto_that_this_machine_has_not_is_named(headed_folder, data_folder, tmp_path, monkeypatch, capsys):
+def test_a_stored_precision_that_this_machine_does_not_support_is_rejected_by_name(
+    headed_folder, data_folder, tmp_path, monkeypatch, capsys
+):
     words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--accelerator", "cpu")
     distill.main(words)
     (file,) = (tmp_path / "run" / "precision").glob("*/manifest.json")
     content = json.loads(file.read_text())
     del content["checksum"]
-    content["metrics"]["chosen"] = "fp8"  # as on a machine that has it
+    content["metrics"]["chosen"] = "fp8"  # as on a machine that supports it
     file.write_text(json.dumps(seal(content)))
     gc.collect()
     message = refused(distill, words, monkeypatch, capsys)
     assert f"the runs of this folder train in fp8 ('{file.parent}'), which can't be on cpu" in message
 
 
-def test_a_share_of_the_ceiling_above_one_is_not_printed():
+def test_a_missing_share_of_the_ceiling_is_not_printed():
     found = {
         "seconds_a_step": {"32": 0.02, "bf16-mixed": 0.01},
         "share_of_ceiling": {"32": 0.5},
@@ -177,8 +179,8 @@ def test_a_share_of_the_ceiling_above_one_is_not_printed():
 
 
 @pytest.mark.slow
-def test_small_updates_are_lost():
-    """In bfloat16, 1 + 0.001 is 1; rounded by chance, sixty of them come to about 0.06."""
+def test_stochastic_rounding_keeps_small_updates_that_bfloat16_loses():
+    """In bfloat16, 1 - 0.001 rounds to 1; with stochastic rounding, sixty such updates sum to about 0.06."""
     weights = {}
     for name in ("nearest", "stochastic"):
         weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
@@ -195,7 +197,7 @@ def test_small_updates_are_lost():
 
 
 @pytest.mark.parametrize("name", OURS[1:])
-def test_products_are_in_float(name: str, token_batch):
+def test_products_of_quantized_modes_differ_slightly_from_float(name: str, token_batch):
     plain = build_model("bert", num_hidden_layers=1, **SIZES)
     model = made_for(name, copy.deepcopy(plain), emulate=True)
     with torch.no_grad():
@@ -206,7 +208,7 @@ def test_products_are_in_float(name: str, token_batch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["int8-mixed", "bf16-stochastic"])
-def test_a_student_of_a_mode_is_no_stock_checkpoint(name: str, tmp_path):
+def test_a_student_trained_in_a_mode_is_a_stock_float32_checkpoint(name: str, tmp_path):
     teacher, data = make_inputs(tmp_path)
     words = small_run(teacher, data, tmp_path / "run", "--epochs", "20", "--teacher_train.epochs", "20")
     words[words.index("--precision") + 1] = name
@@ -218,7 +220,7 @@ def test_a_student_of_a_mode_is_no_stock_checkpoint(name: str, tmp_path):
     assert scores["student", "onnxruntime"] > 0.5
 
 
-def test_layers_that_round_lose_their_grid():
+def test_quantized_layers_keep_their_grid_in_int8_mixed_mode():
     model = build_model("bert", num_hidden_layers=1, **SIZES)
     names = prepare(model, scheme_of("int8-weights"))
     made_for("int8-mixed", model)
@@ -226,7 +228,7 @@ def test_layers_that_round_lose_their_grid():
     assert kinds == {"QuantizedLinear", "QuantizedEmbedding"}
 
 
-def test_a_device_is_asked_for_what_it_has_not():
+def test_modes_that_the_device_does_not_support_are_rejected():
     for name in ("32", "bf16-mixed", "bf16-stochastic", "int8-mixed"):
         assert why_not(name, CPU) == ""
         check_mode(name, CPU)
@@ -239,5 +241,5 @@ def test_a_device_is_asked_for_what_it_has_not():
     assert all(mode.about for mode in MODES.values())
 
 
-def test_a_ceiling_is_out_of_this_world():
+def test_the_measured_ceiling_is_in_a_plausible_range():
     assert 1e9 < ceiling(CPU, torch.float32, size=256, rounds=3) < 1e14

@@ -1,4 +1,4 @@
-"""Budgets: what is asked for is understood, spent where least is lost, and never exceeded."""
+"""Tests budgets: parsing, cost models, allocation with the least loss, and candidates that never exceed the budget."""
 
 import statistics
 from dataclasses import replace
@@ -29,23 +29,23 @@ from compress.prune.slicing.slice import prune
 from compress.prune.tracing.trace import find_axes
 from support.tiny_models import build_model
 
-# base 1 + 0.01 a coordinate; a layer 0.1 + 0.2 a head + 0.01 a neuron (of which a little by width)
+# 1 + 0.01 per coordinate; per layer 0.1 + 0.2 per head + 0.01 per neuron (a small part of which depends on width)
 COSTS = CostModel((1.0, 0.01, 0.1, 0.0, 0.2, 0.001, 0.01, 0.0001), 0.0)
-BYTES = CostModel((500.0, 300.0, 10.0, 4.0, 0.0, 32.0, 1.0, 2.0), 0.0)  # most of it is the word table
+BYTES = CostModel((500.0, 300.0, 10.0, 4.0, 0.0, 32.0, 1.0, 2.0), 0.0)  # mostly the embedding table
 
 
-# --- what is asked for
+# --- requested budgets
 
 
 @pytest.mark.parametrize(
     ("text", "count"), [("10MB", 10_000_000), ("8MiB", 8 << 20), ("1.5 kB", 1500), ("700", 700), ("2GB", 2_000_000_000)]
 )
-def test_a_size_is_misread(text, count):
+def test_sizes_with_decimal_and_binary_units_are_parsed(text, count):
     assert parse_bytes(text) == count
     assert Budget(speedup="2", max_bytes=text).most_bytes() == count
 
 
-def test_a_student_of_a_family_has_anothers_bound():
+def test_sizes_are_paired_with_speedups_in_the_order_given():
     family = Budget(speedup="10,4,2", max_bytes="1MB, 2MB,3MB")
     assert [family.most_bytes(each) for each in family.speedups] == [3_000_000, 2_000_000, 1_000_000]
     assert Budget(speedup="4,10", max_bytes="5MB").most_bytes(4) == 5_000_000
@@ -55,12 +55,12 @@ def test_a_student_of_a_family_has_anothers_bound():
 
 
 @pytest.mark.parametrize("text", ["ten", "10XB", "MB", "-3MB", "1e6"])
-def test_a_size_that_is_none_is_taken(text):
+def test_invalid_sizes_are_rejected(text):
     with pytest.raises(CompressError, match="expected a size such as 10MB"):
         Budget(speedup="2", max_bytes=text)
 
 
-def test_a_family_is_out_of_order_or_has_twins():
+def test_speedups_are_sorted_and_deduplicated():
     assert Budget(speedup="15, 2,4,8,4.0").speedups == (2.0, 4.0, 8.0, 15.0)
     assert not Budget().asked
     assert Budget(latency_ms=2.5).asked
@@ -79,26 +79,26 @@ def test_a_family_is_out_of_order_or_has_twins():
         ({"runtime": "pytorch", "precision": "int8"}, "expected runtime onnxruntime, found pytorch"),
     ],
 )
-def test_a_budget_that_cannot_be_is_taken(settings, told):
+def test_invalid_budgets_are_rejected(settings, told):
     with pytest.raises(CompressError, match=told):
         Budget(**settings)
 
 
-def test_a_runtime_that_is_missing_is_measured(monkeypatch):
+def test_a_runtime_that_is_not_installed_is_rejected(monkeypatch):
     monkeypatch.setattr(budgets, "find_spec", lambda name: None)
-    with pytest.raises(CompressError, match=r"not installed here.*pip install 'stillroom\[openvino\]'"):
+    with pytest.raises(CompressError, match=r"not installed here.*pip install -e '.\[openvino\]'"):
         Budget(speedup="4", runtime="openvino")
 
 
-def test_a_precision_is_taken_that_the_runtime_lacks():
+def test_the_default_precision_depends_on_the_runtime():
     assert Budget(speedup="4").precision == "int8"
     assert Budget(speedup="4", runtime="pytorch").precision == "fp32"
 
 
-# --- what sizes cost
+# --- cost models
 
 
-def test_costs_are_not_those_they_were_made_from():
+def test_fitted_costs_predict_the_costs_they_were_computed_from():
     full = Outline(64, (8,) * 4, (256,) * 4)
     outlines = plan(full, step=8)
     fitted = fit_costs(outlines, [COSTS.predict(each) for each in outlines])
@@ -108,7 +108,7 @@ def test_costs_are_not_those_they_were_made_from():
     assert fitted.error < 1e-9
 
 
-def test_noise_makes_a_part_give_time_back():
+def test_coefficients_fitted_to_noisy_times_are_never_negative():
     outlines = plan(Outline(64, (8,) * 4, (256,) * 4), step=8)
     noise = np.random.default_rng(0).normal(1, 0.1, len(outlines))
     fitted = fit_costs(outlines, [COSTS.predict(each) * n for each, n in zip(outlines, noise, strict=True)])
@@ -116,12 +116,12 @@ def test_noise_makes_a_part_give_time_back():
     assert 0.005 < fitted.error < 0.2
 
 
-def test_times_that_were_not_measured_are_fitted():
+def test_times_of_zero_are_rejected():
     with pytest.raises(CompressError, match="expected times above 0 ms"):
         fit_costs([Outline(8, (1,), (1,))] * 2, [1.0, 0.0])
 
 
-def test_layers_of_different_sizes_are_planned_as_the_first():
+def test_planned_sizes_never_exceed_each_layers_own_size():
     full = Outline(64, (8, 2, 1), (256, 16, 1))
     for each in plan(full, step=8):
         assert all(units <= most for units, most in zip(each.heads, full.heads, strict=False))
@@ -129,7 +129,7 @@ def test_layers_of_different_sizes_are_planned_as_the_first():
     assert Outline(64, (8, 2), (128, 8)) in plan(full, step=8)
 
 
-def test_the_plan_cannot_tell_the_parts_apart():
+def test_the_plan_determines_every_cost_coefficient():
     outlines = plan(Outline(384, (12,) * 6, (1536,) * 6), step=32)
     rows = np.stack([features(each) for each in outlines])
     assert len(set(outlines)) == len(outlines) <= 12
@@ -137,7 +137,7 @@ def test_the_plan_cannot_tell_the_parts_apart():
     assert {each.hidden for each in outlines} == {384, 192, 96}
 
 
-def test_a_width_is_planned_that_the_model_lacks():
+def test_planned_widths_are_the_models_width_and_multiples_of_the_step():
     assert {each.hidden for each in plan(Outline(640, (4,) * 3, (2048,) * 3), step=256)} == {640, 256}
     assert {each.hidden for each in plan(Outline(96, (2,) * 2, (384,) * 2), step=64)} == {96, 64}
 
@@ -155,7 +155,7 @@ def some_options(seed: int, layers: int = 3) -> list[Options]:
 
 
 def every_choice(options: list[Options], depth: int, uniform: bool):
-    """(layers, heads, ffn, loss) of all there are."""
+    """Yields (layers, heads, ffn, loss) of every possible choice."""
     total = sum(each.layer_loss for each in options)
     for kept in (k for k in product((0, 1), repeat=len(options)) if sum(k) == depth):
         layers = [i for i, stays in enumerate(kept) if stays]
@@ -172,7 +172,7 @@ def every_choice(options: list[Options], depth: int, uniform: bool):
 
 @pytest.mark.parametrize("uniform", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_another_choice_loses_less(seed, uniform):
+def test_allocation_within_the_time_limit_has_the_least_loss(seed, uniform):
     options = some_options(seed)
     for depth, milliseconds in ((1, 1.9), (2, 2.6), (2, 3.4), (3, 4.0)):
         within = [
@@ -192,7 +192,7 @@ def test_another_choice_loses_less(seed, uniform):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_another_choice_within_the_bytes_loses_less(seed):
+def test_allocation_within_time_and_byte_limits_has_the_least_loss(seed):
     options, milliseconds = some_options(seed), 3.4
     for most in (7000, 8500, 12000):
         within = [
@@ -207,7 +207,7 @@ def test_another_choice_within_the_bytes_loses_less(seed):
             assert BYTES.predict(Outline(16, found.heads, found.ffn)) <= most
 
 
-def test_layers_that_were_to_stay_go():
+def test_allocation_keeps_exactly_the_requested_layers():
     options = some_options(1)
     for among in ((0, 1), (0, 2), (1, 2)):
         found = allocate(options, COSTS, 16, 2, 3.4, among=among)
@@ -215,7 +215,7 @@ def test_layers_that_were_to_stay_go():
         assert found.layers == among
 
 
-def test_nothing_fits_and_something_is_found():
+def test_allocation_returns_none_when_nothing_fits():
     assert allocate(some_options(0), COSTS, 16, 1, 1.0) is None
 
 
@@ -234,7 +234,7 @@ def whole_ms(space: Space) -> float:
     return COSTS.predict(outline_of(space.axes))
 
 
-def test_candidates_miss_the_budget_or_leave_it(space):
+def test_candidates_spend_the_budget_without_exceeding_it(space):
     budget = whole_ms(space) / 2
     found = candidates(space, budget)
     assert len(found) > 3
@@ -247,7 +247,7 @@ def test_candidates_miss_the_budget_or_leave_it(space):
 
 
 @pytest.mark.parametrize("neurons", [512, 1000, 2048, 4096])
-def test_a_free_budget_still_cuts(neurons):
+def test_options_include_all_neurons_when_the_step_does_not_divide_their_number(neurons):
     model = build_model("bert", intermediate_size=neurons)
     axes = find_axes(model)
     space = Space(axes, magnitude(model, axes), COSTS, 24)  # a step that doesn't divide the width
@@ -255,7 +255,7 @@ def test_a_free_budget_still_cuts(neurons):
     assert all(each.ffn[-1] == neurons for each in options(space, space.hidden))
 
 
-def test_candidates_are_too_large(space):
+def test_candidates_and_reallocations_respect_the_byte_limit(space):
     free = candidates(space, whole_ms(space) / 2)
     most = statistics.median(BYTES.predict(each.outline) for each in free)
     bound = replace(space, size=Limit(BYTES, most))
@@ -268,7 +268,7 @@ def test_candidates_are_too_large(space):
     assert BYTES.predict(again.outline) <= most
 
 
-def test_a_candidates_model_has_other_sizes(space):
+def test_a_candidates_model_has_the_planned_sizes_and_its_most_important_units(space):
     model = build_model("bert")
     for each in candidates(space, whole_ms(space) / 2)[:4]:
         cut = prune(model, space.axes, each.shape)
@@ -279,7 +279,7 @@ def test_a_candidates_model_has_other_sizes(space):
             assert scores[kept].min() >= scores[gone].max(), "a unit went that is worth more than one that stayed"
 
 
-def test_uniform_sizes_are_of_no_stock_class():
+def test_uniform_candidates_fit_the_stock_class():
     model = build_model("bert")
     axes = find_axes(model)
     space = Space(axes, magnitude(model, axes), COSTS, 8, uniform=True)
@@ -290,7 +290,7 @@ def test_uniform_sizes_are_of_no_stock_class():
         prune(model, axes, each.shape, uniform=True)
 
 
-def test_less_to_spend_gives_no_less(space):
+def test_reallocation_to_a_smaller_budget_keeps_layers_and_width(space):
     first = candidates(space, whole_ms(space) / 2)[0]
     less = reallocated(space, first, first.choice.milliseconds * 0.9)
     assert less is not None
@@ -299,7 +299,7 @@ def test_less_to_spend_gives_no_less(space):
     assert reallocated(space, first, 0.01) is None
 
 
-def test_something_is_smaller_than_the_smallest(space):
+def test_the_smallest_candidate_has_one_layer_and_one_head(space):
     least = smallest(space)
     assert least.outline.depth == 1
     assert least.outline.heads == (1,)
@@ -309,11 +309,11 @@ def test_something_is_smaller_than_the_smallest(space):
     assert cut.bert.encoder.layer[0].intermediate.dense.out_features == least.outline.ffn[0]
 
 
-def test_measured_sizes_are_others_than_planned(space):
+def test_models_pruned_to_planned_outlines_have_those_outlines(space):
     model = build_model("bert")
     for outline in plan(outline_of(space.axes), step=8):
         assert outline_of(find_axes(prune(model, space.axes, first_units(space.axes, outline)))) == outline
 
 
-def test_layers_are_not_spread():
+def test_kept_layers_are_spread_evenly():
     assert [evenly(n, 6) for n in (1, 2, 3, 6)] == [(0,), (0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)]

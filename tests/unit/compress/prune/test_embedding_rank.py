@@ -1,4 +1,4 @@
-"""A word table in two factors: what is lost is what must be lost, and all else is done with it as with a whole one."""
+"""Tests factorised embedding tables: the approximation error, and that pruning, saving and exporting still work."""
 
 import json
 import os
@@ -44,9 +44,9 @@ from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, save
 RANK = 6
 FAMILIES = (
     *("bert", "roberta", "distilbert", "electra", "electra-projected", "modernbert"),
-    *("llama", "llama-classifier"),  # an output layer of its own
+    *("llama", "llama-classifier"),  # untied output layer
 )
-DIFFERENT = ("bert", "distilbert", "electra-projected", "modernbert", "llama")  # the others have one of these's code
+DIFFERENT = ("bert", "distilbert", "electra-projected", "modernbert", "llama")  # the others share code with these
 TEXTS = [text for text, _ in make_rows(30, seed=7)]
 
 
@@ -55,14 +55,14 @@ def table_of(model: PreTrainedModel) -> Any:
 
 
 def rows_of(model: PreTrainedModel) -> Tensor:
-    """What the model sees of each word [words, width], float64."""
+    """Returns the effective embedding of each token, float64 [vocabulary, width]."""
     table = table_of(model)
     weight = table.weight.detach().double()
     return weight @ table.projection.weight.detach().double().T if embedding_rank(model) else weight
 
 
 def lean(family: str, rank: int = RANK) -> PreTrainedModel:
-    """A model whose word table has that rank, as few numbers as it seems to hold."""
+    """Builds a model whose embedding table is full-size but has the given rank."""
     model = build(family)
     weight = table_of(model).weight
     seeded = torch.Generator().manual_seed(rank)
@@ -78,7 +78,7 @@ def assert_same(found: PreTrainedModel, expected: PreTrainedModel, batch: dict[s
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_table_of_that_rank_gives_other_logits(family: str):
+def test_factorising_a_table_of_that_rank_keeps_the_logits(family: str):
     model = lean(family)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     small = factorise_embeddings(model, RANK)
@@ -95,7 +95,7 @@ def test_a_table_of_that_rank_gives_other_logits(family: str):
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
-def test_what_is_lost_is_not_the_tail_of_the_singular_values():
+def test_the_squared_error_is_the_tail_of_the_squared_singular_values():
     model = build("bert")
     whole = rows_of(model)
     values = torch.linalg.svdvals(whole)
@@ -109,7 +109,7 @@ def test_what_is_lost_is_not_the_tail_of_the_singular_values():
     assert lost[0] > 2 * lost[-1] > 0
 
 
-def test_frequent_words_are_kept_no_better_than_others():
+def test_frequent_tokens_are_approximated_better_than_rare_ones():
     model = build("bert")
     whole = rows_of(model)
     counts = np.random.default_rng(2).zipf(1.3, len(whole)).clip(max=10**6).astype(np.int64)
@@ -125,16 +125,16 @@ def test_frequent_words_are_kept_no_better_than_others():
     assert weighted[top].norm() < 0.1 * plain[top].norm()
 
 
-def test_words_that_no_corpus_has_are_nothing_but_noise():
+def test_unseen_tokens_share_the_rank_that_seen_tokens_leave():
     model = build("bert")
     counts = np.zeros(len(VOCABULARY), np.int64)
-    counts[[7, 9]] = 50  # two words take two directions; the others share what is left
+    counts[[7, 9]] = 50  # two tokens use two directions; the others share the rest
     found, whole = rows_of(factorise_embeddings(model, RANK, counts)), rows_of(model)
     torch.testing.assert_close(found[[7, 9]], whole[[7, 9]], rtol=0, atol=1e-3)
     assert (found - whole).square().sum() < 0.95 * whole.square().sum()
 
 
-def test_a_narrower_rank_is_taken_of_the_factors_and_not_of_what_they_stand_for():
+def test_factorising_twice_equals_factorising_once_to_the_smaller_rank():
     model = build("bert")
     twice = factorise_embeddings(factorise_embeddings(model, 20), 5)
     torch.testing.assert_close(rows_of(twice), rows_of(factorise_embeddings(model, 5)), rtol=0, atol=1e-5)
@@ -157,7 +157,7 @@ assert not {"compress", "distill", "pipelines"} & {name.split(".")[0] for name i
 """
 
 
-def test_a_fresh_process_gives_other_logits(tmp_path: Path):
+def test_a_fresh_process_without_this_package_computes_the_same_logits(tmp_path: Path):
     models = {family: factorise_embeddings(build(family), RANK) for family in DIFFERENT}
     axes = find_axes(models["bert"])
     models["bert-cut"] = prune(models["bert"], axes, random_shape(axes, 3, ("heads", "ffn"), (0, 2), largest=0.7))
@@ -181,7 +181,7 @@ def test_a_fresh_process_gives_other_logits(tmp_path: Path):
 
 
 @pytest.mark.parametrize("family", DIFFERENT)
-def test_a_sliced_factorised_model_is_not_the_masked_one(family: str):
+def test_a_sliced_factorised_model_computes_the_masked_models_logits(family: str):
     model = factorise_embeddings(build(family), RANK)
     axes = find_axes(model)
     assert {axis.name for axis in axes} == {axis.name for axis in find_axes(build(family))}
@@ -201,11 +201,11 @@ def test_a_sliced_factorised_model_is_not_the_masked_one(family: str):
 
 
 @pytest.mark.parametrize("family", ["bert", "electra-projected"])
-def test_a_model_pruned_unevenly_is_factorised_otherwise(family: str):
+def test_factorising_and_uneven_pruning_commute(family: str):
     model = lean(family)
     axes = find_axes(model)
     shape = random_shape(axes, 5, ("heads", "ffn"), (0, 2), largest=0.7)
-    shape = Shape(shape.layers, {**shape.kept, "hidden": torch.arange(8, 32)})  # as wide as ELECTRA's words
+    shape = Shape(shape.layers, {**shape.kept, "hidden": torch.arange(8, 32)})  # as wide as ELECTRA's embeddings
     once = prune(model, axes, shape)
     small = factorise_embeddings(once, RANK)
     assert_same(small, once)
@@ -218,10 +218,10 @@ def test_a_model_pruned_unevenly_is_factorised_otherwise(family: str):
     assert_same(prune(small, axes, further), masked(small, axes, further))
 
 
-def test_factors_that_save_nothing_any_more_are_kept():
+def test_pruning_the_width_below_the_rank_merges_the_factors():
     model = factorise_embeddings(build("bert"), 12)
     axes = find_axes(model)
-    narrow = Shape((0, 1, 2), {"hidden": torch.arange(0, 32, 3)})  # 11 wide: fewer than the rank
+    narrow = Shape((0, 1, 2), {"hidden": torch.arange(0, 32, 3)})  # width 11, less than the rank
     pruned = prune(model, axes, narrow)
     assert embedding_rank(pruned) == 0
     assert table_of(pruned).weight.shape == (len(VOCABULARY), 11)
@@ -232,7 +232,7 @@ def test_factors_that_save_nothing_any_more_are_kept():
         prune(model, axes, Shape((0, 1)), uniform=True)
 
 
-def test_gates_close_other_units_than_are_removed():
+def test_gates_of_a_factorised_model_match_its_pruned_model():
     model = factorise_embeddings(build("bert"), RANK)
     axes = find_axes(model)
     shape = Shape((0, 1, 2), {"hidden": torch.arange(1, 32, 2)})
@@ -244,7 +244,7 @@ def test_gates_close_other_units_than_are_removed():
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra-projected"])
-def test_words_that_go_take_others_along(family: str, tokenizer):
+def test_vocabulary_pruning_before_or_after_factorising_keeps_the_logits(family: str, tokenizer):
     model = lean(family)
     counts = count_words(tokenizer, TEXTS)
     ids = choose_words(tokenizer, counts, coverage=1.0, unseen=1.0)
@@ -265,7 +265,7 @@ def test_words_that_go_take_others_along(family: str, tokenizer):
     torch.testing.assert_close(table_of(halved).weight, table_of(after).weight[rows])
 
 
-def test_freezing_and_resizing_miss_the_table():
+def test_freezing_and_resizing_apply_to_the_factorised_table():
     model = factorise_embeddings(build_model("bert"), RANK)
     train = TrainConfig(freeze_embeddings=True)
     DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=train, teacher_sizes=(4, 32))
@@ -279,7 +279,7 @@ def test_freezing_and_resizing_miss_the_table():
     torch.testing.assert_close(logits(model, batch), before)
 
 
-def test_types_or_modes_change():
+def test_dtype_training_mode_and_labels_are_preserved():
     model = build("bert").bfloat16().train()
     small = factorise_embeddings(model, RANK)
     assert {parameter.dtype for parameter in small.parameters()} == {torch.bfloat16}
@@ -288,7 +288,7 @@ def test_types_or_modes_change():
 
 
 @pytest.mark.parametrize("reduced", sorted({products_saturate(), True}))
-def test_onnx_gives_other_logits(reduced, tmp_path: Path, tokenizer):
+def test_onnx_logits_match_and_int8_quantizes_both_factors(reduced, tmp_path: Path, tokenizer):
     model = factorise_embeddings(build_model("bert"), RANK, count_words(tokenizer, TEXTS))
     whole, joined, small = (tmp_path / name / FILE for name in ("whole", "joined", "small"))
     export_onnx(model, tokenizer, whole.parent, input_names(model.config))
@@ -308,7 +308,7 @@ def test_onnx_gives_other_logits(reduced, tmp_path: Path, tokenizer):
     assert (len(VOCABULARY), 32) not in weights
 
 
-def test_what_cannot_be_factorised_is():
+def test_invalid_ranks_models_and_counts_are_rejected():
     model = build("bert")
     for rank in (0, -3, 32, 99):
         with pytest.raises(CompressError, match=rf"rank: expected 1 to 31.*found {rank}"):
@@ -345,10 +345,12 @@ def config(tmp_path: Path, data_folder: Path) -> DistillConfig:
     )
 
 
-def test_the_start_of_pruning_has_a_whole_table(config: DistillConfig, tmp_path: Path, tokenizer):
+def test_the_start_stage_prunes_the_vocabulary_and_factorises_the_table(
+    config: DistillConfig, tmp_path: Path, tokenizer
+):
     whole = build_model("bert")
     saved(whole, tokenizer, tmp_path / "teacher" / "model")
-    rows = "".join(f"{text},{label}\n" for text, label in make_rows(20, seed=1))  # too few for every word
+    rows = "".join(f"{text},{label}\n" for text, label in make_rows(20, seed=1))  # too few to use every token
     (Path(config.data.path) / "train.csv").write_text(f"text,label\n{rows}")
     run = Run(Path(config.output), 0, Console(quiet=True))
     teacher = Artefact("teacher", tmp_path / "teacher", "a" * 64, {})
@@ -365,7 +367,7 @@ def test_the_start_of_pruning_has_a_whole_table(config: DistillConfig, tmp_path:
     assert model.config.num_labels == len(LABELS)
 
 
-def test_a_stock_class_and_factors_are_asked_for_together(config: DistillConfig):
+def test_an_embedding_rank_with_a_uniform_budget_is_rejected(config: DistillConfig):
     config = replace(config, budget=Budget(speedup="2", uniform=True))
     with pytest.raises(InputError, match=r"prune.embedding_rank: expected 0 with budget.uniform, found 6"):
         start_stage(None, config, None, None)  # type: ignore[arg-type]

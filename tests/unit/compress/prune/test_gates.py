@@ -1,4 +1,4 @@
-"""Gates multiply units and layers; closed ones are removed ones."""
+"""Tests gates that multiply units and layers; closing a gate must equal removing the unit or layer."""
 
 import copy
 import dataclasses
@@ -24,7 +24,7 @@ KEPT = {
 
 
 def answer(model, batch: Batch) -> Tensor:
-    """Logits of all tokens that aren't padding, or of all samples."""
+    """Returns the logits of all tokens except padding, or of all samples."""
     with torch.no_grad():
         logits = model(**batch).logits
     return logits[batch["attention_mask"].bool()] if logits.dim() == 3 else logits
@@ -32,7 +32,7 @@ def answer(model, batch: Batch) -> Tensor:
 
 @pytest.mark.parametrize("names", [["layers.0.heads"], ["layers.1.ffn"], ["hidden"], list(KEPT)])
 @pytest.mark.parametrize("family", [*MODELS, "llama"])
-def test_closed_units_are_removed_units(family: str, names: list[str], token_batch: Batch):
+def test_closing_units_equals_removing_them(family: str, names: list[str], token_batch: Batch):
     model, axes = tiny(family)
     kept = {name: KEPT[name] for name in names}
     gates = Gates(model, axes)
@@ -40,12 +40,12 @@ def test_closed_units_are_removed_units(family: str, names: list[str], token_bat
     with gates:
         gated = answer(model, token_batch)
     assert largest_gap(gated, answer(cut(model, axes, kept), token_batch)) < 2e-6
-    assert largest_gap(gated, answer(model, token_batch)) > 1e-3  # the units did something
+    assert largest_gap(gated, answer(model, token_batch)) > 1e-3  # the units had an effect
 
 
 @pytest.mark.parametrize("kind", ["heads", "ffn"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_closed_units_are_units_with_zero_weights(family: str, kind: str, token_batch: Batch):
+def test_closing_units_equals_zeroing_their_output_weights(family: str, kind: str, token_batch: Batch):
     model, axes = tiny(family)
     axis = next(axis for axis in axes if axis.kind == kind)
     closed = torch.tensor([1])
@@ -59,7 +59,7 @@ def test_closed_units_are_units_with_zero_weights(family: str, kind: str, token_
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_closed_layer_is_a_removed_layer(family: str, number: int, token_batch: Batch):
+def test_closing_a_layer_equals_removing_it(family: str, number: int, token_batch: Batch):
     model, axes = tiny(family)
     gates = Gates(model, axes)
     stay = [layer for layer in range(len(gates.layers)) if layer != number]
@@ -83,7 +83,7 @@ def test_open_gates_change_nothing(family: str, token_batch: Batch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_nothing_stays_when_gates_are_removed(family: str, token_batch: Batch):
+def test_removing_gates_restores_logits_weights_and_hooks(family: str, token_batch: Batch):
     model, axes = tiny(family)
     before, weights = answer(model, token_batch), copy.deepcopy(model.state_dict())
     gates = Gates(model, axes)
@@ -96,14 +96,14 @@ def test_nothing_stays_when_gates_are_removed(family: str, token_batch: Batch):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_gates_are_gone_after_an_error(token_batch: Batch):
+def test_gates_are_removed_after_an_error(token_batch: Batch):
     model, axes = tiny("bert")
     with pytest.raises(ZeroDivisionError), Gates(model, axes):
         raise ZeroDivisionError
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_gates_survive_train_and_eval(token_batch: Batch):
+def test_gates_survive_switching_between_train_and_eval(token_batch: Batch):
     model, axes = tiny("bert")
     gates = Gates(model, axes)
     gates.set(gates.kept(KEPT))
@@ -116,7 +116,7 @@ def test_gates_survive_train_and_eval(token_batch: Batch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_samples_do_not_get_the_gates_of_others(family: str, token_batch: Batch):
+def test_each_sample_gets_its_own_gates(family: str, token_batch: Batch):
     model, axes = tiny(family)
     gates = Gates(model, axes)
     generator = torch.Generator().manual_seed(3)
@@ -132,7 +132,7 @@ def test_samples_do_not_get_the_gates_of_others(family: str, token_batch: Batch)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_way_from_open_to_closed_has_no_jump(family: str, token_batch: Batch):
+def test_logits_change_continuously_between_open_and_closed_gates(family: str, token_batch: Batch):
     model, axes = tiny(family)
     for name in ("hidden", "layers.0.heads", LAYERS):
         gates = Gates(model, axes)
@@ -173,7 +173,7 @@ def test_gates_work_in_half_precision(family: str, token_batch: Batch):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_hidden_states_do_not_show_closed_coordinates(family: str, token_batch: Batch):
+def test_closed_coordinates_are_zero_in_hidden_states(family: str, token_batch: Batch):
     model, axes = tiny(family)
     gates = Gates(model, axes)
     gates.set(gates.kept({"hidden": KEPT["hidden"]}))
@@ -183,7 +183,7 @@ def test_hidden_states_do_not_show_closed_coordinates(family: str, token_batch: 
     assert all((state[..., closed] == 0).all() and (state[..., KEPT["hidden"]] != 0).any() for state in states)
 
 
-def test_an_output_layer_tied_to_the_embeddings_is_gated_too(token_batch: Batch):
+def test_a_tied_output_layer_is_gated_like_an_untied_one(token_batch: Batch):
     model = tiny_llama(tie_word_embeddings=True)
     hidden = next(axis for axis in tiny("llama")[1] if axis.name == "hidden")
     once = dataclasses.replace(hidden, slots=tuple(s for s in hidden.slots if s.parameter != "lm_head.weight"))
@@ -202,13 +202,13 @@ def test_an_output_layer_tied_to_the_embeddings_is_gated_too(token_batch: Batch)
         ({LAYERS: torch.ones(5)}, r"expected \[4\]"),
     ],
 )
-def test_gates_of_other_sizes_are_refused(values: dict[str, Tensor], message: str):
+def test_gates_of_unknown_axes_or_wrong_sizes_are_rejected(values: dict[str, Tensor], message: str):
     model, axes = tiny("bert")
     with pytest.raises(CompressError, match=message):
         Gates(model, axes, values)
 
 
-def test_gates_for_another_number_of_samples_are_refused(token_batch: Batch):
+def test_gates_for_another_number_of_samples_are_rejected(token_batch: Batch):
     model, axes = tiny("bert")
     with Gates(model, axes, {"layers.0.ffn": torch.ones(5, 64)}), pytest.raises(CompressError, match="5 samples"):
         model(**token_batch)
@@ -223,7 +223,7 @@ def test_gates_for_another_number_of_samples_are_refused(token_batch: Batch):
         (Slot("extra.weight", 0, 1, 1, "in"), "expected a linear layer"),
     ],
 )
-def test_slots_that_do_not_fit_the_model_are_refused(slot: Slot, message: str):
+def test_slots_that_do_not_fit_the_model_are_rejected(slot: Slot, message: str):
     model, axes = tiny("bert")
     model.extra = nn.BatchNorm1d(32)
     hidden = next(axis for axis in axes if axis.name == "hidden")
@@ -231,7 +231,7 @@ def test_slots_that_do_not_fit_the_model_are_refused(slot: Slot, message: str):
         Gates(model, [dataclasses.replace(hidden, slots=(*hidden.slots, slot))])
 
 
-def test_a_vocabulary_is_not_gated():
+def test_the_vocabulary_axis_is_not_gated():
     model, axes = tiny("llama")
     assert "vocabulary" in {axis.name for axis in axes}
     assert "vocabulary" not in Gates(model, axes).ones()

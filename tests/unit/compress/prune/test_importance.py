@@ -1,4 +1,4 @@
-"""Scores are what their definition says, whatever the batches."""
+"""Tests that importance scores match their definitions, independently of batching."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,7 +21,7 @@ METHODS = ("taylor", "absolute", "fisher")
 
 
 def loss(model, batch: Batch) -> Tensor:
-    """Cross-entropy of each sample with a class made from its ids."""
+    """Returns the cross-entropy [batch] of each sample with a class derived from its ids."""
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     return F.cross_entropy(model(**inputs).logits, batch["input_ids"].sum(dim=1) % 5, reduction="none")
 
@@ -33,7 +33,7 @@ def bert():
 
 
 def redealt(batch: Batch) -> list[Batch]:
-    """The same samples in another order, in batches of 1, 2 and 3, some with more padding and some with less."""
+    """Returns the same samples reordered in batches of 1, 2 and 3, with different amounts of padding."""
     order, batches = torch.tensor([4, 0, 5, 3, 1, 2]), []
     for rows in order.split([1, 2, 3]):
         part = {name: value[rows] for name, value in batch.items()}
@@ -64,7 +64,7 @@ def test_scores_do_not_depend_on_the_batches(bert, token_batch: Batch):
     assert (one["fisher"].samples, one["fisher"].tokens) == (6, 37)
 
 
-def test_scores_are_those_of_a_loop_over_samples(bert, token_batch: Batch):
+def test_scores_match_a_loop_over_single_samples(bert, token_batch: Batch):
     model, axes = bert
     gates, gradients = Gates(model, axes), []
     for row in range(6):
@@ -83,7 +83,7 @@ def test_scores_are_those_of_a_loop_over_samples(bert, token_batch: Batch):
 
 
 @pytest.mark.parametrize("name", ["layers.2.heads", "layers.0.ffn", "hidden", LAYERS])
-def test_taylor_is_the_slope_of_the_loss_along_the_gate(bert, token_batch: Batch, name: str):
+def test_taylor_scores_match_numerical_slopes_of_the_loss_along_the_gate(bert, token_batch: Batch, name: str):
     model, axes = bert
     scores = measured(model, axes, [token_batch], loss)["taylor"]
     gates, step = Gates(model, axes), 1e-5
@@ -100,7 +100,7 @@ def test_taylor_is_the_slope_of_the_loss_along_the_gate(bert, token_batch: Batch
         assert float(found) == pytest.approx(abs(slope), rel=1e-5, abs=1e-9)
 
 
-def test_a_head_that_writes_nothing_is_worth_nothing(bert, token_batch: Batch):
+def test_a_head_with_zero_output_weights_has_zero_importance(bert, token_batch: Batch):
     model, axes = bert
     model.bert.encoder.layer[1].attention.output.dense.weight.data[:, 8:16] = 0
     for scores in measured(model, axes, [token_batch], loss, METHODS).values():
@@ -109,7 +109,7 @@ def test_a_head_that_writes_nothing_is_worth_nothing(bert, token_batch: Batch):
         assert (heads[[0, 2, 3]] > 0).all()
 
 
-def test_measuring_leaves_the_model_alone(bert, token_batch: Batch):
+def test_measuring_leaves_the_model_unchanged(bert, token_batch: Batch):
     model, axes = bert
     model.train()
     model.bert.encoder.layer[2].eval()
@@ -124,7 +124,7 @@ def test_measuring_leaves_the_model_alone(bert, token_batch: Batch):
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_grouped_queries_share_a_score(token_batch: Batch):
+def test_queries_of_a_group_share_one_score(token_batch: Batch):
     model, axes = tiny("llama")
 
     def token_loss(model, batch: Batch) -> Tensor:
@@ -144,12 +144,14 @@ def test_grouped_queries_share_a_score(token_batch: Batch):
         (lambda model, batch: model.classifier.bias.sum().expand(6), "no gradients on the gates"),
     ],
 )
-def test_a_loss_that_tells_samples_or_gates_nothing_is_refused(bert, token_batch: Batch, wrong: Callable, message: str):
+def test_a_loss_without_per_sample_values_or_gate_gradients_is_rejected(
+    bert, token_batch: Batch, wrong: Callable, message: str
+):
     with pytest.raises(CompressError, match=message):
         measured(*bert, [token_batch], wrong)
 
 
-def test_the_distance_of_a_model_to_itself_gives_no_scores(token_batch: Batch):
+def test_the_divergence_of_a_model_from_itself_is_rejected_as_a_loss(token_batch: Batch):
     model, axes = tiny("bert")
     with torch.no_grad():
         teacher = model(**token_batch).logits.softmax(dim=-1)
@@ -161,8 +163,8 @@ def test_the_distance_of_a_model_to_itself_gives_no_scores(token_batch: Batch):
         measured(model, axes, [token_batch], divergence)
 
 
-def test_fisher_of_drawn_labels_is_what_removing_a_unit_costs(token_batch: Batch):
-    """Every label in turn with the weight it is drawn with; units small enough for the second order."""
+def test_fisher_scores_of_sampled_labels_predict_the_divergence_of_removing_a_unit(token_batch: Batch):
+    """Uses every label once, weighted by its sampling probability; units are small enough for second order."""
     model, axes = tiny("bert")
     model = model.double()
     model.bert.encoder.layer[1].output.dense.weight.data[:, :16] *= 0.1
@@ -185,7 +187,7 @@ def test_fisher_of_drawn_labels_is_what_removing_a_unit_costs(token_batch: Batch
         assert 0.5 * float(scores.values["layers.1.ffn"][unit]) == pytest.approx(truth, rel=0.1)
 
 
-def test_no_batch_and_unknown_methods_are_refused(bert, token_batch: Batch):
+def test_missing_batches_and_unknown_methods_are_rejected(bert, token_batch: Batch):
     for function in (
         lambda: measured(*bert, [], loss),
         lambda: layer_losses(*bert, [], loss),
@@ -197,7 +199,7 @@ def test_no_batch_and_unknown_methods_are_refused(bert, token_batch: Batch):
         measured(*bert, [token_batch], loss, ["guess"])
 
 
-def test_magnitude_is_the_root_mean_square_of_a_unit(bert):
+def test_magnitude_is_the_root_mean_square_of_a_units_weights(bert):
     model, axes = bert
     scores = magnitude(model, axes)
     layer = model.bert.encoder.layer[1]
@@ -225,7 +227,7 @@ def test_tied_weights_count_once():
     torch.testing.assert_close(found, magnitude(model, [once]).values["vocabulary"])
 
 
-def test_activation_is_the_mean_size_over_real_tokens(bert, token_batch: Batch):
+def test_activation_scores_are_mean_magnitudes_over_real_tokens(bert, token_batch: Batch):
     model, axes = bert
     seen: dict[str, list[Tensor]] = {"heads": [], "ffn": [], "hidden": []}
     layer, norms = model.bert.encoder.layer[2], [m for m in model.modules() if isinstance(m, torch.nn.LayerNorm)]
@@ -247,7 +249,7 @@ def test_activation_is_the_mean_size_over_real_tokens(bert, token_batch: Batch):
     assert len(norms) == 9
 
 
-def test_a_layer_that_changes_nothing_has_no_influence(token_batch: Batch):
+def test_a_layer_that_changes_nothing_has_zero_importance(token_batch: Batch):
     model, axes = tiny("llama")
     model.model.layers[1].self_attn.o_proj.weight.data.zero_()
     model.model.layers[1].mlp.down_proj.weight.data.zero_()
@@ -260,7 +262,7 @@ def test_a_layer_that_changes_nothing_has_no_influence(token_batch: Batch):
     assert abs(float(influence[1])) < 1e-12
 
 
-def test_layer_losses_are_those_of_models_without_the_layer(bert, token_batch: Batch):
+def test_layer_losses_are_loss_increases_of_models_without_the_layer(bert, token_batch: Batch):
     model, axes = bert
     found = layer_losses(model, axes, [token_batch], loss)
     with torch.no_grad():
@@ -269,7 +271,7 @@ def test_layer_losses_are_those_of_models_without_the_layer(bert, token_batch: B
     torch.testing.assert_close(found, expected)
 
 
-def test_scores_come_back_as_saved(bert, token_batch: Batch, tmp_path: Path):
+def test_saved_scores_are_loaded_unchanged(bert, token_batch: Batch, tmp_path: Path):
     model, axes = bert
     scores = activation(model, axes, [token_batch])
     scores.save(tmp_path / "scores.safetensors")
@@ -278,7 +280,7 @@ def test_scores_come_back_as_saved(bert, token_batch: Batch, tmp_path: Path):
     assert all(torch.equal(scores.values[name], back.values[name]) for name in scores.values)
 
 
-def test_scores_of_another_model_are_refused(bert, tmp_path: Path):
+def test_scores_of_another_model_are_rejected(bert, tmp_path: Path):
     model, axes = bert
     file = tmp_path / "scores.safetensors"
     magnitude(model, axes).save(file)
@@ -288,7 +290,7 @@ def test_scores_of_another_model_are_refused(bert, tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no safetensors at all"])
-def test_a_file_without_scores_is_refused(bert, tmp_path: Path, content: bytes | None):
+def test_a_missing_or_invalid_score_file_is_rejected(bert, tmp_path: Path, content: bytes | None):
     file = tmp_path / "scores.safetensors"
     if content is not None:
         file.write_bytes(content)

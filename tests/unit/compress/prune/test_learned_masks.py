@@ -1,4 +1,4 @@
-"""Masks that learn which units to close."""
+"""Tests trainable masks that learn which units to close."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ Batch = dict[str, Tensor]
 
 
 def open_share(gates: dict[str, Tensor]) -> Tensor:
-    """A cost: the share of all units that are open."""
+    """Returns the share of open units, used as the cost."""
     return torch.cat(list(gates.values())).mean()
 
 
@@ -47,11 +47,11 @@ def test_expected_gates_are_the_mean_of_many_samples():
     assert samples.max() == 1
 
 
-def test_the_start_is_as_open_as_asked():
+def test_masks_start_at_the_requested_open_probability():
     assert torch.allclose(masks({"a": 3}, start=0.8).open_probability()["a"], torch.tensor(0.8))
 
 
-def test_samples_are_the_same_from_the_same_seed():
+def test_samples_are_reproducible_with_the_same_seed():
     learned = masks({"a": 50})
     torch.manual_seed(1)
     first = learned.sample()["a"]
@@ -60,7 +60,7 @@ def test_samples_are_the_same_from_the_same_seed():
     assert torch.equal(learned.sample()["a"], first)
 
 
-def test_no_noise_is_infinite():
+def test_noise_is_always_finite():
     torch.manual_seed(0)
     noise = logistic_noise(torch.zeros(3_000_000))
     assert noise.isfinite().all()
@@ -71,14 +71,14 @@ def test_gradients_reach_every_parameter():
     learned = masks({"a": 200, LAYERS: 4})
     (sum(gate.sum() for gate in learned.sample().values()) + learned.penalty(100)).backward()
     assert (learned.log_alpha["a"].grad != 0).any()
-    # the multipliers' gradient is reversed: going down it, they climb
+    # the multipliers' gradient is reversed, so that gradient descent performs ascent on them
     excess = open_share(learned.open_probability()).detach() - 0.3
     torch.testing.assert_close(learned.multipliers.grad, -torch.stack((excess, excess.square())))
 
 
 @pytest.mark.parametrize("target", [0.2, 0.6])
 def test_multipliers_drive_the_cost_to_the_target(target: float):
-    """Units are worth 0, 1/40, 2/40 ...: closing one costs its worth, and the cheapest should go."""
+    """Unit importances are 0, 1/40, 2/40 …; closing a unit adds its importance to the loss."""
     learned, worth = masks({"a": 40}, target=target, warmup=100), torch.arange(40) / 40
     groups = [{"params": learned.log_alpha.parameters()}, {"params": [learned.multipliers], "lr": 0.3}]
     optimizer, shares = torch.optim.Adam(groups, lr=0.1), []
@@ -87,7 +87,7 @@ def test_multipliers_drive_the_cost_to_the_target(target: float):
         (((1 - learned.sample()["a"]) * worth).sum() / 40 + learned.penalty(step)).backward()
         optimizer.step()
         shares.append(open_share(learned.open_probability()).item())
-    assert sum(shares[-400:]) / 400 == pytest.approx(target, abs=0.02)  # it swings around the target
+    assert sum(shares[-400:]) / 400 == pytest.approx(target, abs=0.02)  # the share oscillates around the target
     assert max(abs(share - target) for share in shares[-400:]) < 0.15
     kept = learned.decide()["a"]
     assert len(kept) == round(40 * target)
@@ -101,7 +101,7 @@ def test_the_target_falls_linearly_while_warming_up():
 
 
 @pytest.mark.parametrize("target", [0.0, 0.99])
-def test_a_target_out_of_range_is_refused(target: float):
+def test_a_target_out_of_range_is_rejected(target: float):
     with pytest.raises(CompressError, match="expected more than 0"):
         masks({"a": 10}, target=target)
 
@@ -127,7 +127,7 @@ def test_a_useless_head_closes_first(token_batch: Batch):
     assert openness[first] < openness[second] - 0.05
 
 
-def test_resumed_masks_go_on_as_if_never_stopped():
+def test_resumed_training_is_bit_identical_to_uninterrupted_training():
     def train(learned: LearnedMasks, optimizer: torch.optim.Optimizer, steps: range) -> None:
         for step in steps:
             torch.manual_seed(step)
@@ -148,7 +148,7 @@ def test_resumed_masks_go_on_as_if_never_stopped():
     assert all(torch.equal(value, second[0].state_dict()[name]) for name, value in whole[0].state_dict().items())
 
 
-def test_the_fewest_and_lowest_units_close():
+def test_the_fewest_units_close_and_they_have_the_lowest_scores():
     ranking = {"a": torch.tensor([0.9, 0.1, 0.5]), "b": torch.tensor([0.2, 0.3])}
     kept = keep_best(ranking, open_share, 0.65)
     assert {name: units.tolist() for name, units in kept.items()} == {"a": [0, 2], "b": [1]}
@@ -156,20 +156,20 @@ def test_the_fewest_and_lowest_units_close():
     assert [units.tolist() for units in keep_best(ranking, open_share, 0.4).values()] == [[0], [1]]
 
 
-def test_a_target_below_the_least_units_is_refused():
+def test_a_target_below_the_minimum_cost_is_rejected():
     with pytest.raises(CompressError, match="the cost is still 0.4"):
         keep_best({"a": torch.rand(3), "b": torch.rand(2)}, open_share, 0.39)
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
-def test_the_parameter_share_is_that_of_the_cut_model(family: str):
+def test_the_parameter_share_matches_the_pruned_model(family: str):
     model, axes = tiny(family)
     share = parameter_share(model, [axis for axis in axes if axis.kind != "vocabulary"])
     gates = Gates(model, axes)
     kept = {"layers.0.heads": torch.tensor([1]), "layers.1.ffn": torch.arange(11)}
     if family == "llama":  # in a BERT classifier the pooler's weight has the hidden axis twice
         kept["hidden"] = torch.arange(0, 32, 2)
-    # all of the tiny models' weights are in a layer or on `hidden`, but for a classifier's bias
+    # all weights of the tiny models are in a layer or on `hidden`, except a classifier's bias
     left, whole = (
         sum(weight.numel() for name, weight in some.named_parameters() if name != "classifier.bias")
         for some in (cut(model, axes, kept), model)
@@ -180,8 +180,8 @@ def test_the_parameter_share_is_that_of_the_cut_model(family: str):
     assert float(share({LAYERS: layers})) == pytest.approx(1 - inside / whole, rel=1e-6)
 
 
-def test_half_open_units_cost_half():
-    """The expected number of weights over many draws."""
+def test_the_parameter_share_of_probabilities_is_the_expected_share():
+    """The expectation is estimated over many draws."""
     model, axes = tiny("llama")
     axes = [axis for axis in axes if axis.name in ("layers.0.ffn", "hidden")]
     share, chance = parameter_share(model, axes), {"layers.0.ffn": torch.rand(48), "hidden": torch.rand(32)}
@@ -189,8 +189,8 @@ def test_half_open_units_cost_half():
     assert float(share(chance)) == pytest.approx(float(torch.stack(draws).mean()), rel=0.02)
 
 
-def test_movement_is_minus_the_sum_of_weights_times_gradients(token_batch: Batch):
-    """Of the weights that read the unit: their product with their gradient is the gate's gradient."""
+def test_movement_scores_are_minus_the_sum_of_weights_times_gradients(token_batch: Batch):
+    """For weights that take the unit as input, their product with their gradient is the gate's gradient."""
     model, axes = tiny("bert")
     gates = Gates(model, axes)
     movement = Movement(gates.sizes)
@@ -212,7 +212,7 @@ def test_movement_is_minus_the_sum_of_weights_times_gradients(token_batch: Batch
     assert float(expected[kept["layers.1.ffn"]].min()) >= float(expected.median())
 
 
-def test_a_closed_unit_can_come_back(token_batch: Batch):
+def test_closed_units_still_accumulate_movement_scores(token_batch: Batch):
     model, axes = tiny("bert")
     gates = Gates(model, axes)
     movement = Movement({"layers.1.ffn": 64})
@@ -223,7 +223,7 @@ def test_a_closed_unit_can_come_back(token_batch: Batch):
     assert (movement.scores()["layers.1.ffn"][:10] != 0).all()
 
 
-def test_gradients_are_not_added_twice(token_batch: Batch):
+def test_accumulating_twice_adds_a_gradient_once(token_batch: Batch):
     movement = Movement({"a": 2})
     (movement.gates()["a"] * torch.tensor([1.0, -2.0])).sum().backward()
     movement.accumulate()
@@ -231,7 +231,7 @@ def test_gradients_are_not_added_twice(token_batch: Batch):
     assert movement.scores()["a"].tolist() == [-1, 2]
 
 
-def test_the_cubic_schedule_prunes_most_at_first():
+def test_the_cubic_schedule_prunes_fastest_at_the_start():
     shares = [cubic(step, 10, 30, 0.1, 0.9) for step in (0, 10, 20, 30, 99)]
     assert shares == pytest.approx([0.1, 0.1, 0.9 - 0.8 / 8, 0.9, 0.9])
     assert cubic(10, 10, 10, 0.1, 0.9) == 0.9

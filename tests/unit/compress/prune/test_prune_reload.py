@@ -1,4 +1,4 @@
-"""What is written must load in a fresh process that doesn't know this package, and no other code must run."""
+"""Tests that saved pruned models load in a fresh process without this package and that no other code runs."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from distill.errors import InputError
 from support.tiny_families import FAMILIES, auto_class, axes_of, last, logits, model_of, padded_batch, random_shape
 
 ALL = (0, 1, 2)
-# Of roberta, electra, llama and qwen2 another with the same code is here.
+# roberta, electra, llama and qwen2 each share their code with a family in this list.
 SHIPPED = [family for family in FAMILIES if family not in ("roberta", "electra", "llama", "qwen2")]
 STOCK = {
     "bert": {"hidden": 16, "heads": 2},
@@ -59,7 +59,7 @@ assert not {"compress", "distill", "pipelines"} & {name.split(".")[0] for name i
 
 
 def shipped(family: str, seed: int = 2) -> PreTrainedModel:
-    """A model that only the shipped class can express: everything cut, by layer, and the first layer gone."""
+    """Returns a model that only the shipped class can express: sizes pruned per layer, and the first layer removed."""
     axes = axes_of(family)
     return prune(model_of(family), axes, random_shape(axes, seed, ("heads", "ffn", "hidden"), (1, 2), largest=0.8))
 
@@ -69,11 +69,11 @@ def stock(family: str) -> PreTrainedModel:
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor, name: str) -> None:
-    """Equal but for the order of sums, which goes with where the weights lie in memory."""
+    """Asserts equality up to the order of summation, which depends on the memory alignment of the weights."""
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5, msg=lambda text: f"{name}: {text}")
 
 
-def test_a_fresh_process_gives_other_logits(tmp_path: Path):
+def test_a_fresh_process_without_this_package_computes_the_same_logits(tmp_path: Path):
     models = {f"shipped-{family}": shipped(family) for family in SHIPPED}
     models |= {f"stock-{family}": stock(family) for family in STOCK}
     for name, model in models.items():
@@ -101,20 +101,20 @@ def test_a_fresh_process_gives_other_logits(tmp_path: Path):
     assert not any(is_pruned(models[f"stock-{family}"]) for family in STOCK)
 
 
-def test_a_loaded_model_cannot_be_pruned_again(tmp_path: Path):
+def test_a_loaded_model_can_be_pruned_again(tmp_path: Path):
     save_pruned(shipped("qwen3"), tmp_path / "once")
     once = load_pruned(tmp_path / "once", "AutoModelForCausalLM")
     axes = find_axes(once)
     shape = random_shape(axes, 9, ("ffn", "hidden"), (0, 1), largest=0.7)
     again = prune(once, axes, shape)
-    again.save_pretrained(tmp_path / "again")  # the plain way writes the code, too
+    again.save_pretrained(tmp_path / "again")  # save_pretrained also writes the code
     batch = padded_batch(again)
     found = logits(load_pruned(tmp_path / "again", "AutoModelForCausalLM"), batch)
     assert_same(found, logits(again, batch), "again")
     torch.testing.assert_close(found, logits(masked(once, axes, shape), batch), atol=1e-5, rtol=1e-5)
 
 
-def test_other_code_is_run(tmp_path: Path):
+def test_modified_missing_or_other_code_is_rejected_and_never_run(tmp_path: Path):
     save_pruned(shipped("bert"), tmp_path)
     code = tmp_path / "modeling_pruned.py"
     assert code.read_bytes() == Path(modeling_pruned.__file__).read_bytes()
@@ -135,7 +135,7 @@ def test_other_code_is_run(tmp_path: Path):
     assert not proof.exists()
 
 
-def test_a_checkpoint_is_loaded_for_another_head_or_without_weights(tmp_path: Path):
+def test_loading_a_checkpoint_for_another_head_is_rejected(tmp_path: Path):
     save_pruned(shipped("bert"), tmp_path / "shipped")
     with pytest.raises(CompressError, match="expected a model for AutoModelForMaskedLM"):
         load_pruned(tmp_path / "shipped", "AutoModelForMaskedLM")
@@ -146,7 +146,7 @@ def test_a_checkpoint_is_loaded_for_another_head_or_without_weights(tmp_path: Pa
         load_pruned(tmp_path / "stock", "AutoModelForMaskedLM")
 
 
-def test_onnx_gives_other_logits_than_the_pruned_class(tmp_path: Path, tokenizer: BertTokenizerFast):
+def test_onnx_logits_match_the_pruned_class(tmp_path: Path, tokenizer: BertTokenizerFast):
     axes = axes_of("bert")
     model = prune(model_of("bert"), axes, random_shape(axes, 4, ("heads", "ffn", "hidden"), (0, 2), largest=0.6))
     assert is_pruned(model)
@@ -156,7 +156,7 @@ def test_onnx_gives_other_logits_than_the_pruned_class(tmp_path: Path, tokenizer
     torch.testing.assert_close(torch.from_numpy(found), logits(model, batch), atol=1e-5, rtol=1e-4)
 
 
-def test_a_config_alone_gives_a_model_of_other_sizes():
+def test_a_config_alone_builds_a_model_of_the_pruned_sizes():
     model = prune(model_of("gpt2"), axes_of("gpt2"), Shape(ALL, {"layers.1.heads": torch.tensor([0, 2])}))
     fresh = type(model)(model.config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -164,7 +164,7 @@ def test_a_config_alone_gives_a_model_of_other_sizes():
     assert all(torch.isfinite(parameter).all() for parameter in fresh.parameters())
 
 
-def test_the_shipped_file_needs_this_package():
+def test_the_shipped_file_does_not_import_this_package():
     text = Path(modeling_pruned.__file__).read_text()
     assert not any(f"{word} {package}" in text for word in ("import", "from") for package in ("compress", "distill"))
     with pytest.raises(AttributeError):

@@ -1,4 +1,4 @@
-"""A pruned model must be the masked one, whatever the family and the shape; and the stock class where that can be."""
+"""Tests that pruned models match masked ones for every family and shape, and use stock classes where possible."""
 
 import copy
 import itertools
@@ -32,7 +32,7 @@ def assert_equal_logits(found: PreTrainedModel, reference: PreTrainedModel, batc
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sliced_model_is_not_the_masked_one(family: str, case: str):
+def test_a_sliced_model_computes_the_masked_models_logits(family: str, case: str):
     model, axes = model_of(family), axes_of(family)
     kinds, layers = CASES[case]
     shape = random_shape(axes, seed=len(family), kinds=kinds, layers=layers, largest=0.7)
@@ -45,7 +45,7 @@ def test_a_sliced_model_is_not_the_masked_one(family: str, case: str):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_further_random_shape_is_wrong(seed: int):
+def test_random_shapes_compute_the_masked_models_logits(seed: int):
     for family in ("bert", "qwen3", "gpt2", "modernbert"):
         model, axes = model_of(family), axes_of(family)
         layers = list(itertools.compress(ALL, ((1, 1, 1), (1, 0, 1), (0, 0, 1), (0, 1, 0))[seed]))
@@ -54,7 +54,7 @@ def test_a_further_random_shape_is_wrong(seed: int):
 
 
 @pytest.mark.parametrize(("family", "pad"), [("bert-words", 2), ("llama", 1), ("gpt2", 0)])
-def test_pruned_words_take_others_rows(family: str, pad: int):
+def test_logits_after_vocabulary_pruning_match_the_kept_rows(family: str, pad: int):
     model = build(family, pad_token_id=pad)
     axes = axes_of(family)
     rows = torch.tensor([pad, *range(7, 60, 2)])
@@ -62,7 +62,7 @@ def test_pruned_words_take_others_rows(family: str, pad: int):
     words = Shape(ALL, {**shape.kept, "vocabulary": rows})
     batch = padded_batch(model)
     places = torch.randint(1, len(rows), batch["input_ids"].shape, generator=torch.Generator().manual_seed(1))
-    places = places * batch["attention_mask"]  # the padding id's new number is 0
+    places = places * batch["attention_mask"]  # the padding id is renumbered to 0
     pruned = prune(model, axes, words)
     expected = logits(masked(model, axes, words), batch | {"input_ids": rows[places]})[:, rows]
     found = logits(pruned, batch | {"input_ids": places})
@@ -72,7 +72,7 @@ def test_pruned_words_take_others_rows(family: str, pad: int):
     assert pruned.get_input_embeddings().padding_idx == (None if family == "gpt2" else 0)
 
 
-def test_the_padding_row_goes_or_moves_where_positions_are_counted_from_it():
+def test_removing_or_moving_the_padding_row_is_rejected_where_positions_depend_on_it():
     axes = axes_of("roberta")
     with pytest.raises(CompressError, match="padding id 0 to stay"):
         prune(model_of("roberta"), axes, Shape(ALL, {"vocabulary": torch.arange(3, 20)}))
@@ -82,7 +82,7 @@ def test_the_padding_row_goes_or_moves_where_positions_are_counted_from_it():
     assert prune(model, axes, Shape(ALL, {"vocabulary": torch.tensor([0, 1, 9])})).config.pad_token_id == 1
 
 
-STOCK = {  # what the stock class can say, and what its config says then
+STOCK = {  # units that the stock class can express, and the resulting config settings
     "bert": (
         {"hidden": 16, "heads": 2, "ffn": 24},
         {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24},
@@ -99,7 +99,7 @@ STOCK = {  # what the stock class can say, and what its config says then
 
 
 @pytest.mark.parametrize("family", STOCK)
-def test_the_stock_class_is_not_used_where_it_could_be(family: str):
+def test_uniform_shapes_are_expressed_by_the_stock_class(family: str):
     units, settings = STOCK[family]
     model, axes = model_of(family), axes_of(family)
     shape = last(axes, (0, 2), **units)
@@ -121,7 +121,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("family", OTHERS)
-def test_the_stock_class_is_used_where_it_would_behave_otherwise(family: str):
+def test_uniform_shapes_that_the_stock_class_cannot_express_are_rejected(family: str):
     layers, units, reason = OTHERS[family]
     model, axes = model_of(family), axes_of(family)
     shape = last(axes, layers, **units)
@@ -129,7 +129,7 @@ def test_the_stock_class_is_used_where_it_would_behave_otherwise(family: str):
         prune(model, axes, shape, uniform=True)
 
 
-def test_scores_scaled_by_the_number_of_the_layer_are_scaled_by_its_new_place():
+def test_attention_scaled_by_layer_index_keeps_the_original_index():
     model = build("gpt2", scale_attn_by_inverse_layer_idx=True)
     axes = axes_of("gpt2")
     shape = Shape((1, 2))
@@ -138,14 +138,14 @@ def test_scores_scaled_by_the_number_of_the_layer_are_scaled_by_its_new_place():
     assert_equal_logits(pruned, masked(model, axes, shape), padded_batch(model))
 
 
-def test_local_and_global_attention_are_exchanged_where_a_layer_goes():
+def test_remaining_layers_keep_their_attention_types():
     model, axes = model_of("modernbert"), axes_of("modernbert")
     pruned = prune(model, axes, Shape((0, 2)), uniform=True)
     assert pruned.config.layer_types == [model.config.layer_types[i] for i in (0, 2)]
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "modernbert", "qwen3"])
-def test_a_pruned_model_cannot_be_pruned_again(family: str):
+def test_a_pruned_model_can_be_pruned_again(family: str):
     model = model_of(family)
     once = prune(model, axes_of(family), random_shape(axes_of(family), 5, ("heads", "ffn", "hidden"), (1, 2)))
     axes = find_axes(once)
@@ -156,7 +156,7 @@ def test_a_pruned_model_cannot_be_pruned_again(family: str):
     assert again.config.num_hidden_layers == 1
 
 
-def test_a_model_that_became_uniform_stays_of_the_pruned_class():
+def test_a_pruned_model_that_becomes_uniform_returns_to_the_stock_class():
     model, axes = model_of("bert"), axes_of("bert")
     once = prune(model, axes, Shape(ALL, {"layers.1.heads": torch.tensor([2]), "layers.2.ffn": torch.arange(9)}))
     assert is_pruned(once)
@@ -167,7 +167,7 @@ def test_a_model_that_became_uniform_stays_of_the_pruned_class():
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
-def test_a_cache_of_keys_changes_what_a_pruned_model_writes(family: str):
+def test_a_pruned_model_generates_the_same_tokens_with_and_without_a_cache(family: str):
     model, axes = model_of(family), axes_of(family)
     pruned = prune(model, axes, random_shape(axes, 5, ("heads", "ffn"), (0, 2)))
     ids = torch.randint(5, 60, (2, 5), generator=torch.Generator().manual_seed(0))
@@ -176,7 +176,7 @@ def test_a_cache_of_keys_changes_what_a_pruned_model_writes(family: str):
     assert torch.equal(*written)
 
 
-def test_pruning_changes_the_original_or_shares_its_memory():
+def test_pruning_neither_changes_the_original_nor_shares_its_memory():
     model, axes = build("bert"), axes_of("bert")
     before, config = copy.deepcopy(model.state_dict()), model.config.to_dict()
     pruned = prune(model.train(), axes, Shape(ALL, {"layers.0.heads": torch.tensor([1])}))
@@ -189,7 +189,7 @@ def test_pruning_changes_the_original_or_shares_its_memory():
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_the_type_of_the_weights_or_tied_weights_are_lost():
+def test_dtype_and_weight_tying_are_preserved():
     model, axes = build("qwen2").to(torch.bfloat16), axes_of("qwen2")
     pruned = prune(model, axes, random_shape(axes, 1, ("heads", "hidden"), ALL))
     assert pruned.dtype == torch.bfloat16
@@ -197,7 +197,7 @@ def test_the_type_of_the_weights_or_tied_weights_are_lost():
     assert pruned.model.rotary_emb.inv_freq.dtype == torch.float32
 
 
-def test_an_impossible_shape_is_taken():
+def test_invalid_shapes_are_rejected():
     model, axes = model_of("bert"), axes_of("bert")
     for shape, message in (
         (
@@ -216,7 +216,7 @@ def test_an_impossible_shape_is_taken():
                 act(model, axes, shape)
 
 
-def test_a_shape_does_not_survive_json():
+def test_a_shape_survives_a_round_trip_through_a_dict():
     shape = random_shape(axes_of("bert"), 1, ("heads", "hidden"), (0, 2))
     again = Shape.from_dict(shape.to_dict())
     assert again.layers == shape.layers

@@ -1,4 +1,4 @@
-"""Pruning the vocabulary: the same answers where no word went, words spelt anew where one did, never [UNK]."""
+"""Tests vocabulary pruning: unaffected texts keep their logits, and removed tokens are respelled, never [UNK]."""
 
 import json
 import random
@@ -36,7 +36,7 @@ def wordpiece() -> PreTrainedTokenizerBase:
 
 
 def split_at_spaces() -> PreTrainedTokenizerBase:
-    """A WordPiece whose texts may begin a word with ##, and whose vocabulary has such pieces."""
+    """Builds a WordPiece tokenizer whose texts may contain words starting with ##, and whose vocabulary has them."""
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = ["[PAD]", "[UNK]"]
@@ -62,7 +62,7 @@ def byte_level() -> PreTrainedTokenizerBase:
 
 
 def characters_with_suffix() -> PreTrainedTokenizerBase:
-    """A BPE over characters whose words end in </w>, as CLIP's, with [UNK] for others."""
+    """Builds a character-level BPE whose words end in </w>, like CLIP's, with [UNK] for other characters."""
     backend = Tokenizer(models.BPE(unk_token="[UNK]", end_of_word_suffix="</w>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(
@@ -73,7 +73,7 @@ def characters_with_suffix() -> PreTrainedTokenizerBase:
 
 
 def byte_fallback() -> PreTrainedTokenizerBase:
-    """A BPE as Llama 2 has it: characters, and bytes for the others."""
+    """Builds a BPE like Llama 2's, over characters with a fallback to bytes."""
     backend = Tokenizer(models.BPE())
     backend.train_from_iterator(
         [text.replace(" ", "▁") for text in TRAINED_ON], trainers.BpeTrainer(vocab_size=300, show_progress=False)
@@ -133,14 +133,14 @@ def chosen(words: PreTrainedTokenizerBase, **asked: float) -> np.ndarray:
 
 
 def least_words(words: PreTrainedTokenizerBase) -> np.ndarray:
-    """What stays whatever the corpus."""
+    """Returns the ids that are kept whatever the corpus."""
     counts = np.zeros(max(words.get_vocab().values()) + 1, np.int64)
     counts[words.all_special_ids[0]] = 1
     return choose_words(words, counts)
 
 
 def random_texts(count: int, seed: int) -> list[str]:
-    """Strings of the words, cut up and joined, and of characters of any script."""
+    """Returns strings of split and joined corpus words and of characters from any script."""
     rng, texts = random.Random(seed), []
     for _ in range(count):
         parts = []
@@ -160,7 +160,7 @@ def ids_of(words: PreTrainedTokenizerBase, text: str) -> list[int]:
 # The tokenizer
 
 
-def test_a_text_without_removed_words_keeps_its_pieces_under_new_ids(words: PreTrainedTokenizerBase):
+def test_texts_without_removed_tokens_keep_their_pieces_under_new_ids(words: PreTrainedTokenizerBase):
     ids = chosen(words)
     pruned, remap, same = prune_tokenizer(words, ids), remap_ids(len(words), ids), 0
     for text in CORPUS + UNSEEN + TRAINED_ON[-3:] + random_texts(400, 1):
@@ -172,23 +172,23 @@ def test_a_text_without_removed_words_keeps_its_pieces_under_new_ids(words: PreT
     assert same > 5
 
 
-def test_no_text_gets_an_unknown_word_that_it_had_not(words: PreTrainedTokenizerBase):
+def test_pruning_adds_no_unknown_tokens_to_any_text(words: PreTrainedTokenizerBase):
     pruned, changed = prune_tokenizer(words, chosen(words)), 0
     for text in CORPUS + UNSEEN + TRAINED_ON + random_texts(1500, 2):
         before, after = (t.convert_tokens_to_ids(t.unk_token) if t.unk_token else None for t in (words, pruned))
         assert ids_of(pruned, text).count(after) == ids_of(words, text).count(before), text
         changed += not same_pieces(words, pruned, text)
-    assert changed > 100  # else nothing was tried
+    assert changed > 100  # otherwise the test exercised nothing
 
 
-def test_what_was_spelt_anew_reads_as_before(words: PreTrainedTokenizerBase):
+def test_pieces_of_respelled_words_join_to_the_same_text(words: PreTrainedTokenizerBase):
     pruned = prune_tokenizer(words, chosen(words))
     for text in UNSEEN:
         first, second = ("".join(t.tokenize(text)).replace("##", "").replace("▁", " ") for t in (words, pruned))
         assert first == second
 
 
-def test_a_pruned_tokenizer_is_the_same_after_saving(words: PreTrainedTokenizerBase, tmp_path: Path):
+def test_a_pruned_tokenizer_is_unchanged_after_saving_and_loading(words: PreTrainedTokenizerBase, tmp_path: Path):
     pruned = prune_tokenizer(words, chosen(words))
     pruned.save_pretrained(tmp_path)
     again, plain = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -206,7 +206,7 @@ def saved(words: PreTrainedTokenizerBase, folder: Path) -> Path:
     return folder
 
 
-def test_special_tokens_frame_pad_and_cut_as_before(words: PreTrainedTokenizerBase):
+def test_special_tokens_padding_and_truncation_work_as_before(words: PreTrainedTokenizerBase):
     ids = chosen(words)
     pruned, remap = prune_tokenizer(words, ids), remap_ids(len(words), ids)
     assert pruned.special_tokens_map == words.special_tokens_map
@@ -222,7 +222,7 @@ def test_special_tokens_frame_pad_and_cut_as_before(words: PreTrainedTokenizerBa
             assert len(pruned(CORPUS[0], CORPUS[1], **asked)["input_ids"]) == 12 or not asked
 
 
-def test_padding_and_truncation_of_the_file_are_kept():
+def test_padding_and_truncation_settings_of_the_backend_are_kept():
     words = wordpiece()
     words.add_special_tokens({"pad_token": "[LAST]"})
     ids = chosen(words)
@@ -233,7 +233,7 @@ def test_padding_and_truncation_of_the_file_are_kept():
     assert backend.truncation["max_length"] == 18
 
 
-def test_pruning_changes_nothing_in_the_tokenizer_it_is_given(words: PreTrainedTokenizerBase):
+def test_pruning_leaves_the_original_tokenizer_unchanged(words: PreTrainedTokenizerBase):
     ids = chosen(words)
     before = words.backend_tokenizer.to_str()
     prune_tokenizer(words, ids)
@@ -246,13 +246,13 @@ def test_a_pruned_tokenizer_can_be_pruned_again(words: PreTrainedTokenizerBase):
     assert twice.backend_tokenizer.to_str() == prune_tokenizer(words, fewer).backend_tokenizer.to_str()
 
 
-def test_keeping_every_word_changes_nothing(words: PreTrainedTokenizerBase):
+def test_keeping_every_token_changes_nothing(words: PreTrainedTokenizerBase):
     pruned = prune_tokenizer(words, np.arange(len(words)))
     assert pruned.backend_tokenizer.to_str() == words.backend_tokenizer.to_str()
 
 
 def stock_tokenizers() -> dict[str, PreTrainedTokenizerBase]:
-    """Stock classes that build their backend anew when they load."""
+    """Returns tokenizers of stock classes that rebuild their backend when they load."""
     parts = {name: json.loads(KINDS[name]().backend_tokenizer.to_str())["model"] for name in KINDS if name != "minilm"}
     pairs = {name: [tuple(pair) for pair in part.get("merges", [])] for name, part in parts.items()}
     pieces = [tuple(entry) for entry in parts["unigram"]["vocab"]]
@@ -264,7 +264,7 @@ def stock_tokenizers() -> dict[str, PreTrainedTokenizerBase]:
     }
 
 
-def test_stock_classes_load_what_was_pruned(tmp_path: Path):
+def test_stock_classes_load_pruned_tokenizers(tmp_path: Path):
     for name, words in stock_tokenizers().items():
         ids = chosen(words)
         pruned, remap = prune_tokenizer(words, ids), remap_ids(len(words), ids)
@@ -278,8 +278,8 @@ def test_stock_classes_load_what_was_pruned(tmp_path: Path):
             assert GONE in remap[old] or new == remap[old].tolist()
 
 
-def test_no_wordpiece_that_is_not_refused_gets_unknown_words():
-    """Vocabularies with letters that are no pieces: each is either refused or pruned without new [UNK]."""
+def test_wordpiece_vocabularies_that_are_not_rejected_gain_no_unknown_tokens():
+    """Some letters of these vocabularies are not pieces: each is either rejected or pruned without new [UNK]."""
     rng, refused, pruned = random.Random(6), 0, 0
     for _ in range(300):
         pieces = {prefix + letter for prefix in ("", "##") for letter in "abc#" if rng.random() < 0.85}
@@ -300,10 +300,10 @@ def test_no_wordpiece_that_is_not_refused_gets_unknown_words():
     assert pruned > 50
 
 
-# Choosing
+# Choosing tokens
 
 
-def test_counts_include_special_tokens_and_nothing_is_cut():
+def test_counts_include_special_tokens_and_texts_are_not_truncated():
     words = wordpiece()
     counts = count_words(words, ["baka " * 100, "bale"])
     assert counts[VOCABULARY.index("baka")] == 100
@@ -312,7 +312,7 @@ def test_counts_include_special_tokens_and_nothing_is_cut():
     assert counts[words.pad_token_id] == 0
 
 
-def test_the_least_words_that_reach_the_coverage_are_chosen():
+def test_the_fewest_tokens_that_reach_the_coverage_are_chosen():
     words = wordpiece()
     counts = count_words(words, CORPUS[:15])
     always = set(least_words(words).tolist())
@@ -324,7 +324,7 @@ def test_the_least_words_that_reach_the_coverage_are_chosen():
         assert counts[extra].min() >= counts[gone].max()
 
 
-def test_every_seen_word_stays_at_full_coverage_and_no_unseen_one_but_spelling(words: PreTrainedTokenizerBase):
+def test_full_coverage_keeps_every_seen_token_and_unseen_ones_only_for_spelling(words: PreTrainedTokenizerBase):
     counts = count_words(words, CORPUS)
     ids = choose_words(words, counts, coverage=1, unseen=1)
     assert set(np.flatnonzero(counts)) <= set(ids.tolist())
@@ -333,7 +333,7 @@ def test_every_seen_word_stays_at_full_coverage_and_no_unseen_one_but_spelling(w
         assert set(ids.tolist()) <= set(np.flatnonzero(counts)) | always
 
 
-def test_a_kept_word_of_a_bpe_brings_the_parts_it_is_merged_from():
+def test_a_kept_bpe_token_keeps_the_parts_it_is_merged_from():
     words = byte_level()
     counts = np.zeros(len(words), np.int64)
     long = max(words.get_vocab(), key=lambda word: len(word) if word not in ROBERTA else 0)
@@ -344,7 +344,7 @@ def test_a_kept_word_of_a_bpe_brings_the_parts_it_is_merged_from():
     assert len(pruned) < len(words) / 1.5
 
 
-def test_room_is_filled_with_unseen_words_in_the_order_of_their_ids():
+def test_remaining_room_is_filled_with_unseen_tokens_in_id_order():
     words = minilm()
     counts = count_words(words, ["which word is it ?"])
     seen = choose_words(words, counts, coverage=1, unseen=1)
@@ -357,11 +357,11 @@ def test_room_is_filled_with_unseen_words_in_the_order_of_their_ids():
     assert all(len(words.tokenize(n.removeprefix("##"))) != 1 for n in words.convert_ids_to_tokens(others.tolist()))
 
 
-def test_unseen_words_are_kept_up_to_the_id_that_words_used_once_tell():
+def test_unseen_tokens_are_kept_up_to_an_id_estimated_from_tokens_seen_once():
     words = minilm()
     once = np.array([4000, 5000, 6000, 7000, 8000, 9000, 10000, 11000, 12000, 13000])
     counts = np.zeros(len(words), np.int64)
-    counts[2003], counts[once] = 990, 1  # a further text uses unseen words once in 100 words
+    counts[2003], counts[once] = 990, 1  # in new text, one token in 100 is an unseen one
     least = choose_words(words, counts, coverage=1, unseen=1)
     for unseen, last in ((0.01, -1), (0.0095, 4000), (0.005, 8000), (0.001, 12000), (0, len(words))):
         new = np.setdiff1d(choose_words(words, counts, coverage=1, unseen=unseen), least)
@@ -369,7 +369,7 @@ def test_unseen_words_are_kept_up_to_the_id_that_words_used_once_tell():
         assert len(new) > 0.95 * (last - 1996 - 11), "unseen words below that id"
 
 
-def test_at_most_is_never_passed_and_drops_the_rarest(words: PreTrainedTokenizerBase):
+def test_the_maximum_size_is_never_exceeded_and_too_small_ones_are_rejected(words: PreTrainedTokenizerBase):
     counts = count_words(words, CORPUS)
     least, full = len(least_words(words)), len(choose_words(words, counts, coverage=1, unseen=1))
     for limit in (least, (least + full) // 2, full):
@@ -381,7 +381,7 @@ def test_at_most_is_never_passed_and_drops_the_rarest(words: PreTrainedTokenizer
 
 
 @pytest.mark.parametrize("coverage", [0, -0.5, 1.001, float("nan")])
-def test_a_coverage_outside_zero_to_one_is_refused(coverage: float):
+def test_a_coverage_or_unseen_share_outside_zero_to_one_is_rejected(coverage: float):
     words = wordpiece()
     with pytest.raises(CompressError, match="coverage: expected a share"):
         choose_words(words, count_words(words, CORPUS), coverage=coverage)
@@ -390,7 +390,7 @@ def test_a_coverage_outside_zero_to_one_is_refused(coverage: float):
             choose_words(words, count_words(words, CORPUS), unseen=coverage)
 
 
-def test_an_empty_corpus_is_refused():
+def test_an_empty_corpus_empty_counts_and_a_single_string_are_rejected():
     words = wordpiece()
     with pytest.raises(CompressError, match="expected a corpus, found nothing"):
         count_words(words, [])
@@ -400,15 +400,15 @@ def test_an_empty_corpus_is_refused():
         count_words(words, "one text")
 
 
-def test_counts_of_another_tokenizer_are_refused():
+def test_counts_of_another_tokenizer_are_rejected():
     with pytest.raises(CompressError, match=f"one for each of {len(VOCABULARY)} ids"):
         choose_words(wordpiece(), np.ones(7, np.int64))
 
 
-# Ids that can't be
+# Invalid ids
 
 
-def test_an_id_outside_the_vocabulary_is_named():
+def test_an_id_outside_the_vocabulary_is_rejected_by_number():
     words = wordpiece()
     with pytest.raises(CompressError, match=f"found {len(words)}: there is no such word"):
         prune_tokenizer(words, [*chosen(words), len(words)])
@@ -417,26 +417,26 @@ def test_an_id_outside_the_vocabulary_is_named():
 
 
 @pytest.mark.parametrize("ids", [[0, 2, 1], [0, 0, 1], [], [[0, 1]], [0.0, 1.0]])
-def test_ids_that_do_not_rise_are_refused(ids: list):
+def test_ids_that_are_not_strictly_increasing_integers_are_rejected(ids: list):
     with pytest.raises(CompressError, match="expected rising whole numbers"):
         prune_tokenizer(wordpiece(), ids)
 
 
-def test_a_missing_special_token_is_named(words: PreTrainedTokenizerBase):
+def test_removing_a_special_token_is_rejected_by_name(words: PreTrainedTokenizerBase):
     gone = max(words.added_tokens_decoder)
     name = words.added_tokens_decoder[gone].content
     with pytest.raises(CompressError, match=f"special or added tokens, found 1 missing.*{name.strip('[]')}"):
         prune_tokenizer(words, [i for i in chosen(words) if i != gone])
 
 
-def test_ids_without_a_letter_are_refused():
+def test_removing_a_single_letter_piece_is_rejected():
     words = wordpiece()
     gone = words.convert_tokens_to_ids("##q")
     with pytest.raises(CompressError, match="pieces that spelling needs, found 1 missing, such as '##q'"):
         prune_tokenizer(words, [i for i in chosen(words) if i != gone])
 
 
-def test_ids_of_a_bpe_without_the_parts_of_a_word_are_refused():
+def test_removing_the_parts_of_a_kept_bpe_token_is_rejected():
     words = byte_level()
     always = least_words(words)
     long = max(words.get_vocab(), key=lambda word: len(word) if word not in ROBERTA else 0)
@@ -444,7 +444,7 @@ def test_ids_of_a_bpe_without_the_parts_of_a_word_are_refused():
         prune_tokenizer(words, sorted({*always.tolist(), words.get_vocab()[long]}))
 
 
-def test_a_slow_tokenizer_is_refused():
+def test_a_slow_tokenizer_is_rejected():
     slow = ByT5Tokenizer()
     with pytest.raises(CompressError, match="ByT5Tokenizer: expected a fast one"):
         prune_tokenizer(slow, [0, 1, 2])
@@ -452,14 +452,14 @@ def test_a_slow_tokenizer_is_refused():
         choose_words(slow, np.ones(len(slow), np.int64))
 
 
-def test_a_tokenizer_of_whole_words_is_refused():
+def test_a_word_level_tokenizer_is_rejected():
     backend = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     with pytest.raises(CompressError, match="found WordLevel: it has no pieces"):
         prune_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"), [0, 1])
 
 
-def test_a_wordpiece_that_cannot_be_spelt_safely_is_refused():
-    """`ab` spelt anew would run into `##bq`, and nothing begins with q."""
+def test_a_wordpiece_vocabulary_that_cannot_be_respelled_safely_is_rejected():
+    """Respelling `ab` could lead into `##bq`, and no continuation piece starts with q."""
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##a", "##b", "ab", "##bb", "##bq"]
     words = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocab)})
     assert words.tokenize("abbq") == ["ab", "##bq"]
@@ -467,7 +467,7 @@ def test_a_wordpiece_that_cannot_be_spelt_safely_is_refused():
         choose_words(words, count_words(words, ["a"]))
 
 
-def test_a_word_with_a_letter_that_is_no_piece_stays():
+def test_tokens_with_a_letter_that_is_no_piece_are_kept():
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##a", "##b", "xab", "axb", "##xb", "ba"]
     words = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocab)})
     pruned = prune_tokenizer(words, least_words(words))
@@ -476,7 +476,7 @@ def test_a_word_with_a_letter_that_is_no_piece_stays():
         assert "[UNK]" not in pruned.tokenize(text)
 
 
-def test_words_that_stay_get_other_ids_than_their_places():
+def test_remapped_ids_are_positions_among_the_kept_tokens():
     assert remap_ids(6, [0, 2, 5]).tolist() == [0, GONE, 1, GONE, GONE, 2]
     with pytest.raises(CompressError, match="expected 0 to 5, found 1 to 6"):
         remap_ids(6, [1, 6])
@@ -495,7 +495,7 @@ def llama(words: PreTrainedTokenizerBase, tied: bool, **changes: object) -> PreT
 
 
 def bart(words: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Embeddings shared by encoder, decoder and head, and a buffer with a bias a word."""
+    """Builds a BART with embeddings shared by encoder, decoder and head, and a buffer with one bias per token."""
     config = transformers.BartConfig(
         vocab_size=len(words), d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=MAX_LENGTH,
@@ -551,18 +551,18 @@ def logits_of(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.T
         return model(**batch).logits
 
 
-def test_logits_are_bit_identical_where_no_word_went(made: tuple[PreTrainedModel, PreTrainedTokenizerBase]):
+def test_logits_are_unchanged_for_texts_without_removed_tokens(made: tuple[PreTrainedModel, PreTrainedTokenizerBase]):
     model, words = made
     ids = chosen(words, coverage=0.9)
     small, pruned = prune_vocabulary(model, words, ids)
     remap = remap_ids(len(words), ids)
     texts = [text for text in CORPUS + UNSEEN if GONE not in remap[ids_of(words, text)]][:6]
-    texts += [" ".join(text.split()[:2]) for text in texts]  # padded ones
+    texts += [" ".join(text.split()[:2]) for text in texts]  # shorter texts, which are padded
     before, after = logits_of(model, padded(words, texts)), logits_of(small, padded(pruned, texts))
     assert len(texts) >= 4
     assert len(ids) < len(words)
     if before.shape[-1] == len(words):
-        # A matrix product of another width sums its blocks in another order: equal to the last bits of float32.
+        # A matrix product of another width sums blocks in another order, so only the last float32 bits may differ.
         torch.testing.assert_close(after, before[..., ids], rtol=1e-5, atol=1e-5)
         hidden = [
             m(**b, output_hidden_states=True)
@@ -574,7 +574,7 @@ def test_logits_are_bit_identical_where_no_word_went(made: tuple[PreTrainedModel
         assert torch.equal(after, before)
 
 
-def test_the_pruned_model_is_the_same_after_saving(
+def test_the_pruned_model_is_unchanged_after_saving_and_loading(
     made: tuple[PreTrainedModel, PreTrainedTokenizerBase], tmp_path: Path
 ):
     model, words = made
@@ -587,7 +587,9 @@ def test_the_pruned_model_is_the_same_after_saving(
     assert {k: v.shape for k, v in again.state_dict().items()} == {k: v.shape for k, v in small.state_dict().items()}
 
 
-def test_ties_and_everything_but_words_stay(made: tuple[PreTrainedModel, PreTrainedTokenizerBase]):
+def test_pruning_preserves_weight_tying_frozen_parameters_and_the_original_model(
+    made: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+):
     model, words = made
     model.get_input_embeddings().requires_grad_(False)
     model.train()
@@ -600,7 +602,7 @@ def test_ties_and_everything_but_words_stay(made: tuple[PreTrainedModel, PreTrai
     assert {n: p.requires_grad for n, p in small.named_parameters()} == {
         n: p.requires_grad for n, p in model.named_parameters()
     }
-    # The names of one parameter are as many as they were: what was tied is tied.
+    # named_parameters lists each shared parameter once, so equal names mean that tied weights are still tied.
     assert dict(small.named_parameters()).keys() == dict(model.named_parameters()).keys()
     assert torch.equal(small.get_input_embeddings().weight, before[embedding_name(model)][ids])
     pointers = {weight.data_ptr() for weight in model.state_dict().values()}
@@ -613,7 +615,7 @@ def embedding_name(model: PreTrainedModel) -> str:
     return next(name for name, parameter in model.named_parameters() if parameter is table)
 
 
-def test_every_token_id_of_the_config_is_renumbered(made: tuple[PreTrainedModel, PreTrainedTokenizerBase]):
+def test_every_token_id_in_the_config_is_renumbered(made: tuple[PreTrainedModel, PreTrainedTokenizerBase]):
     model, words = made
     ids = chosen(words)
     small, pruned = prune_vocabulary(model, words, ids)
@@ -626,7 +628,7 @@ def test_every_token_id_of_the_config_is_renumbered(made: tuple[PreTrainedModel,
     assert small.get_input_embeddings().padding_idx == small.config.pad_token_id
 
 
-def test_generation_goes_on_as_before_and_stops_where_it_did():
+def test_token_ids_in_the_generation_config_are_renumbered():
     words = byte_level()
     words.add_special_tokens({"eos_token": "<end>"})
     model = llama(words, True)
@@ -644,7 +646,7 @@ def test_generation_goes_on_as_before_and_stops_where_it_did():
         prune_vocabulary(model, words, ids)
 
 
-def test_roberta_keeps_its_padding_id_and_its_positions():
+def test_roberta_keeps_its_padding_id_and_position_offset():
     words = byte_level()
     model = roberta(words)
     small, pruned = prune_vocabulary(model, words, chosen(words))
@@ -652,7 +654,7 @@ def test_roberta_keeps_its_padding_id_and_its_positions():
     assert small.roberta.embeddings.position_embeddings.padding_idx == 1
 
 
-def test_a_padding_id_that_would_shift_positions_is_refused():
+def test_a_padding_id_that_would_shift_positions_is_rejected():
     words = byte_level()
     words.add_special_tokens({"pad_token": "<late>"})
     model = build_model("roberta", vocab_size=len(words), pad_token_id=words.pad_token_id, max_position_embeddings=900)
@@ -660,7 +662,7 @@ def test_a_padding_id_that_would_shift_positions_is_refused():
         prune_vocabulary(model, words, chosen(words))
 
 
-def test_a_config_that_names_a_word_that_went_is_refused():
+def test_a_config_with_the_id_of_a_removed_token_is_rejected():
     words = wordpiece()
     gone = len(words) - 1
     model = bert(words, eos_token_id=gone)
@@ -668,7 +670,7 @@ def test_a_config_that_names_a_word_that_went_is_refused():
         prune_vocabulary(model, words, chosen(words))
 
 
-def test_rows_beyond_the_tokenizer_go_and_missing_ones_are_named():
+def test_rows_beyond_the_tokenizer_are_removed_and_missing_rows_are_rejected():
     words = wordpiece()
     ids = np.arange(len(words))
     model = build_model("bert", vocab_size=len(words) + 30)
@@ -680,7 +682,7 @@ def test_rows_beyond_the_tokenizer_go_and_missing_ones_are_named():
         prune_vocabulary(build_model("bert", vocab_size=len(words) - 9), words, ids)
 
 
-def test_a_model_in_half_precision_stays_in_it():
+def test_a_bfloat16_model_stays_in_bfloat16():
     words = byte_level()
     model = llama(words, False).to(torch.bfloat16)
     small, _ = prune_vocabulary(model, words, chosen(words))

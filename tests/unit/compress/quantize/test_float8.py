@@ -1,4 +1,4 @@
-"""Weights and inputs as 8-bit floats: the numbers themselves, and what libraries make of them."""
+"""Tests 8-bit float weights and inputs: the rounding itself, and agreement with torch and torchao."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def seeded(*shape: int, seed: int = 3) -> torch.Tensor:
 
 
 def every_number() -> torch.Tensor:
-    """All finite E4M3 numbers in order, told from their bits: sign, 4 bits of exponent, 3 of fraction."""
+    """All finite E4M3 numbers in order, decoded from their bits: sign, 4 exponent bits, 3 fraction bits."""
     found = []
     for byte in range(127):  # the last is NaN
         exponent, fraction = byte >> 3, byte & 7
@@ -32,12 +32,12 @@ def every_number() -> torch.Tensor:
 
 
 def nearest_of(steps: torch.Tensor) -> torch.Tensor:
-    """By trying all of them."""
+    """Rounds each value to the nearest E4M3 number by exhaustive search."""
     numbers = every_number()
     return numbers[(steps.double()[..., None] - numbers).abs().argmin(-1)]
 
 
-def test_a_weight_goes_to_another_number_than_the_nearest():
+def test_weights_round_to_the_nearest_e4m3_number():
     weight = seeded(24, 64) * seeded(24, 1, seed=4).exp()
     scales = weight_scales(weight, FLOAT8)
     assert torch.equal(scales[:, 0], weight.abs().amax(1) / 448)
@@ -48,7 +48,7 @@ def test_a_weight_goes_to_another_number_than_the_nearest():
     assert torch.equal(stored(rounded, scales, FLOAT8).view(torch.uint8), numbers.view(torch.uint8))
 
 
-def test_a_tie_goes_to_another_number_than_the_libraries_say():
+def test_rounding_matches_torch_including_ties():
     numbers = every_number().float()
     ties = (numbers[1:] + numbers[:-1]) / 2
     beside = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (-1e9, 1e9)]
@@ -56,16 +56,16 @@ def test_a_tie_goes_to_another_number_than_the_libraries_say():
     assert torch.equal(nearest_(values.clone(), FLOAT8), values.to(torch.float8_e4m3fn).float())
 
 
-def test_what_is_beyond_the_largest_number_becomes_nan():
+def test_values_beyond_the_largest_number_saturate():
     weight = torch.tensor([[1.0, 2.0, -3.0, 470.0]])
     assert on_grid(weight, torch.ones(1, 1), FLOAT8).tolist() == [[1.0, 2.0, -3.0, 448.0]]
 
 
-def test_a_row_of_zeros_has_no_scale():
+def test_a_zero_tensor_stays_zero():
     assert torch.equal(float_snapped(torch.zeros(2, 8)), torch.zeros(2, 8))
 
 
-def test_tokens_share_a_scale_or_go_to_other_numbers():
+def test_each_token_has_its_own_scale_and_rounds_to_the_nearest_number():
     x = seeded(2, 3, 16) * torch.tensor([1.0, 10.0, 100.0])[:, None]
     found, scales = float_snapped(x), float_scale(x)
     assert scales.shape == (2, 3, 1)
@@ -73,7 +73,7 @@ def test_tokens_share_a_scale_or_go_to_other_numbers():
     assert torch.equal(float_snapped(x[:, 1]), found[:, 1])
 
 
-def test_the_gradient_stops_at_the_numbers():
+def test_gradients_pass_straight_through_the_rounding():
     x, weight, given = seeded(5, 64).requires_grad_(), seeded(5, 64, seed=4).requires_grad_(), seeded(5, 64, seed=5)
     (float_snapped(x) * given).sum().backward()
     (on_grid(weight, weight_scales(weight.detach(), FLOAT8), FLOAT8) * given).sum().backward()
@@ -81,7 +81,7 @@ def test_the_gradient_stops_at_the_numbers():
     assert torch.equal(weight.grad, given)
 
 
-def test_a_learned_scale_has_another_slope_than_its_numbers():
+def test_the_gradient_of_a_learned_scale_matches_the_rounding_errors():
     weight = seeded(8, 64)
     scales = (0.7 * weight_scales(weight, FLOAT8)).requires_grad_()
     on_grid(weight, scales, FLOAT8).sum().backward()
@@ -91,13 +91,13 @@ def test_a_learned_scale_has_another_slope_than_its_numbers():
     torch.testing.assert_close(scales.grad[:, 0].double(), slope.sum(1), rtol=1e-3, atol=1e-2)
 
 
-def test_a_value_between_two_numbers_is_taken_for_one_that_is_clear():
-    # 448 sets the scale to 1; between 16 and 32 the numbers are 2 apart, below 2**-6 they are 2**-9 apart
+def test_near_float_tie_marks_exactly_the_values_close_to_a_tie():
+    # 448 sets the scale to 1; numbers between 16 and 32 are 2 apart, numbers below 2**-6 are 2**-9 apart
     x = torch.tensor([[448.0, 17.0, 16.6, 2.5 * 2**-9, 2.2 * 2**-9, -17.0, 0.0]])
     assert near_float_tie(x, 1e-4).tolist() == [[False, True, False, True, False, True, False]]
 
 
-def test_torchao_computes_other_products():
+def test_torchao_products_match_the_rounded_weights():
     weight, x, bias = seeded(24, 64), seeded(2, 5, 64, seed=4) * 3, seeded(24, seed=5)
     scales = weight_scales(weight, FLOAT8)
     for scheme, inputs in ((scheme_of("fp8-weights"), x), (scheme_of("fp8-dynamic"), float_snapped(x))):
@@ -106,7 +106,7 @@ def test_torchao_computes_other_products():
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_errors_of_floats_are_not_made_up_for():
+def test_gptq_reduces_the_output_error_of_float8_weights():
     weight = seeded(40, 160)
     x = seeded(500, 16, seed=4) @ seeded(16, 160, seed=5) + 0.1 * seeded(500, 160, seed=6)
     scales = weight_scales(weight, FLOAT8)
@@ -116,10 +116,10 @@ def test_errors_of_floats_are_not_made_up_for():
     torch.testing.assert_close(on_grid(found, scales, FLOAT8), found, rtol=1e-5, atol=1e-6)
 
 
-def test_training_in_few_bits_ends_on_other_numbers(token_batch):
+def test_quantization_aware_training_learns_and_converts_to_the_trained_float8_weights(token_batch):
     model = build_model("bert")
     prepare(model, scheme_of("fp8-dynamic"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.005)  # at 0.1 the loss jumps about
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005)  # at 0.1 the loss oscillates
     losses = []
     for _ in range(4):
         loss = F.cross_entropy(model(**token_batch).logits, torch.arange(len(token_batch["input_ids"])) % 2)
@@ -135,7 +135,7 @@ def test_training_in_few_bits_ends_on_other_numbers(token_batch):
     assert torch.equal(model.bert.encoder.layer[0].output.dense.weight, trained)
 
 
-def test_a_head_on_integers_multiplies_floats():
+def test_the_language_modelling_head_has_int8_weights_under_fp8_dynamic():
     model = build("qwen2", hidden_size=64, intermediate_size=96)
     prepare(model, scheme_of("fp8-dynamic"))
     rounding = convert(model)
@@ -145,14 +145,14 @@ def test_a_head_on_integers_multiplies_floats():
     assert isinstance(model.get_submodule(head), nn.Linear)
 
 
-def test_settings_of_integers_are_taken_for_floats():
+def test_reduced_range_is_rejected_for_float8_schemes():
     assert reduced(scheme_of("fp8-dynamic")) == scheme_of("fp8-dynamic")
     assert wider(scheme_of("fp8-weights")) is None
     with pytest.raises(CompressError, match="quantize.reduced: expected a scheme with products of bytes"):
         QuantizeConfig(scheme="fp8-dynamic", reduced=True)
 
 
-def test_a_runtime_that_has_no_such_products_takes_them():
+def test_runtimes_without_float8_products_reject_fp8():
     for name in ("onnx", "onnxruntime", "openvino", "executorch", "litert"):
         with pytest.raises(CompressError, match=f"export {name}: can't hold fp8: .* 8-bit floats"):
             by_scheme([name], "fp8")

@@ -1,4 +1,4 @@
-"""Rounding to a grid: weights by row and group, activations by tensor and token."""
+"""Tests rounding to integer grids: weights per row and group, activations per tensor and token."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def weights(rows: int = 24, inputs: int = 64) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("largest", "group"), [(127, 0), (63, 0), (7, 0), (7, 32), (127, 16)])
-def test_weights_are_further_than_half_a_step_from_their_grid(largest: int, group: int):
+def test_weights_round_by_at_most_half_a_step_onto_a_stable_grid(largest: int, group: int):
     weight, numbers = weights(), Numbers(largest)
     scales = weight_scales(weight, numbers, group)
     rounded, whole = on_grid(weight, scales, numbers), stored(weight, scales, numbers)
@@ -35,17 +35,17 @@ def test_weights_are_further_than_half_a_step_from_their_grid(largest: int, grou
     assert torch.equal(stored(rounded, scales, numbers), whole)
 
 
-def test_a_row_of_zeros_has_no_scale():
+def test_a_zero_weight_stays_zero():
     weight = torch.zeros(2, 8)
     assert torch.equal(on_grid(weight, weight_scales(weight, INT8), INT8), weight)
 
 
-def test_groups_that_do_not_divide_reach_into_the_next_row():
+def test_a_group_size_that_does_not_divide_the_row_is_rejected():
     with pytest.raises(CompressError, match="groups of 32 divide, found 48"):
         weight_scales(torch.ones(2, 48), Numbers(7), 32)
 
 
-def test_the_gradient_stops_at_the_grid():
+def test_gradients_pass_straight_through_the_rounding():
     weight = weights().requires_grad_()
     given = torch.randn(24, 64, generator=SEEDED)
     (on_grid(weight, weight_scales(weight.detach(), INT8), INT8) * given).sum().backward()
@@ -55,7 +55,7 @@ def test_the_gradient_stops_at_the_grid():
     assert torch.equal(x.grad, given[:5])
 
 
-def test_a_tensor_is_rounded_otherwise_than_the_textbook_says():
+def test_tensor_rounding_matches_affine_fake_quantization():
     x = torch.randn(50, 8, generator=SEEDED) * 3
     scale, zero = tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))
     expected = torch.fake_quantize_per_tensor_affine(x.double(), float(scale), int(zero), 0, 255)
@@ -64,13 +64,13 @@ def test_a_tensor_is_rounded_otherwise_than_the_textbook_says():
     assert snapped(torch.tensor([9.0]), scale, zero) == pytest.approx(5.0, abs=float(scale))
 
 
-def test_gradients_pass_what_is_cut_off():
+def test_clipped_values_get_no_gradient():
     x = torch.tensor([-3.0, -1.0, 4.0, 6.0], requires_grad=True)
     snapped(x, *tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))).sum().backward()
     assert x.grad.tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
-def test_a_learned_scale_has_another_gradient_than_its_paper():
+def test_the_gradient_of_a_learned_input_scale_matches_the_lsq_paper():
     x = torch.tensor([-3.0, -1.3, 4.1, 6.0])
     scale, zero = tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))
     scale = scale.requires_grad_()
@@ -84,9 +84,9 @@ def test_a_learned_scale_has_another_gradient_than_its_paper():
 
 
 @pytest.mark.parametrize("group", [0, 32])
-def test_a_learned_scale_of_weights_has_another_gradient_than_its_paper(group: int):
+def test_the_gradient_of_learned_weight_scales_matches_the_lsq_paper(group: int):
     weight, given = weights(), torch.randn(24, 64, generator=SEEDED)
-    scales = 0.4 * weight_scales(weight, Numbers(7), group)  # some are cut off
+    scales = 0.4 * weight_scales(weight, Numbers(7), group)  # small enough that some weights are clipped
     own, learned = weight.clone().requires_grad_(), scales.clone().requires_grad_()
     rounded = on_grid(own, learned, Numbers(7))
     (rounded * given).sum().backward()
@@ -101,7 +101,7 @@ def test_a_learned_scale_of_weights_has_another_gradient_than_its_paper(group: i
     assert torch.equal(own.grad, given * inside)
 
 
-def test_tokens_share_a_scale():
+def test_each_token_has_its_own_scale():
     x = torch.randn(2, 3, 16, generator=SEEDED) * torch.tensor([1.0, 10.0, 100.0])[:, None]
     rounded, (scales, zeros) = token_snapped(x), token_grid(x)
     assert scales.shape == zeros.shape == (2, 3, 1)

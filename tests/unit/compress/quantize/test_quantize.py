@@ -1,4 +1,4 @@
-"""Layers that compute on a grid, calibration, and models that are converted and restored."""
+"""Tests quantized layers, calibration, and converting and restoring models."""
 
 import copy
 
@@ -27,7 +27,7 @@ NAMES = list(SCHEMES)
 # --- calibration
 
 
-def test_a_range_of_least_error_is_worse_than_the_extremes():
+def test_mse_ranges_have_less_error_than_minmax_ranges():
     values = torch.cat([torch.randn(20000, generator=SEEDED), torch.tensor([40.0, -40.0])])
     seen = Seen(0)
     for part in values.split(3000):
@@ -38,7 +38,7 @@ def test_a_range_of_least_error_is_worse_than_the_extremes():
     assert 3 < float(seen.range("percentile")[1]) < 5
 
 
-def test_late_values_are_kept_less_often():
+def test_observed_values_are_a_uniform_sample_of_the_stream():
     seen = Seen(1)
     for part in torch.arange(200_000.0).split(7000):
         seen.add(part)
@@ -46,7 +46,7 @@ def test_late_values_are_kept_less_often():
     assert float(seen.values.mean()) == pytest.approx(100_000, rel=0.02)
 
 
-def test_padding_widens_a_range(token_batch):
+def test_padding_does_not_change_a_calibrated_range(token_batch):
     model = build_model("bert")
     prepare(model, scheme_of("int8-static"))
     assert calibrate(model, [token_batch]) == 6
@@ -59,13 +59,13 @@ def test_padding_widens_a_range(token_batch):
     torch.testing.assert_close(model.bert.encoder.layer[1].intermediate.dense.grid.scale, whole)
 
 
-def test_a_pooled_value_is_taken_for_a_token():
+def test_pooled_values_are_not_masked_as_tokens():
     pooled, mask = torch.randn(2, 4, generator=SEEDED), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]).bool()
     assert torch.equal(words(pooled, mask), pooled), "as wide as the texts are long"
     assert words(torch.randn(2, 4, 3), mask).shape == (4, 3)
 
 
-def test_queries_and_keys_have_grids_of_their_own(token_batch):
+def test_queries_keys_and_values_share_one_input_grid(token_batch):
     model = build_model("bert")
     prepare(model, scheme_of("int8-static"))
     calibrate(model, [token_batch, token_batch])
@@ -74,7 +74,7 @@ def test_queries_and_keys_have_grids_of_their_own(token_batch):
     assert attention.output.dense.grid is not attention.self.query.grid
 
 
-def test_a_range_is_told_from_nothing(token_batch):
+def test_calibration_without_texts_or_with_infinite_values_is_rejected(token_batch):
     model = build_model("bert")
     prepare(model, scheme_of("int8-static"))
     with pytest.raises(CompressError, match="expected some texts, found none"):
@@ -96,7 +96,7 @@ def prepared(name: str, batch: dict, family: str = "bert", **changes: int) -> nn
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_converted_computes_something_else(name: str, token_batch, tmp_path):
+def test_a_converted_and_restored_model_computes_the_prepared_models_logits(name: str, token_batch, tmp_path):
     model = prepared(name, token_batch)
     with torch.no_grad():
         trained = model(**token_batch).logits
@@ -119,7 +119,7 @@ def test_what_was_converted_computes_something_else(name: str, token_batch, tmp_
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma", "modernbert", "distilbert"])
-def test_families_are_forgotten(family: str, token_batch):
+def test_converted_models_of_each_family_restore_their_logits(family: str, token_batch):
     token_batch["input_ids"] %= 60
     model = prepared("int8-static", token_batch, family)
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_families_are_forgotten(family: str, token_batch):
         torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
 
 
-def test_a_tied_head_is_on_two_grids(token_batch):
+def test_a_tied_head_and_embedding_share_8_bit_scales(token_batch):
     token_batch["input_ids"] %= 60
     model = prepared("int4-weights", token_batch, "qwen2", intermediate_size=64)
     assert model.lm_head.scheme.bits == 8
@@ -140,7 +140,7 @@ def test_a_tied_head_is_on_two_grids(token_batch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_rounding_model_does_not_learn(name: str, token_batch):
+def test_a_prepared_model_can_be_trained(name: str, token_batch):
     model = prepared(name, token_batch)
     goal = torch.randint(0, 5, (6,), generator=SEEDED)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -155,7 +155,7 @@ def test_a_rounding_model_does_not_learn(name: str, token_batch):
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_scales_that_are_learned_stay(token_batch):
+def test_learned_input_scales_are_updated_by_the_optimizer(token_batch):
     model = build_model("bert")
     prepare(model, scheme_of("int8-static"))
     calibrate(model, [token_batch], learned=True)
@@ -168,7 +168,7 @@ def test_scales_that_are_learned_stay(token_batch):
 
 
 @pytest.mark.parametrize("keep", ["lm_head", "*.embed_tokens"])
-def test_a_layer_that_is_kept_is_rounded_with_the_one_that_shares_its_weight(keep: str, token_batch):
+def test_keeping_one_tied_layer_in_float_keeps_both(keep: str, token_batch):
     token_batch["input_ids"] %= 60
     model = build("llama", tie_word_embeddings=True)
     before = model.lm_head.weight.detach().clone()
@@ -178,7 +178,7 @@ def test_a_layer_that_is_kept_is_rounded_with_the_one_that_shares_its_weight(kee
     assert torch.equal(model.lm_head.weight, before)
 
 
-def test_a_table_that_does_more_than_look_up_rows_loses_that(token_batch):
+def test_embedding_subclasses_are_left_in_float(token_batch):
     class Scaled(nn.Embedding):
         def forward(self, input):  # noqa: A002
             return 8 * super().forward(input)
@@ -193,7 +193,7 @@ def test_a_table_that_does_more_than_look_up_rows_loses_that(token_batch):
     assert model.bert.embeddings.word_embeddings is table
 
 
-def test_scales_that_are_kept_stay_on_another_device(token_batch):
+def test_weight_scales_follow_the_device_and_stay_out_of_the_state_dict(token_batch):
     model = prepared("int4-weights", token_batch)
     learn_scales(model)
     layer = model.to("meta").bert.encoder.layer[0].output.dense
@@ -202,7 +202,7 @@ def test_scales_that_are_kept_stay_on_another_device(token_batch):
 
 
 @pytest.mark.parametrize("name", ["int8-static", "int4-weights"])
-def test_learned_scales_of_weights_are_not_deployed(name: str, token_batch):
+def test_learned_weight_scales_train_without_decay_and_survive_conversion(name: str, token_batch):
     model = prepared(name, token_batch).eval()
     learn_scales(model)
     groups = build_optimizer(model, [], TrainConfig(learning_rate=1e-2, weight_decay=0.5)).param_groups
@@ -229,10 +229,10 @@ def test_learned_scales_of_weights_are_not_deployed(name: str, token_batch):
         torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
 
 
-# --- what can't be
+# --- invalid models and settings
 
 
-def test_products_of_bytes_saturate_without_vnni(token_batch):
+def test_reduced_weights_do_not_saturate_16_bit_products(token_batch):
     for name in ("int8-static", "int8-dynamic"):
         model = build_model("bert")
         round_model(model, QuantizeConfig(scheme=name, reduced=True), [token_batch])
@@ -247,14 +247,14 @@ def test_products_of_bytes_saturate_without_vnni(token_batch):
         QuantizeConfig(scheme="int8-weights", reduced=True)
 
 
-def test_a_setting_that_no_scheme_reads_is_taken():
+def test_settings_that_do_not_apply_to_the_scheme_or_method_are_rejected():
     with pytest.raises(CompressError, match="quantize.ranges mse: expected int8-static, found int4-weights"):
         QuantizeConfig(scheme="int4-weights", ranges="mse")
     with pytest.raises(CompressError, match="quantize.learned: expected method qat, found ptq"):
         QuantizeConfig(scheme="int8", learned=True, method="ptq")
 
 
-def test_a_model_is_rounded_twice(token_batch):
+def test_an_already_quantized_model_is_rejected(token_batch):
     model = prepared("int8-weights", token_batch)
     with pytest.raises(CompressError, match="rounds already"):
         prepare(model, scheme_of("int8-weights"))
@@ -264,7 +264,7 @@ def test_a_model_is_rounded_twice(token_batch):
         prepare(plain, scheme_of("int8-weights"))
 
 
-def test_weights_that_are_no_numbers_are_rounded():
+def test_weights_with_nan_are_rejected():
     model = build_model("bert")
     with torch.no_grad():
         model.bert.encoder.layer[2].output.dense.weight[3, 4] = float("nan")
@@ -272,7 +272,7 @@ def test_weights_that_are_no_numbers_are_rounded():
         prepare(model, scheme_of("int8-weights"))
 
 
-def test_a_model_is_converted_without_its_ranges(token_batch):
+def test_converting_without_ranges_or_rounding_layers_is_rejected(token_batch):
     model = build_model("bert")
     prepare(model, scheme_of("int8-static"))
     with pytest.raises(CompressError, match="have no range yet"):
@@ -281,12 +281,12 @@ def test_a_model_is_converted_without_its_ranges(token_batch):
         convert(build_model("bert"))
 
 
-def test_only_the_head_of_a_family_is_rounded():
+def test_families_with_conv1d_layers_are_rejected():
     with pytest.raises(CompressError, match="is a Conv1D, expected linear layers"):
         prepare(build("gpt2"), scheme_of("int8-weights"))
 
 
-def test_numbers_of_another_model_are_taken(token_batch, tmp_path):
+def test_rounding_of_another_model_and_unquantized_checkpoints_are_rejected(token_batch, tmp_path):
     rounding = convert(prepared("int8-weights", token_batch))
     with pytest.raises(CompressError, match="another model's"):
         restore(build("llama"), rounding)
@@ -294,6 +294,6 @@ def test_numbers_of_another_model_are_taken(token_batch, tmp_path):
         load_rounding(tmp_path)
 
 
-def test_an_unknown_scheme_is_taken():
+def test_an_unknown_scheme_is_rejected():
     with pytest.raises(CompressError, match="expected one of int8-static.*found 'int3'"):
         scheme_of("int3")

@@ -1,4 +1,4 @@
-"""Layers that read the same tensor share its rounding, and nothing else does."""
+"""Tests that layers with the same input tensor, and only those, share its rounding."""
 
 import copy
 
@@ -20,7 +20,7 @@ def values(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(7))
 
 
-def test_what_was_read_before_is_given_for_something_else():
+def test_rounding_is_reused_only_while_the_input_and_its_scale_are_unchanged():
     own, x = grid(), values(4, 8)
     first = own(x)
     assert own(x) is first
@@ -31,7 +31,7 @@ def test_what_was_read_before_is_given_for_something_else():
     assert torch.equal(own(x), snapped(x, own.scale, own.zero))
 
 
-def test_a_tensor_without_gradients_is_given_where_they_are_needed():
+def test_rounding_under_no_grad_is_not_reused_where_gradients_are_needed():
     own, x = grid(learned=True), values(4, 8)
     with torch.no_grad():
         seen = own(x)
@@ -43,7 +43,7 @@ def test_a_tensor_without_gradients_is_given_where_they_are_needed():
         assert torch.equal(own(inside), own(inside))
 
 
-def test_a_copy_gives_what_the_original_read():
+def test_a_copied_grid_does_not_reuse_the_originals_rounding():
     own, x = grid(), values(4, 8)
     first = own(x)
     made = copy.deepcopy(own)
@@ -54,7 +54,7 @@ def test_a_copy_gives_what_the_original_read():
 
 @pytest.mark.parametrize("scheme", ["int8-static", "int8-dynamic"])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_queries_keys_and_values_round_three_times(scheme: str, precision: torch.dtype, monkeypatch):
+def test_queries_keys_and_values_round_their_input_once(scheme: str, precision: torch.dtype, monkeypatch):
     found = [QuantizedLinear.of(nn.Linear(8, 8), scheme_of(scheme)) for _ in range(3)]
     shared, calls = grid(), []
     for layer in found:
@@ -70,7 +70,7 @@ def test_queries_keys_and_values_round_three_times(scheme: str, precision: torch
     assert torch.isfinite(x.grad).all()
 
 
-def test_bfloat16_moves_values_to_other_steps():
+def test_autocast_rounds_in_float32_before_casting_to_bfloat16():
     own, x = grid(), values(64, 8)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(own(x), snapped(x, own.scale, own.zero).bfloat16())

@@ -1,4 +1,4 @@
-"""Wanda and SparseGPT: the papers' scores and updates, on the inputs that a layer really gets."""
+"""Tests that Wanda and SparseGPT match the papers' scores and updates on the actual inputs of each layer."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ GENERATOR = torch.Generator().manual_seed(3)
 
 
 def correlated(rows: int, width: int, seed: int = 0) -> Tensor:
-    """Inputs of few directions and some noise, as activations are."""
+    """Inputs [rows, width] of low rank plus some noise, like activations."""
     generator = torch.Generator().manual_seed(seed)
     few = torch.randn(rows, width // 4, generator=generator) @ torch.randn(width // 4, width, generator=generator)
     return few + 0.3 * torch.randn(rows, width, generator=generator)
@@ -28,7 +28,7 @@ def batches(token_batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 
 
 class One(nn.Module):
-    """One linear layer, called like a transformers model."""
+    """A single linear layer that is called like a transformers model."""
 
     def __init__(self, weight: Tensor):
         super().__init__()
@@ -39,7 +39,7 @@ class One(nn.Module):
         return self.linear(x)
 
 
-def test_wanda_isnt_the_weight_times_the_norm_of_its_input_within_a_row():
+def test_wanda_scores_are_weights_times_input_norms_compared_within_rows():
     model = One(torch.tensor([[1.0, -3.0, 2.0, 0.5], [400.0, 100.0, -100.0, 800.0]]))
     rows = [torch.tensor([[3.0, 0.1, 1.0, 0.0]]), torch.tensor([[4.0, 0.0, 0.0, 2.0]])]  # norms 5, .1, 1, 2
     masks = sparsify(model, Sparsity(amount=0.5, score="wanda"), [{"x": x} for x in rows], chosen=lambda *_: True)
@@ -48,7 +48,7 @@ def test_wanda_isnt_the_weight_times_the_norm_of_its_input_within_a_row():
     assert model.linear.weight.tolist() == [[1, 0, 2, 0], [400, 0, 0, 800]]
 
 
-def test_padding_counts_as_input(tiny_model, token_batch):
+def test_padding_does_not_count_as_input(tiny_model, token_batch):
     model = tiny_model("bert")
     layers = sparse_layers(model)
     padded = sum_over_inputs(model, layers, [token_batch], lambda rows: rows.square().sum(0))
@@ -59,7 +59,7 @@ def test_padding_counts_as_input(tiny_model, token_batch):
         torch.testing.assert_close(padded[name], single[name], rtol=1e-4, atol=1e-4)
 
 
-def test_calibrating_leaves_hooks_or_another_mode_behind(tiny_model, token_batch):
+def test_calibrating_restores_modes_and_removes_hooks(tiny_model, token_batch):
     model = tiny_model("bert").train()
     model.bert.encoder.layer[1].eval()
     modes = [module.training for module in model.modules()]
@@ -69,7 +69,7 @@ def test_calibrating_leaves_hooks_or_another_mode_behind(tiny_model, token_batch
 
 
 @pytest.mark.parametrize("score", ["wanda", "sparsegpt"])
-def test_later_blocks_are_calibrated_on_the_dense_model(tiny_model, token_batch, score, monkeypatch):
+def test_later_blocks_are_calibrated_on_the_already_pruned_blocks(tiny_model, token_batch, score, monkeypatch):
     model, seen = tiny_model("bert"), {}
     real = oneshot.sum_over_inputs
 
@@ -83,23 +83,23 @@ def test_later_blocks_are_calibrated_on_the_dense_model(tiny_model, token_batch,
     sparsify(model, Sparsity(amount=0.6, score=score), data)
     queries = {name: layer for name, layer in sparse_layers(model).items() if name.endswith("query")}
     of = (lambda rows: rows.square().sum(0)) if score == "wanda" else (lambda rows: rows.T @ rows)
-    now = sum_over_inputs(model, queries, data, of)  # a query's input depends on the blocks before it alone
+    now = sum_over_inputs(model, queries, data, of)  # a query's input depends only on earlier blocks
     for name in queries:
         torch.testing.assert_close(seen[name], now[name])
 
 
 @pytest.mark.parametrize("score", ["wanda", "sparsegpt"])
-def test_scores_that_need_data_go_without(tiny_model, score):
+def test_scores_that_need_data_are_rejected_without_batches(tiny_model, score):
     with pytest.raises(CompressError, match="needs calibration batches"):
         sparsify(tiny_model("bert"), Sparsity(amount=0.5, score=score))
 
 
-def test_movement_prunes_without_training(tiny_model):
+def test_movement_is_rejected_without_training(tiny_model):
     with pytest.raises(CompressError, match="movement"):
         sparsify(tiny_model("bert"), Sparsity(amount=0.5, score="movement", end=3))
 
 
-def test_a_layer_that_no_batch_reaches_is_pruned_blindly():
+def test_a_layer_that_no_batch_reaches_is_rejected():
     model = nn.ModuleDict({"used": nn.Linear(4, 4), "unused": nn.Linear(4, 4)})
     model.forward = lambda x: model["used"](x)
     with pytest.raises(CompressError, match="'unused'"):
@@ -110,7 +110,7 @@ def test_a_layer_that_no_batch_reaches_is_pruned_blindly():
 
 
 def obs(weight: Tensor, hessian: Tensor, mask: Tensor) -> Tensor:
-    """Optimal brain surgeon as in the textbook: an explicit inverse for every removed weight, rows one by one."""
+    """Textbook optimal brain surgeon: an explicit inverse for every removed weight, row by row."""
     out = weight.double().clone()
     for row, kept in zip(out, mask, strict=True):
         for j in range(len(row)):
@@ -127,7 +127,7 @@ def damped(gram: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("pattern", ["unstructured", "2:4", "1:4"])
 @pytest.mark.parametrize("columns", [4, 6, 8, 100])
-def test_sparsegpt_isnt_the_textbooks_surgeon(pattern, columns):
+def test_sparsegpt_matches_the_textbook_optimal_brain_surgeon(pattern, columns):
     weight = torch.randn(5, 16, generator=GENERATOR, dtype=torch.float64)
     gram = correlated(64, 16).double().T @ correlated(64, 16).double()
     config = Sparsity(pattern=pattern, amount=0.5 if pattern == "unstructured" else None)
@@ -139,7 +139,7 @@ def test_sparsegpt_isnt_the_textbooks_surgeon(pattern, columns):
         assert (mask.view(-1, 4).sum(1) == config.n_m[0]).all()
 
 
-def test_sparsegpt_removes_other_weights_than_the_least_salient():
+def test_sparsegpt_removes_the_least_salient_weights():
     weight = torch.randn(3, 8, generator=GENERATOR, dtype=torch.float64)
     inputs = correlated(64, 8).double() * torch.logspace(1, -1, 8, dtype=torch.float64)
     gram = inputs.T @ inputs
@@ -150,13 +150,13 @@ def test_sparsegpt_removes_other_weights_than_the_least_salient():
     assert set(worth.flatten().argsort()[:6].tolist()) == set((~mask).flatten().nonzero()[:, 0].tolist())
 
 
-def test_one_removed_weight_isnt_made_up_for_optimally():
+def test_one_removed_weight_is_compensated_optimally():
     weight = torch.tensor([[0.01, 1.0, -2.0, 3.0]], dtype=torch.float64)
     inputs = correlated(50, 4).double()
     gram = inputs.T @ inputs
     pruned, mask = sparsegpt("w", weight, gram, Sparsity(amount=0.25), damping=0)
     assert mask.tolist() == [[False, True, True, True]]
-    best = torch.linalg.lstsq(inputs[:, 1:], inputs @ weight[0]).solution  # the best that the other three can do
+    best = torch.linalg.lstsq(inputs[:, 1:], inputs @ weight[0]).solution  # the optimum over the other three
     torch.testing.assert_close(pruned[0, 1:], best)
 
 
@@ -165,7 +165,7 @@ def test_one_removed_weight_isnt_made_up_for_optimally():
     [Sparsity(amount=0.5, score="sparsegpt"), Sparsity(amount=0.7, score="sparsegpt", scope="row")]
     + [Sparsity(pattern="2:4", score="sparsegpt")],
 )
-def test_sparsegpt_reconstructs_worse_than_magnitude_or_has_other_counts(config):
+def test_sparsegpt_halves_the_error_of_magnitude_with_exact_counts(config):
     weight = torch.randn(24, 300 // 4 * 4, generator=GENERATOR)
     inputs = correlated(600, weight.shape[1])
     gram = inputs.T.double() @ inputs.double()
@@ -183,7 +183,7 @@ def test_sparsegpt_reconstructs_worse_than_magnitude_or_has_other_counts(config)
         assert (mask.view(-1, 4).sum(1) == 2).all()
 
 
-def test_an_input_that_is_always_zero_breaks_the_inverse():
+def test_weights_of_an_input_that_is_always_zero_become_zero():
     inputs = correlated(64, 8).double()
     inputs[:, 3] = 0
     weight = torch.randn(2, 8, generator=GENERATOR, dtype=torch.float64)
@@ -192,14 +192,14 @@ def test_an_input_that_is_always_zero_breaks_the_inverse():
     assert pruned.isfinite().all()
 
 
-def test_inputs_without_an_inverse_give_weights_all_the_same():
+def test_inputs_without_an_inverse_are_rejected():
     with pytest.raises(CompressError, match="'w'.*no inverse"):
         sparsegpt("w", torch.ones(2, 4), torch.ones(4, 4), Sparsity(amount=0.5), damping=0)
     with pytest.raises(CompressError, match="'w'.*no inverse"):
         sparsegpt("w", torch.ones(2, 4), torch.full((4, 4), torch.nan), Sparsity(amount=0.5))
 
 
-def test_a_whole_model_by_sparsegpt_lacks_its_zeros_or_answers_worse_than_by_magnitude(tiny_model, token_batch):
+def test_a_model_pruned_by_sparsegpt_has_2_4_zeros_and_less_error_than_by_magnitude(tiny_model, token_batch):
     data = batches(token_batch)
     dense = tiny_model("bert")
     errors = {}

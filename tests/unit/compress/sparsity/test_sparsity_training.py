@@ -1,4 +1,4 @@
-"""Training with masks: zeros stay zero, masks move as the papers say, and what is left is a plain checkpoint."""
+"""Tests training with masks: zeros stay zero, masks move as in the papers, and the result is a plain checkpoint."""
 
 import copy
 from pathlib import Path
@@ -65,14 +65,15 @@ def zeros(training: SparseTraining) -> int:
 
 
 @pytest.mark.parametrize("pattern", ["unstructured", "2:4", "4x1", "1x4"])
-def test_the_optimizer_revives_a_removed_weight(pattern):
+def test_removed_weights_stay_zero_and_have_no_optimizer_state(pattern):
     config = Sparsity(pattern=pattern, amount=None if ":" in pattern else 0.5, begin=5, end=5)
     model = net()
     optimizer = adamw(model)
     training = prepare(model, config, chosen=everything)
     advance(model, training, optimizer, range(4))
     assert zeros(training) == 0
-    assert all((optimizer.state[w]["exp_avg"] != 0).all() for w in training.weights.values())  # a push to come back
+    # Nonzero momentum would move removed weights away from zero.
+    assert all((optimizer.state[w]["exp_avg"] != 0).all() for w in training.weights.values())
     advance(model, training, optimizer, range(4, 5))
     masks = copy.deepcopy(training.masks)
     assert zeros(training) == 200
@@ -86,7 +87,7 @@ def test_the_optimizer_revives_a_removed_weight(pattern):
             assert (optimizer.state[weight][moment][~masks[name]] == 0).all()
 
 
-def test_without_the_masks_the_zeros_would_stay_by_themselves():
+def test_the_optimizer_revives_removed_weights_without_masks():
     model = net()
     optimizer = adamw(model)
     for step in range(5):
@@ -95,11 +96,11 @@ def test_without_the_masks_the_zeros_would_stay_by_themselves():
     sparsify(model, HALF, chosen=everything)
     backward(model, 5)
     optimizer.step()
-    assert max(zero_share(model, everything).values()) < 0.05  # so the test above can fail
+    assert max(zero_share(model, everything).values()) < 0.05  # shows that the previous test can fail
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_masked_training_isnt_training_of_the_remaining_weights(momentum):
+def test_masked_training_equals_training_of_the_remaining_weights(momentum):
     model, plain = net(), net()
     training = prepare(model, HALF, chosen=everything)
     optimizer = SGD(model.parameters(), lr=0.05, momentum=momentum, weight_decay=0.1)
@@ -120,7 +121,7 @@ def test_masked_training_isnt_training_of_the_remaining_weights(momentum):
 
 
 class Pushing(Optimizer):
-    """Moves every weight, whatever its gradient, as one with noise or an average of its own does."""
+    """An optimizer that moves every weight regardless of its gradient, as with noise or weight averaging."""
 
     def __init__(self, parameters: Any):
         super().__init__(parameters, {})
@@ -132,14 +133,14 @@ class Pushing(Optimizer):
                 parameter += 0.1
 
 
-def test_an_optimizer_that_needs_no_gradient_revives_a_removed_weight():
+def test_removed_weights_stay_zero_under_an_optimizer_that_ignores_gradients():
     model = net()
     training = prepare(model, HALF, chosen=everything)
     advance(model, training, Pushing(model.parameters()), range(2))
     assert all((values == 0).all() for values in removed_of(training).values())
 
 
-def test_gradients_of_removed_weights_count_in_the_norm():
+def test_gradients_of_removed_weights_are_zeroed_after_backward():
     model = net()
     training = prepare(model, HALF, chosen=everything)
     backward(model, 0)
@@ -149,14 +150,14 @@ def test_gradients_of_removed_weights_count_in_the_norm():
     assert torch.equal(model[0].weight.grad, dense.masked_fill(~training.masks["0.weight"], 0))
 
 
-def test_a_step_without_after_backward_passes_in_silence():
+def test_a_step_without_after_backward_is_rejected():
     model = net()
     training = prepare(model, HALF, chosen=everything)
     with pytest.raises(CompressError, match="after_backward"):
         training.after_step(adamw(model))
 
 
-def test_an_attached_optimizer_with_a_closure_does_other_work_than_calls_by_hand():
+def test_an_attached_optimizer_with_a_closure_equals_manual_calls():
     by_hand, by_hook = net(), net()
     config = Sparsity(amount=0.8, begin=2, end=8, every=2)
     first, second = (prepare(model, config, chosen=everything) for model in (by_hand, by_hook))
@@ -165,7 +166,7 @@ def test_an_attached_optimizer_with_a_closure_does_other_work_than_calls_by_hand
     second.attach(optimizer)
     for step in range(10):
 
-        def closure(step: int = step) -> None:  # as Lightning: the backward pass is inside the optimizer's step
+        def closure(step: int = step) -> None:  # as in Lightning: the backward pass runs inside the optimizer's step
             backward(by_hook, step)
             second.after_backward()
 
@@ -174,14 +175,14 @@ def test_an_attached_optimizer_with_a_closure_does_other_work_than_calls_by_hand
     convert(second)
     backward(by_hook, 0)
     optimizer.step()
-    assert second.step == 10  # the hook is gone
+    assert second.step == 10  # the hook has been removed
 
 
 # ---- schedules
 
 
 @pytest.mark.parametrize("pattern", ["unstructured", "2:4", "4x1"])
-def test_the_gradual_share_is_another_than_the_schedules_or_a_weight_comes_back(pattern):
+def test_the_sparse_share_follows_the_schedule_and_no_weight_comes_back(pattern):
     config = Sparsity(pattern=pattern, amount=None if ":" in pattern else 0.8, begin=2, end=12, every=2)
     model = net()
     optimizer, training = adamw(model), prepare(model, config, chosen=everything)
@@ -197,7 +198,7 @@ def test_the_gradual_share_is_another_than_the_schedules_or_a_weight_comes_back(
     assert (model[0].weight == 0).double().mean() == config.share
 
 
-def test_a_removed_weight_comes_back_where_a_live_one_is_zero():
+def test_removed_weights_stay_removed_even_if_a_live_one_is_zero():
     config = Sparsity(amount=0.75, start=0.5, begin=2, end=2)
     model = nn.Sequential(nn.Linear(4, 1, bias=False))
     model[0].weight.data = torch.tensor([[3.0, 2.0, 0.1, 0.2]])
@@ -216,8 +217,8 @@ def test_a_removed_weight_comes_back_where_a_live_one_is_zero():
 # ---- movement
 
 
-def test_movement_isnt_minus_weight_times_gradient_through_the_masks():
-    """Against Sanh et al.'s own form: a dense weight, masked in the forward pass, straight through in the backward."""
+def test_movement_scores_are_minus_weight_times_gradient_through_the_masks():
+    """Compares with Sanh et al.: a dense weight, masked in the forward pass, with a straight-through backward pass."""
     config = Sparsity(amount=0.6, score="movement", begin=2, end=8, every=2)
     model = net()
     optimizer, training = SGD(model.parameters(), lr=0.1), prepare(model, config, chosen=everything)
@@ -249,10 +250,10 @@ def test_movement_isnt_minus_weight_times_gradient_through_the_masks():
             torch.testing.assert_close(training.scores[name], scores[name])
             assert torch.equal(training.masks[name], masks[name].bool())
             torch.testing.assert_close(layers[name].weight.detach(), dense[name] * masks[name])
-    assert came_back  # else the last values of removed weights were never needed
+    assert came_back  # otherwise the stored values of removed weights were never used
 
 
-def test_movement_keeps_large_weights_that_shrink():
+def test_movement_removes_large_weights_that_shrink():
     model = nn.Sequential(nn.Linear(2, 1, bias=False))
     model[0].weight.data = torch.tensor([[3.0, 0.1]])
     optimizer = SGD(model.parameters(), lr=0.01)
@@ -268,7 +269,7 @@ def test_movement_keeps_large_weights_that_shrink():
 # ---- rewiring
 
 
-def test_rewiring_changes_the_number_of_weights_or_grows_other_than_the_largest_gradients():
+def test_rewiring_keeps_the_number_of_weights_and_grows_the_largest_gradients():
     model = net()
     optimizer, training = adamw(model), prepare(model, RIGL, chosen=everything)
     counts = {name: int(mask.sum()) for name, mask in training.masks.items()}
@@ -301,20 +302,21 @@ def test_rewiring_changes_the_number_of_weights_or_grows_other_than_the_largest_
             assert (weight[~mask] == 0).all()
             assert torch.equal(weight[mask & before[name]].abs(), sizes[name][mask & before[name]])
     assert grown > 10
-    assert all((weight[training.masks[name]] != 0).all() for name, weight in training.weights.items())  # they learn
+    # Grown weights start at zero and are trained.
+    assert all((weight[training.masks[name]] != 0).all() for name, weight in training.weights.items())
 
 
-def test_rewiring_drops_or_grows_the_wrong_units():
+def test_rewiring_drops_the_smallest_and_grows_the_largest_gradient_units():
     alive = torch.tensor([[True, True, True, False, False, False]])
     sizes = torch.tensor([[0.5, 0.1, 0.9, 0.0, 0.0, 0.0]])
     gradients = torch.tensor([[9.0, 0.2, 9.0, 0.3, 0.7, 0.1]])
     assert rewired(alive, sizes, gradients, 0.34).tolist() == [[True, False, True, False, True, False]]
     assert rewired(alive, sizes, gradients, 0.33).tolist() == alive.tolist()
-    gradients[0, 1] = 0.8  # the dropped one is the best to grow
+    gradients[0, 1] = 0.8  # the dropped weight is the best to grow back
     assert rewired(alive, sizes, gradients, 0.34).tolist() == alive.tolist()
 
 
-def test_rewiring_tears_blocks():
+def test_rewiring_moves_whole_blocks():
     config = Sparsity(pattern="4x1", amount=0.8, rewire=0.5, end=20, every=2)
     model = net()
     training = prepare(model, config, chosen=everything)
@@ -331,7 +333,7 @@ def test_rewiring_tears_blocks():
 
 
 @pytest.mark.parametrize("score", ["wanda", "sparsegpt"])
-def test_masks_of_a_calibrated_model_are_lost_in_training(tiny_model, token_batch, score):
+def test_masks_of_a_calibrated_model_are_kept_in_training(tiny_model, token_batch, score):
     model, config = tiny_model("bert"), Sparsity(pattern="2:4", score=score)
     with pytest.raises(CompressError, match="sparsify"):
         prepare(model, config)
@@ -350,7 +352,7 @@ def test_masks_of_a_calibrated_model_are_lost_in_training(tiny_model, token_batc
         assert not torch.equal(model.get_parameter(name), before[name])
 
 
-def test_masks_of_other_weights_are_taken():
+def test_masks_of_other_weights_are_rejected():
     model = net()
     masks = sparsify(model, HALF, chosen=everything)
     with pytest.raises(CompressError, match="'2.weight'"):
@@ -359,7 +361,7 @@ def test_masks_of_other_weights_are_taken():
         prepare(model, HALF, masks={**masks, "0.weight": torch.ones(3, 3).bool()}, chosen=everything)
 
 
-def test_a_frozen_weight_gets_a_mask_from_nothing():
+def test_rewiring_a_frozen_weight_is_rejected():
     model = net()
     model[0].weight.requires_grad_(False)
     training = prepare(model, RIGL, chosen=everything)
@@ -369,7 +371,7 @@ def test_a_frozen_weight_gets_a_mask_from_nothing():
         training.after_backward()
 
 
-# ---- stopping and going on
+# ---- stopping and resuming
 
 RESUMED = {
     "gradual": Sparsity(amount=0.8, begin=2, end=14, every=3),
@@ -381,7 +383,7 @@ RESUMED = {
 
 
 @pytest.mark.parametrize("name", list(RESUMED))
-def test_a_training_that_was_stopped_ends_with_other_bits(name, tmp_path: Path):
+def test_a_resumed_training_ends_with_the_same_bits(name, tmp_path: Path):
     def start() -> tuple[nn.Module, SparseTraining, Optimizer]:
         model = net()
         return model, prepare(model, RESUMED[name], chosen=everything), adamw(model)
@@ -406,7 +408,7 @@ def test_a_training_that_was_stopped_ends_with_other_bits(name, tmp_path: Path):
         assert all(torch.equal(training.masks[key], whole[1].masks[key]) for key in training.masks), stop
 
 
-def test_a_saved_state_changes_when_training_goes_on():
+def test_a_saved_state_does_not_change_when_training_continues():
     model = net()
     optimizer, training = adamw(model), prepare(model, RESUMED["movement"], chosen=everything)
     advance(model, training, optimizer, range(3))
@@ -417,7 +419,7 @@ def test_a_saved_state_changes_when_training_goes_on():
         assert all(torch.equal(state[part][name], kept[part][name]) for name in kept[part])
 
 
-def test_a_state_of_another_config_or_model_is_loaded():
+def test_a_state_of_another_config_or_model_is_rejected():
     state = prepare(net(), HALF, chosen=everything).state_dict()
     with pytest.raises(CompressError, match="masks would mix"):
         prepare(net(), RIGL, chosen=everything).load_state_dict(state)
@@ -425,12 +427,12 @@ def test_a_state_of_another_config_or_model_is_loaded():
         prepare(net(), HALF, chosen=lambda name, layer: name == "0").load_state_dict(state)
 
 
-# ---- what is left
+# ---- resulting checkpoints
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
 @pytest.mark.parametrize("pattern", ["unstructured", "2:4", "4x1"])
-def test_the_exported_checkpoint_isnt_a_stock_one_with_zeros(tiny_model, token_batch, family, pattern, tmp_path: Path):
+def test_the_exported_checkpoint_is_a_stock_one_with_zeros(tiny_model, token_batch, family, pattern, tmp_path: Path):
     model = tiny_model(family)
     stock = set(model.state_dict())
     config = Sparsity(pattern=pattern, amount=None if ":" in pattern else 0.75, begin=1, end=3)
@@ -456,7 +458,7 @@ def test_the_exported_checkpoint_isnt_a_stock_one_with_zeros(tiny_model, token_b
         assert torch.equal(loaded.eval()(**token_batch).logits, model(**token_batch).logits)
 
 
-def test_a_schedule_that_was_cut_short_passes_for_sparse(tiny_model):
+def test_converting_before_the_schedule_ends_is_rejected(tiny_model):
     model: BertForSequenceClassification = tiny_model("bert")
     training = prepare(model, Sparsity(amount=0.8, begin=0, end=100))
     with pytest.raises(CompressError, match="step 100, found step 0"):

@@ -1,4 +1,4 @@
-"""The cache of teacher signals: served by content in whatever way it is read, refused to others, grown."""
+"""Tests the teacher-signal cache: lookup by content, growth, and refusal of another identity."""
 
 import pickle
 from collections.abc import Callable
@@ -44,7 +44,7 @@ TOKENS = "attention_mask"
 
 
 def truth(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What EXACT keeps of the teacher's answer."""
+    """Returns the part of the teacher's output that EXACT stores."""
     answer = Teacher()(batch)
     return {"logits": answer["logits"][batch[TOKENS].bool()], "embedding": answer["embedding"]}
 
@@ -69,10 +69,10 @@ def original(tmp_path_factory) -> Path:
     return folder
 
 
-# --- by content
+# --- lookup by content
 
 
-def test_a_sample_gets_the_signal_of_another(original):
+def test_each_sample_is_served_its_own_signals(original):
     reader, rng = CacheReader(original, EXACT), np.random.default_rng(1)
     assert len(reader) == len(ROWS)
     for size, width, pad in ((1, 0, 0), (7, 16, 3), (4, 40, 95), (60, 17, 5)):
@@ -81,7 +81,7 @@ def test_a_sample_gets_the_signal_of_another(original):
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_coded_signals_depend_on_the_batch_they_are_read_in(compression, tmp_path):
+def test_coded_signals_are_independent_of_the_batch_they_are_read_in(compression, tmp_path):
     identity = replace(IDENTITY, compression=compression)
     write(tmp_path / "c", ROWS, identity=identity)
     reader, other = CacheReader(tmp_path / "c", identity), pickle.loads(pickle.dumps(CacheReader(tmp_path / "c")))
@@ -93,7 +93,7 @@ def test_coded_signals_depend_on_the_batch_they_are_read_in(compression, tmp_pat
     assert np.allclose(together["weights"].sum(1), 1)
 
 
-def test_zstd_gives_other_signals_or_saves_nothing(original, tmp_path):
+def test_zstd_shrinks_the_shards_and_preserves_the_signals(original, tmp_path):
     flat, identity = [np.full(12, i) for i in range(WORDS)], replace(EXACT, compression="zstd")
     for name, each in (("none", EXACT), ("zstd", identity)):
         write(tmp_path / name, flat, identity=each)
@@ -102,7 +102,7 @@ def test_zstd_gives_other_signals_or_saves_nothing(original, tmp_path):
     check_truth(CacheReader(tmp_path / "zstd", identity), padded(flat))
 
 
-def test_threads_get_rows_of_one_another(original, monkeypatch):
+def test_concurrent_threads_are_served_the_right_rows(original, monkeypatch):
     monkeypatch.setattr(cache_reader, "OPEN_SHARDS", 2)
     reader, rng = CacheReader(original, EXACT), np.random.default_rng(2)
     batches = [padded([ROWS[i] for i in rng.choice(len(ROWS), 9)]) for _ in range(64)]
@@ -111,7 +111,7 @@ def test_threads_get_rows_of_one_another(original, monkeypatch):
             pass
 
 
-def test_more_shards_are_held_open_than_allowed(original, monkeypatch):
+def test_the_reader_holds_no_more_shards_open_than_allowed(original, monkeypatch):
     monkeypatch.setattr(cache_reader, "OPEN_SHARDS", 2)
     reader = CacheReader(original, EXACT)
     order = sorted(range(len(ROWS)), key=lambda i: len(ROWS[i]))
@@ -121,7 +121,7 @@ def test_more_shards_are_held_open_than_allowed(original, monkeypatch):
     assert list(reader.shards) == [1, 0], "the shard that was used last goes last"
 
 
-def test_workers_of_a_loader_serve_other_rows(original):
+def test_data_loader_workers_serve_the_right_rows(original):
     reader = CacheReader(original, EXACT)
     reader(padded(ROWS[:3]))
     loader = DataLoader(ROWS, batch_size=8, num_workers=2, collate_fn=lambda rows: (padded(rows), reader(padded(rows))))
@@ -129,26 +129,26 @@ def test_workers_of_a_loader_serve_other_rows(original):
         check_truth(lambda _, found=found: found, batch)
 
 
-def test_another_process_serves_other_rows(original):
+def test_a_forked_process_serves_the_right_rows(original):
     with forking().Pool(1) as pool:
         found = pool.apply(served, (CacheReader(original, EXACT), ROWS))
     assert equal(found, {name: value.numpy() for name, value in truth(padded(ROWS)).items()})
 
 
-def test_the_order_or_the_doubles_of_the_samples_change_the_files(original, tmp_path):
+def test_sample_order_and_duplicates_do_not_change_the_files(original, tmp_path):
     order, teacher = np.random.default_rng(3).permutation(len(ROWS)).tolist() + [4, 4, 7], Teacher()
     written = write(tmp_path / "other", [ROWS[i] for i in order], teacher, EXACT)
     assert (written.samples, written.asked) == (len(ROWS), len(ROWS))
     assert files_of(tmp_path / "other") == files_of(original)
 
 
-def test_token_types_or_chosen_positions_make_no_difference():
+def test_sample_keys_depend_on_token_types_and_chosen_positions():
     ids, marks = ROWS[0], np.arange(len(ROWS[0])) % 2
     keys = [sample_key(ids), sample_key(ids, marks), sample_key(ids, 1 - marks), sample_key(ids, None, marks > 0)]
     assert len({*keys, sample_key(ids, marks, marks > 0), sample_key(np.append(ids, 0))}) == 6
 
 
-def test_the_key_of_a_packed_row_hashes_what_docs_cache_md_says():
+def test_the_key_of_a_packed_row_is_the_hash_documented_in_docs_cache_md():
     documents = LanguageBlocks([np.array([7, 8, 9]), np.array([4, 5]), np.array([6])])
     packed = PackedRows(documents, [np.array([0, 2]), np.array([1])])
     first, second = sample_keys(packed.collate([0, 1], pad_id=0))
@@ -159,7 +159,7 @@ def test_the_key_of_a_packed_row_hashes_what_docs_cache_md_says():
     assert sample_key(row) != first, "a row of one document has another key"
 
 
-def test_a_real_teacher_is_served_otherwise_than_asked(tmp_path, tiny_model, tokenizer):
+def test_cached_logits_of_a_real_teacher_match_its_direct_logits(tmp_path, tiny_model, tokenizer):
     model, words = tiny_model("bert"), VOCABULARY[63:]
     texts, pairs = [" ".join(words[i : i + 1 + i % 9]) for i in range(40)], [words[-1 - i] for i in range(40)]
     data = encode(tokenizer, Examples(texts, pairs), 64)
@@ -171,10 +171,10 @@ def test_a_real_teacher_is_served_otherwise_than_asked(tmp_path, tiny_model, tok
     torch.testing.assert_close(found, torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
-# --- samples that are not there, and more of them
+# --- missing and added samples
 
 
-def test_a_sample_that_was_never_written_is_served_or_not_named(original):
+def test_a_sample_that_was_never_written_is_refused_with_its_key(original):
     reader, stranger = CacheReader(original, EXACT), ROWS[5] + 1
     message = refusal(lambda: reader(padded([ROWS[0], stranger])))
     assert f"no signal for sample {sample_key(stranger).hex()} among {len(ROWS)}" in message
@@ -182,7 +182,7 @@ def test_a_sample_that_was_never_written_is_served_or_not_named(original):
     assert reader.holds(keys_of([ROWS[0], stranger, ROWS[1]])).tolist() == [True, False, True]
 
 
-def test_new_samples_change_what_was_there(original, tmp_path):
+def test_adding_samples_keeps_existing_shards_and_queries_only_the_new_samples(original, tmp_path):
     more, teacher = make_rows(20, seed=7), Teacher()
     write(tmp_path / "c", ROWS, identity=EXACT)
     written = write(tmp_path / "c", [*ROWS[:10], *more], teacher, EXACT)
@@ -196,7 +196,7 @@ def test_new_samples_change_what_was_there(original, tmp_path):
     assert write(tmp_path / "c", ROWS, identity=EXACT).asked == 0, "fewer samples need nothing new"
 
 
-def test_progress_is_not_told_of_every_sample_once(tmp_path):
+def test_reported_progress_adds_up_to_the_number_of_samples(tmp_path):
     for rows in (ROWS[:20], ROWS, ROWS):
         told: list[int] = []
         write(tmp_path / "c", rows, on_progress=told.append)
@@ -204,7 +204,7 @@ def test_progress_is_not_told_of_every_sample_once(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1]])
-def test_no_sample_or_one_ends_otherwise(rows, tmp_path):
+def test_an_empty_write_is_refused_and_a_single_sample_is_served(rows, tmp_path):
     if not rows:
         assert "expected samples, found none" in refusal(lambda: write(tmp_path, rows, identity=EXACT))
         return
@@ -212,7 +212,7 @@ def test_no_sample_or_one_ends_otherwise(rows, tmp_path):
     check_truth(CacheReader(tmp_path, EXACT), padded(rows))
 
 
-# --- refused to others
+# --- refusal of another identity
 
 SAMPLED, TOPK, LOGITS, EMBEDDING = IDENTITY.signals
 OTHERS = {
@@ -241,7 +241,7 @@ def coded(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("fields", [[name] for name in OTHERS] + [["teacher", "tokenizer", "signals.topk.k"]])
-def test_the_signals_of_something_else_are_served(fields, coded):
+def test_a_cache_of_another_identity_is_refused_with_the_differing_fields(fields, coded):
     identity, before = IDENTITY, files_of(coded)
     for field in fields:
         identity = replace(identity, **OTHERS[field])
@@ -253,19 +253,19 @@ def test_the_signals_of_something_else_are_served(fields, coded):
     assert files_of(coded) == before
 
 
-def test_another_version_of_the_format_is_read(coded, monkeypatch):
+def test_another_version_of_the_format_is_refused(coded, monkeypatch):
     monkeypatch.setattr("distill.cache.format.identity.FORMAT", 3)
     assert "format: expected 3, found 2" in refusal(lambda: CacheReader(coded, IDENTITY))
 
 
-def test_another_tokenizer_has_the_same_fingerprint(tokenizer):
+def test_different_tokenizers_have_different_fingerprints(tokenizer):
     words = {word: i for i, word in enumerate(VOCABULARY)}
     swapped = words | {VOCABULARY[70]: 71, VOCABULARY[71]: 70}
     others = [BertTokenizerFast(vocab=words, do_lower_case=False), BertTokenizerFast(vocab=swapped)]
     assert len({tokenizer_fingerprint(one) for one in (tokenizer, *others)}) == 3
 
 
-def test_one_changed_bit_of_the_weights_or_dropout_decides_otherwise(tiny_model):
+def test_one_weight_bit_changes_the_fingerprint_but_dropout_does_not(tiny_model):
     model = tiny_model("bert")
     before = weights_fingerprint(model)
     assert weights_fingerprint(tiny_model("bert", hidden_dropout_prob=0.5)) == before, "dropout changes no answer"
@@ -273,7 +273,7 @@ def test_one_changed_bit_of_the_weights_or_dropout_decides_otherwise(tiny_model)
     assert weights_fingerprint(model) != before
 
 
-def test_a_folder_with_something_else_is_written_into(tmp_path):
+def test_a_folder_with_other_files_is_refused_and_left_unchanged(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert "the folder holds something else; nothing was written" in refusal(lambda: write(tmp_path, ROWS))
     assert files_of(tmp_path) == {"thesis.txt": b"years of work"}

@@ -1,4 +1,4 @@
-"""A damaged cache: no row of it is ever served wrong, what is damaged is named, and writing again mends just that."""
+"""Tests damaged caches: no wrong row is served, the damage is named, and rewriting repairs only the damage."""
 
 import shutil
 from dataclasses import replace
@@ -19,7 +19,7 @@ ROWS = make_rows()
 ROW_OF = dict(zip(keys_of(ROWS), ROWS, strict=True))
 SHARDS = 5
 INDEX = f"index-{SHARDS:06d}.safetensors"
-SINGLE = (INDEX, "codebook.safetensors", "cache.json")  # what a spare copy is kept of
+SINGLE = (INDEX, "codebook.safetensors", "cache.json")  # files that have a spare copy
 
 
 def shard_name(number: int) -> str:
@@ -51,14 +51,14 @@ def shards(original) -> list[Shard]:
 
 
 def batch_of(shard: Shard, row: int) -> set[bytes]:
-    """Keys of the samples that the teacher was asked about together with a row of a shard."""
+    """Returns the keys of the samples in the same teacher batch as a shard's row."""
     keys = [key.tobytes() for key in shard.keys]
     batches = cut_batches([len(ROW_OF[key]) for key in keys], BATCH_TOKENS)
     return {keys[i] for batch in batches if row in batch for i in batch}
 
 
 def check_no_wrong_row(folder: Path, truth: list[dict[str, np.ndarray]]) -> int:
-    """How many samples are refused; all others are exactly right."""
+    """Checks that every served row is exactly right and returns the number of refused samples."""
     try:
         reader = CacheReader(folder, IDENTITY)
     except InputError:
@@ -73,7 +73,7 @@ def check_no_wrong_row(folder: Path, truth: list[dict[str, np.ndarray]]) -> int:
 
 
 def faulty(folder: Path) -> set[str]:
-    """Files that `verify` finds fault with."""
+    """Returns the files in which `verify` finds faults."""
     try:
         return {fault.file for fault in verify(folder)}
     except InputError as error:
@@ -81,7 +81,7 @@ def faulty(folder: Path) -> set[str]:
 
 
 def check_mended(folder: Path, original: Path) -> set[bytes]:
-    """Writes again; the keys that the teacher was asked about."""
+    """Rewrites the cache, checks that it equals the original, and returns the keys queried from the teacher."""
     teacher = Teacher(whole_batch=True)
     written = write(folder, ROWS, teacher)
     assert files_of(folder) == files_of(original), "the mended cache differs from the first"
@@ -96,18 +96,19 @@ def flip(file: Path, place: int, by: int = 0x20) -> None:
     file.write_bytes(data)
 
 
-def test_an_undamaged_cache_is_found_fault_with(cache, original, truth):
+def test_an_undamaged_cache_has_no_faults(cache, original, truth):
     assert verify(cache) == []
     assert check_no_wrong_row(cache, truth) == 0
     assert check_mended(cache, original) == set()
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_flipped_byte_is_served_or_stays(seed, cache, original, truth, shards):
+def test_a_flipped_byte_is_located_and_repaired_and_never_served(seed, cache, original, truth, shards):
     rng = np.random.default_rng(seed)
     names = sorted(name for name, data in files_of(cache).items() if data)
     sizes = np.array([(cache / name).stat().st_size for name in names])
-    weights = sizes / sizes.sum() if seed % 2 else np.full(len(names), 1 / len(names))  # small files' turn comes too
+    # With even seeds, small files are as likely as large ones.
+    weights = sizes / sizes.sum() if seed % 2 else np.full(len(names), 1 / len(names))
     name = names[rng.choice(len(names), p=weights)]
     place = int(rng.integers((cache / name).stat().st_size))
     flip(cache / name, place, int(rng.integers(1, 256)))
@@ -128,7 +129,7 @@ def test_a_flipped_byte_is_served_or_stays(seed, cache, original, truth, shards)
 
 @pytest.mark.parametrize("signal", [signal.name for signal in IDENTITY.signals])
 @pytest.mark.parametrize("at", ["first", "last"])
-def test_the_samples_of_a_changed_byte_are_not_named_exactly(signal, at, cache, original, truth, shards):
+def test_a_changed_payload_byte_is_traced_to_exactly_one_sample(signal, at, cache, original, truth, shards):
     shard, row = shards[2], 3
     first, last = shard.span(row, signal)
     place = shard.places[f"{signal}.payload"][0] + (first if at == "first" else last - 1)
@@ -142,18 +143,18 @@ def test_the_samples_of_a_changed_byte_are_not_named_exactly(signal, at, cache, 
 
 
 @pytest.mark.parametrize("byte", [0, 9])
-def test_a_changed_key_is_not_found_out(byte, cache, original, truth, shards):
+def test_a_changed_key_is_detected_and_repaired(byte, cache, original, truth, shards):
     shard, row = shards[1], 4
     place = shard.places["keys"][0] + 16 * row + byte
     flip(cache / shard_name(1), place)
-    known = shard.keys[row].tobytes().hex()[:16]  # the index holds no more of it
+    known = shard.keys[row].tobytes().hex()[:16]  # the index stores only these bytes of a key
     assert all(name.startswith(known) for fault in verify(cache) for name in fault.samples)
     assert check_no_wrong_row(cache, truth) == 1
     assert check_mended(cache, original) == batch_of(shard, row)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 8, 100, 0.5, -1, "longer"])
-def test_a_shard_of_another_length_is_served(kept, cache, original, truth, shards):
+def test_a_truncated_or_extended_shard_is_detected_and_repaired(kept, cache, original, truth, shards):
     file = cache / shard_name(3)
     data = file.read_bytes()
     cut = int(len(data) * kept) if isinstance(kept, float) else kept
@@ -164,7 +165,7 @@ def test_a_shard_of_another_length_is_served(kept, cache, original, truth, shard
     assert asked == (set() if cut == "longer" else {key.tobytes() for key in shards[3].keys})
 
 
-def test_deleted_shards_are_not_named_or_more_is_computed_again(cache, original, shards):
+def test_deleted_shards_are_named_and_only_their_samples_are_recomputed(cache, original, shards):
     for number in (0, 3):
         (cache / shard_name(number)).unlink()
     with pytest.raises(InputError) as caught:
@@ -177,7 +178,7 @@ def test_deleted_shards_are_not_named_or_more_is_computed_again(cache, original,
     assert check_mended(cache, original) == {key.tobytes() for i in (0, 3) for key in shards[i].keys}
 
 
-def test_swapped_shards_are_served(cache, original, truth, shards):
+def test_swapped_shards_are_refused_and_repaired(cache, original, truth, shards):
     first, second = (cache / shard_name(0)).read_bytes(), (cache / shard_name(4)).read_bytes()
     (cache / shard_name(0)).write_bytes(second)
     (cache / shard_name(4)).write_bytes(first)
@@ -186,7 +187,7 @@ def test_swapped_shards_are_served(cache, original, truth, shards):
     check_mended(cache, original)
 
 
-def test_a_shard_of_another_teacher_is_served(cache, original, truth, shards, tmp_path):
+def test_a_shard_of_another_teacher_is_refused_and_repaired(cache, original, truth, shards, tmp_path):
     other = tmp_path / "other"
     write(other, ROWS, Teacher(), replace(IDENTITY, teacher="teacher-b"))
     shutil.copy(other / shard_name(1), cache)
@@ -195,7 +196,7 @@ def test_a_shard_of_another_teacher_is_served(cache, original, truth, shards, tm
     check_mended(cache, original)
 
 
-def test_a_shard_of_the_same_teacher_and_other_samples_passes_for_whole(cache, original, truth, shards, tmp_path):
+def test_a_shard_of_other_samples_by_the_same_teacher_is_refused_and_repaired(cache, original, truth, shards, tmp_path):
     other = tmp_path / "other"
     write(other, [(row + 1) % 90 for row in ROWS], Teacher())
     shutil.copy(other / shard_name(1), cache)
@@ -209,7 +210,7 @@ def test_a_shard_of_the_same_teacher_and_other_samples_passes_for_whole(cache, o
     ("old", "new"),
     [('{"__', '["__'), ('"keys":{', '"kexs":{'), ('"data_offsets":[', '"data_offsets":{'), ("}}", "} ")],
 )
-def test_a_header_that_is_no_header_raises_something_else(old, new, cache, original, truth):
+def test_a_corrupt_shard_header_is_detected_and_repaired(old, new, cache, original, truth):
     file = cache / shard_name(2)
     data = file.read_bytes()
     assert old.encode() in data
@@ -219,7 +220,7 @@ def test_a_header_that_is_no_header_raises_something_else(old, new, cache, origi
     check_mended(cache, original)
 
 
-def test_keys_that_end_in_the_middle_of_one_raise_something_else(cache, original, truth, shards):
+def test_a_key_array_that_ends_within_a_key_is_detected_and_repaired(cache, original, truth, shards):
     file, (first, last) = cache / shard_name(2), shards[2].places["keys"]
     offsets = f"[{first - shards[2].begin},{last - shards[2].begin}]".encode()
     shorter = f"[{first - shards[2].begin},{last - shards[2].begin - 1}]".encode()
@@ -235,21 +236,21 @@ def test_keys_that_end_in_the_middle_of_one_raise_something_else(cache, original
 @pytest.mark.parametrize("spare", [False, True])
 @pytest.mark.parametrize("damage", ["gone", "empty", "header", "end"])
 @pytest.mark.parametrize("name", SINGLE)
-def test_one_of_two_copies_is_not_mended_from_the_other(name, damage, spare, cache, original, truth):
+def test_a_damaged_file_or_spare_copy_is_restored_from_the_other(name, damage, spare, cache, original, truth):
     file = cache / "spare" / name if spare else cache / name
     if damage == "gone":
         file.unlink()
     elif damage == "empty":
         file.write_bytes(b"")
     else:
-        flip(file, 7 if damage == "header" else -20, 0x40)  # byte 7 makes a safetensors header of 2^62 bytes
+        flip(file, 7 if damage == "header" else -20, 0x40)  # byte 7 makes the safetensors header 2^62 bytes long
     refused = check_no_wrong_row(cache, truth)
     assert refused == 0 if spare else refused > 0
     assert faulty(cache) == {f"spare/{name}" if spare else name}
     assert check_mended(cache, original) == set()
 
 
-def test_white_space_of_cache_json_is_mended_the_wrong_way(cache, original, truth):
+def test_changed_white_space_in_cache_json_is_restored(cache, original, truth):
     text = (cache / "cache.json").read_bytes()
     (cache / "cache.json").write_bytes(text.replace(b"\n", b"\t", 1))
     check_no_wrong_row(cache, truth)
@@ -258,7 +259,7 @@ def test_white_space_of_cache_json_is_mended_the_wrong_way(cache, original, trut
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
 @pytest.mark.parametrize("name", SINGLE)
-def test_both_copies_lost_end_otherwise_than_with_a_clear_error(name, damage, cache):
+def test_the_loss_of_both_copies_is_reported_and_changes_no_file(name, damage, cache):
     for file in (cache / name, cache / "spare" / name):
         if damage == "gone":
             file.unlink()
@@ -270,7 +271,7 @@ def test_both_copies_lost_end_otherwise_than_with_a_clear_error(name, damage, ca
     assert files_of(cache) == before
 
 
-def test_samples_whose_text_is_not_given_are_computed_from_others(cache, shards):
+def test_repair_is_refused_if_samples_of_the_lost_shard_are_not_in_the_data(cache, shards):
     (cache / shard_name(4)).unlink()
     known = {key.tobytes() for key in shards[4].keys[1:]}
     with pytest.raises(InputError, match="shard 4 is missing or damaged, and 1 of its .* samples are not in the data"):

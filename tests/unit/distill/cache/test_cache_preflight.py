@@ -1,4 +1,4 @@
-"""Before a cache is written: what it will cost, whether it fits, and whether the teacher answers with numbers."""
+"""Tests the checks before a cache is written: forecasts, free disk space, and finite teacher outputs."""
 
 import subprocess
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def size_of(folder: Path) -> int:
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("kind", [*KINDS, "all"])
-def test_the_forecast_is_off_by_more_than_a_fifth(kind, compression, tmp_path, monkeypatch):
+def test_the_size_forecast_is_within_a_fifth_of_the_written_size(kind, compression, tmp_path, monkeypatch):
     signals = IDENTITY.signals if kind == "all" else (KINDS[kind],)
     identity, told = Identity("t", "k", signals, compression=compression), []
     monkeypatch.setattr(plan, "SHARD_TOKENS", 4096)
@@ -39,7 +39,7 @@ def test_the_forecast_is_off_by_more_than_a_fifth(kind, compression, tmp_path, m
     assert 0.8 < expected.disk_bytes / size_of(tmp_path / "c") < 1.2
 
 
-def test_growing_is_foretold_as_if_all_were_new(tmp_path):
+def test_the_forecast_for_a_growing_cache_covers_only_new_samples(tmp_path):
     told: list[Forecast] = []
     for count in (40, 60, 60):
         before = size_of(tmp_path)
@@ -49,7 +49,7 @@ def test_growing_is_foretold_as_if_all_were_new(tmp_path):
     assert 0.8 < second.disk_bytes / (before - first.disk_bytes) < 1.2
 
 
-def test_the_forecast_of_the_time_is_of_another_magnitude(tmp_path):
+def test_the_time_forecast_has_the_right_order_of_magnitude(tmp_path):
     told: list[Forecast] = []
     write(tmp_path / "c", ROWS, Teacher(pause=0.02), on_forecast=told.append)
     least = 0.02 * sum(map(len, ROWS)) / BATCH_TOKENS
@@ -65,20 +65,20 @@ def ten_bytes_free(monkeypatch) -> None:
     monkeypatch.setattr("distill.cache.preflight.free_bytes", lambda folder: 10)
 
 
-def test_a_cache_that_does_not_fit_is_begun(ten_bytes_free, tmp_path):
+def test_a_cache_that_does_not_fit_is_refused_before_anything_is_written(ten_bytes_free, tmp_path):
     with pytest.raises(InputError, match=r"GB are needed for 60 samples, found 1e-08 GB free: the disk would be full"):
         write(tmp_path / "c", ROWS)
     assert size_of(tmp_path) == 0
 
 
-def test_force_is_ignored(ten_bytes_free, tmp_path):
+def test_force_writes_the_cache_despite_too_little_space(ten_bytes_free, tmp_path):
     told: list[Forecast] = []
     write(tmp_path / "c", ROWS, force=True, on_forecast=told.append)
     assert told[0].free_bytes == 10
     assert len(CacheReader(tmp_path / "c", IDENTITY)) == len(ROWS)
 
 
-def test_a_growth_that_does_not_fit_spoils_what_is_there(tmp_path, monkeypatch):
+def test_growth_that_does_not_fit_leaves_the_cache_unchanged(tmp_path, monkeypatch):
     write(tmp_path / "c", ROWS[:30])
     before = files_of(tmp_path)
     monkeypatch.setattr("distill.cache.preflight.free_bytes", lambda folder: 10)
@@ -90,7 +90,7 @@ def test_a_growth_that_does_not_fit_spoils_what_is_there(tmp_path, monkeypatch):
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:
-    """A file system of 100 kB of its own."""
+    """Yields the mount point of a separate file system of 100 kB."""
     place = tmp_path / "disk"
     place.mkdir()
     words = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(place)]
@@ -101,7 +101,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_disk_that_is_really_too_small_is_filled_or_not_gone_on_with(small_disk, tmp_path):
+def test_a_full_disk_leaves_no_partial_file_and_writing_resumes_with_more_space(small_disk, tmp_path):
     identity = Identity("t", "k", (KINDS["logits"],))
     with pytest.raises(InputError, match="the disk would be full before the end"):
         write(small_disk / "c", ROWS, identity=identity)
@@ -115,11 +115,11 @@ def test_a_disk_that_is_really_too_small_is_filled_or_not_gone_on_with(small_dis
     assert files_of(small_disk / "c") == files_of(tmp_path / "other")
 
 
-# --- answers that are no numbers
+# --- outputs that are not finite
 
 
 class Broken(Teacher):
-    """Puts `bad` into the answer about one sample of nothing but id 7."""
+    """A teacher that puts `bad` into its output for one sample of id 7 only."""
 
     def __init__(self, name: str, bad: float):
         super().__init__()
@@ -130,15 +130,15 @@ class Broken(Teacher):
         row = (batch["input_ids"] == 7).logical_or(batch["attention_mask"] == 0).all(1).nonzero()
         if len(row):
             answer[self.name] = answer[self.name].clone()
-            answer[self.name][row[0, 0], -1] = self.bad  # the last class, or every class of the last position
+            answer[self.name][row[0, 0], -1] = self.bad  # the last class, or every class at the last position
         return answer
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_that_are_not_finite_are_stored_or_not_named(kind, bad, tmp_path):
+def test_outputs_that_are_not_finite_are_refused_before_anything_is_written(kind, bad, tmp_path):
     name = "embedding" if kind == "classes" else "logits"
-    poisoned = np.full(16, 7)  # the longest is in the last batch, which is always measured
+    poisoned = np.full(16, 7)  # the longest sample is in the last batch, which is always measured
     identity = Identity("t", "k", (KINDS[kind],))
     with pytest.raises(InputError, match=f"teacher: {name} that are not finite at 1 places, the first is") as caught:
         write(tmp_path / "c", [*ROWS, poisoned], Broken(name, bad), identity)
@@ -147,7 +147,7 @@ def test_answers_that_are_not_finite_are_stored_or_not_named(kind, bad, tmp_path
     assert size_of(tmp_path) == 0, "found in the measured sample, before anything is written"
 
 
-def test_an_answer_that_is_not_finite_late_spoils_what_was_written(tmp_path, monkeypatch):
+def test_a_late_non_finite_output_keeps_the_shards_already_written(tmp_path, monkeypatch):
     identity = Identity("t", "k", (KINDS["classes"],))
     monkeypatch.setattr("distill.cache.preflight.TIMED_BATCHES", 1)
     poisoned = np.full(15, 7)
@@ -160,7 +160,7 @@ def test_an_answer_that_is_not_finite_late_spoils_what_was_written(tmp_path, mon
     assert shards[0] == shards[1]
 
 
-def test_logits_of_another_width_are_stored(tmp_path):
+def test_an_output_of_another_width_is_refused(tmp_path):
     def teacher(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"embedding": Teacher()(batch)["embedding"][:, :1]}
 

@@ -1,4 +1,4 @@
-"""Feature distillation with no teacher in memory teaches what the teacher itself would, but for 8 bits."""
+"""Tests that distillation from cached features matches a teacher in memory up to 8-bit rounding."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def cached(rows, folder, layers: tuple[int, ...]) -> CacheReader:
     return CacheReader(folder, identity)
 
 
-def test_cached_features_pull_elsewhere_than_the_teacher_in_memory(rows, tmp_path):
+def test_cached_features_give_the_losses_and_gradients_of_the_teacher_in_memory(rows, tmp_path):
     batch = rows.collate(range(8), 0)
     online, offline = module(OnlineTeacher(build_model("bert"), LOSS.teacher_answers)), module(None)
     carried = batch | {"signals": cached(rows, tmp_path / "c", (0, 4))(batch)}
@@ -52,7 +52,7 @@ def test_cached_features_pull_elsewhere_than_the_teacher_in_memory(rows, tmp_pat
     assert torch.cosine_similarity(*pulls, dim=0) > 0.999
 
 
-def test_a_layer_that_was_not_kept_is_taken_for_another(rows, tmp_path):
+def test_a_layer_missing_from_the_cache_is_refused(rows, tmp_path):
     reader = cached(rows, tmp_path / "c", (0, 2))
     with pytest.raises(InputError, match="hidden states of layer 4"):
         module(reader).terms(rows.collate(range(8), 0))

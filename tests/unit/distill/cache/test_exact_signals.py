@@ -1,4 +1,4 @@
-"""Signals of every number: logits and embeddings bit for bit, features to half a step, sequences as written."""
+"""Tests dense signals: bit-identical logits and embeddings, features to half a step, and generated sequences."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from support.signalling import LENGTHS, answer_of, key_of, returned, seeded, whe
     [Dense(5), TopK(50, k=3), Sampled(50, draws=9), Hidden(8, (0, 2)), Relations(8, (1,)), Generated(50, new_tokens=4)],
     ids=lambda signal: signal.kind,
 )
-def test_settings_that_went_through_json_are_the_same_signal(signal):
+def test_signal_settings_survive_a_round_trip_through_json(signal):
     fields = {name: list(v) if isinstance(v, tuple) else v for name, v in signal.settings().items()}
     assert signal_of(fields) == signal
     assert KINDS[signal.kind] is type(signal)
@@ -44,12 +44,12 @@ def test_settings_that_went_through_json_are_the_same_signal(signal):
         (Generated, {"temperature": -1.0}),
     ],
 )
-def test_settings_without_a_meaning_are_refused(kind, settings):
+def test_invalid_settings_are_refused(kind, settings):
     with pytest.raises(InputError):
         kind(50, **settings)
 
 
-def test_a_vocabulary_beyond_three_bytes_is_refused_before_ids_are_cut():
+def test_a_vocabulary_too_large_for_three_byte_ids_is_refused():
     Generated(1 << 24)
     with pytest.raises(InputError, match="3 bytes"):
         Generated((1 << 24) + 1)
@@ -59,7 +59,7 @@ def test_a_vocabulary_beyond_three_bytes_is_refused_before_ids_are_cut():
 
 
 def any_bits(*shape: int) -> torch.Tensor:
-    """Finite float32 numbers of every size, both zeros and the smallest ones."""
+    """Returns finite float32 numbers of every magnitude, including both zeros, the smallest and the largest."""
     bits = torch.randint(-(2**31), 2**31 - 1, shape, generator=seeded(), dtype=torch.int32)
     values = bits.view(torch.float32).nan_to_num(1.5, 2.5, -2.5)
     values.view(-1)[:4] = torch.tensor([0.0, -0.0, 1e-45, torch.finfo(torch.float32).max])
@@ -67,26 +67,26 @@ def any_bits(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("of", ["logits", "embedding"])
-def test_every_bit_of_a_samples_numbers_comes_back(of):
+def test_dense_values_of_a_sample_round_trip_bit_identically(of):
     values = any_bits(4, 7)
     found = returned(Dense(7, of=of), answer_of(of, values, where_of(LENGTHS)))[of]
     assert torch.equal(found.view(torch.int32), values.view(torch.int32))
 
 
 @pytest.mark.parametrize("chosen", [None, [[0, 4], [], [6], [1, 2]]], ids=["all tokens", "masked ones"])
-def test_every_bit_of_a_positions_numbers_comes_back(chosen):
+def test_dense_values_of_a_position_round_trip_bit_identically(chosen):
     where, values = where_of(LENGTHS, chosen), any_bits(4, 7, 9)
     found = returned(Dense(9, each="position"), answer_of("logits", values, where))["logits"]
     assert torch.equal(found.view(torch.int32), values[where.positions].view(torch.int32))
 
 
-def test_float16_numbers_come_back_rounded_once():
+def test_float16_values_are_rounded_exactly_once():
     values = torch.randn(4, 7, generator=seeded()) * torch.logspace(-8, 4, 7)
     found = returned(Dense(7, dtype="float16"), answer_of("logits", values, where_of(LENGTHS)))["logits"]
     assert torch.equal(found, values.half().float())
 
 
-def test_a_number_that_float16_cannot_hold_is_refused():
+def test_a_value_beyond_the_range_of_float16_is_refused():
     values = torch.zeros(4, 7)
     values[2, 3] = 7e4
     answer = answer_of("logits", values, where_of(LENGTHS))
@@ -96,7 +96,7 @@ def test_a_number_that_float16_cannot_hold_is_refused():
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_a_sample_with_a_number_that_is_none_is_named(bad):
+def test_a_sample_with_a_non_finite_value_is_refused_with_its_key(bad):
     values = torch.zeros(4, 7)
     values[1, 6] = bad
     with pytest.raises(InputError, match=f"sample {key_of(1).hex()}"):
@@ -117,7 +117,7 @@ def test_a_dense_record_of_another_size_is_refused(each):
 
 
 def layers_of(count: int, width: int) -> list[torch.Tensor]:
-    """Features [batch, length, width] that differ in size from token to token; some tokens are all 0."""
+    """Returns features [batch, length, width] whose scale varies by token; some tokens are all 0."""
     shape = (len(LENGTHS), max(LENGTHS))
     spread = 10 ** torch.empty(count, *shape, 1).uniform_(-6, 6, generator=seeded(1))
     values = torch.randn(count, *shape, width, generator=seeded(2)) * spread
@@ -126,7 +126,7 @@ def layers_of(count: int, width: int) -> list[torch.Tensor]:
 
 
 def assert_close_to(found: torch.Tensor, exact: torch.Tensor) -> None:
-    """Half a step of each token's scale, 0 in the padding."""
+    """Checks that errors are at most half a step of each token's scale and that padding is 0."""
     tokens = where_of(LENGTHS).tokens
     assert found.shape == exact.shape
     assert found.dtype == torch.float32
@@ -139,7 +139,7 @@ def assert_close_to(found: torch.Tensor, exact: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("kept", [(0,), (3,), (2, 0, 3)])
 @pytest.mark.parametrize("width", [1, 33])
-def test_hidden_states_come_back_to_half_a_step_under_their_own_layer(width, kept):
+def test_hidden_states_round_trip_to_half_a_step_under_their_own_layer(width, kept):
     layers = layers_of(4, width)
     found = returned(Hidden(width, kept), answer_of("hidden", layers, where_of(LENGTHS)))["hidden"]
     assert list(found) == list(kept)
@@ -149,7 +149,7 @@ def test_hidden_states_come_back_to_half_a_step_under_their_own_layer(width, kep
 
 
 @pytest.mark.parametrize("kept", [(1,), (2, 0)])
-def test_queries_keys_and_values_come_back_to_half_a_step(kept):
+def test_queries_keys_and_values_round_trip_to_half_a_step(kept):
     flat = layers_of(9, 16)
     layers = [tuple(flat[3 * i : 3 * i + 3]) for i in range(3)]
     found = returned(Relations(16, kept), answer_of("relations", layers, where_of(LENGTHS)))["relations"]
@@ -160,7 +160,7 @@ def test_queries_keys_and_values_come_back_to_half_a_step(kept):
             assert_close_to(each, exact)
 
 
-def test_keys_that_heads_share_come_back_as_wide_as_queries_or_change_older_caches():
+def test_shared_keys_keep_their_width_and_equal_widths_keep_the_older_settings():
     flat, thin = layers_of(6, 16), layers_of(6, 4)
     layers = [(flat[i], thin[2 * i], thin[2 * i + 1]) for i in range(3)]
     signal = Relations.of((16, 4, 4), (2, 0))
@@ -184,21 +184,21 @@ def test_the_smallest_and_the_largest_features_do_not_overflow():
     torch.testing.assert_close(found[1, 0], torch.tensor([3e38, -3e38, 0.0]))
 
 
-def test_half_precision_features_are_kept():
+def test_bfloat16_features_are_stored():
     layers = [values.bfloat16() for values in layers_of(1, 8)]
     found = returned(Hidden(8, (0,)), answer_of("hidden", layers, where_of(LENGTHS)))["hidden"][0]
     assert_close_to(found, layers[0].float())
 
 
-def test_features_of_another_width_or_without_a_value_are_refused():
+def test_features_of_another_width_or_with_nan_are_refused():
     where, layers = where_of(LENGTHS), layers_of(3, 8)
     with pytest.raises(InputError, match="16, found 8"):
         Hidden(16, (0,)).rows(answer_of("hidden", layers, where))
-    narrow = [(layers[0], layers[1][..., :4], layers[2][..., :4])]  # as grouped-query attention has them
+    narrow = [(layers[0], layers[1][..., :4], layers[2][..., :4])]  # as in grouped-query attention
     with pytest.raises(InputError, match="8, found 4"):
         Relations(8, (0,)).rows(answer_of("relations", narrow, where))
     layers[1][3, 6] = torch.nan
-    Hidden(8, (1,)).rows(answer_of("hidden", layers, where))  # in the padding
+    Hidden(8, (1,)).rows(answer_of("hidden", layers, where))  # accepted in the padding
     layers[1][3, 2, 5] = torch.nan
     with pytest.raises(InputError, match="position 15 of a batch of 16"):
         Hidden(8, (0, 1)).rows(answer_of("hidden", layers, where))
@@ -221,7 +221,7 @@ def written(count: int, high: int) -> tuple[list[torch.Tensor], list[torch.Tenso
     return ids, [-10 * torch.rand(n, generator=seeded(n)) for n in lengths]
 
 
-def test_sequences_come_back_with_their_probabilities():
+def test_sequences_round_trip_with_their_log_probabilities():
     width = 1 << 24
     ids, log_probs = written(4, width)
     ids[1][:] = torch.tensor([0, width - 1])
@@ -233,7 +233,7 @@ def test_sequences_come_back_with_their_probabilities():
         assert torch.equal(found[1][i], log_probs[i].half().float())
 
 
-def test_a_sequence_too_long_or_cut_within_a_token_is_refused():
+def test_a_sequence_too_long_or_truncated_within_a_token_is_refused():
     signal, where = Generated(100, new_tokens=4), where_of([1])
     for size in (1, 4, 6, 19, 21, 25):
         with pytest.raises(ValueError):
@@ -241,7 +241,7 @@ def test_a_sequence_too_long_or_cut_within_a_token_is_refused():
 
 
 @pytest.mark.parametrize("bad", [torch.nan, -torch.inf, -1e5])
-def test_a_sequence_of_no_probability_is_named_though_it_is_as_long_as_the_batch(bad):
+def test_a_sequence_with_an_invalid_log_probability_is_refused_with_its_key(bad):
     ids, log_probs = written(4, 50)
     log_probs[3][0] = bad
     with pytest.raises(InputError, match=f"sample {key_of(3).hex()}"):

@@ -1,4 +1,4 @@
-"""The entropy coder gives back what it was given, at the model's entropy, and survives records that no coder wrote."""
+"""Tests the entropy coder: round trips near the model's entropy and safe handling of corrupt records."""
 
 from math import lgamma, log
 
@@ -75,12 +75,12 @@ def room(words: int) -> np.ndarray:
 
 
 def drawn(starts: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Symbols in proportion to the table's frequencies, int64 [count]."""
+    """Draws symbols in proportion to the table's frequencies, int64 [count]."""
     return np.searchsorted(starts, RNG(seed).integers(0, starts[-1], count), side="right") - 1
 
 
 def bits_of(symbols: np.ndarray, starts: np.ndarray) -> float:
-    """Entropy that the table gives the symbols, in bits."""
+    """Returns the entropy of the symbols under the table, in bits."""
     frequencies = np.diff(starts.astype(np.int64))[symbols.ravel()]
     return float(np.log2(int(starts[-1])) * symbols.size - np.log2(frequencies).sum())
 
@@ -101,7 +101,7 @@ def check_end(state: int, stack: np.ndarray, top: int) -> None:
 
 @pytest.mark.parametrize("bits", [16, 24, 31])
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_symbols_of_any_table_come_back_at_its_entropy(name, bits):
+def test_symbols_of_any_table_round_trip_near_its_entropy(name, bits):
     starts = rans.table(WEIGHTS[name], bits)
     symbols = drawn(starts, 20_000, 1)
     record = coded(symbols, starts)
@@ -110,19 +110,19 @@ def test_symbols_of_any_table_come_back_at_its_entropy(name, bits):
     assert entropy - 1 <= len(record) <= 1.02 * entropy + 16
 
 
-def test_the_rarest_symbols_come_back():
+def test_the_rarest_symbols_round_trip():
     starts = rans.table(WEIGHTS["almost all in the middle"], 31)
     symbols = np.r_[0, 600, np.arange(601), [300] * 50, 599]
     assert np.array_equal(decoded(coded(symbols, starts), starts, len(symbols)), symbols)
 
 
-def test_a_table_of_the_fewest_bits_is_looked_up_rightly():
+def test_a_table_of_the_fewest_bits_round_trips():
     starts = rans.table(RNG(3).random(700), rans.LOOKUP_BITS)
     symbols = RNG(4).integers(0, 700, 5000)
     assert np.array_equal(decoded(coded(symbols, starts), starts, len(symbols)), symbols)
 
 
-def test_16_million_symbols_come_back():
+def test_a_table_of_16_million_symbols_round_trips():
     width = 1 << 24
     starts = rans.id_table(RNG(5).zipf(1.3, 100_000) % width, width)
     assert starts[-1] == 1 << 30
@@ -132,14 +132,14 @@ def test_16_million_symbols_come_back():
     assert len(record) <= 1.02 * bits_of(symbols, starts) / 8 + 16
 
 
-def test_nothing_takes_the_state_only():
+def test_an_empty_sequence_takes_only_the_coder_state():
     starts = rans.table(np.ones(4), 16)
     record = coded(np.zeros(0, np.int64), starts)
     assert len(record) == 8
     assert len(decoded(record, starts, 0)) == 0
 
 
-def test_ranks_come_back_at_log2_of_their_count():
+def test_ranks_round_trip_at_log2_of_their_count():
     counts = np.r_[np.arange(1, 4097), np.ones(50, np.int64), [65535] * 50]
     ranks = RNG(8).integers(0, counts)
     ranks[:4096:2] = counts[:4096:2] - 1
@@ -152,7 +152,7 @@ def test_ranks_come_back_at_log2_of_their_count():
 
 @pytest.mark.parametrize("size", [1, 2, 24, 64, 1000])
 @pytest.mark.parametrize("name", ["flat", "zipf", "gamma"])
-def test_sets_come_back_ascending_without_paying_for_an_order(name, size):
+def test_sets_round_trip_in_ascending_order_without_bits_for_an_order(name, size):
     starts = rans.table(WEIGHTS[name], 24)
     width = len(starts) - 1
     sets = np.sort(np.stack([RNG(9 + i).permutation(width)[:size] for i in range(200)]), 1)
@@ -168,7 +168,7 @@ def test_sets_come_back_ascending_without_paying_for_an_order(name, size):
 
 @pytest.mark.parametrize("bits", [16, 20, 31])
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_table_sums_to_its_power_of_two_and_forbids_no_symbol(name, bits):
+def test_a_table_sums_to_its_power_of_two_and_every_symbol_has_a_frequency(name, bits):
     starts = rans.table(WEIGHTS[name], bits)
     assert starts.dtype == np.uint32
     assert starts[0] == 0
@@ -177,7 +177,7 @@ def test_a_table_sums_to_its_power_of_two_and_forbids_no_symbol(name, bits):
     assert rans.Table(starts).bits == bits
 
 
-def test_a_table_is_close_to_its_weights():
+def test_frequencies_of_a_table_are_close_to_its_weights():
     weights = WEIGHTS["zipf"]
     shares = np.diff(rans.table(weights, 24).astype(np.int64)) / 2**24
     np.testing.assert_allclose(shares, weights / weights.sum(), rtol=1e-3, atol=2 / 2**24)
@@ -188,20 +188,21 @@ def test_a_table_is_close_to_its_weights():
     [(np.ones(5000), 12), (np.ones(3), 11), (np.ones(3), 32), (np.zeros(3), 16), (np.array([1, np.nan]), 16)],
     ids=["too many symbols", "too few bits", "too many bits", "no weight", "nan"],
 )
-def test_a_table_that_could_not_be_decoded_is_refused(weights, bits):
+def test_a_table_that_cannot_be_decoded_is_refused(weights, bits):
     with pytest.raises(ValueError):
         rans.table(weights, bits)
 
 
 @pytest.mark.parametrize(("width", "bits"), [(2, 16), (1 << 17, 23), (1 << 25, 31), ((1 << 25) + 1, 31)])
-def test_a_vocabulary_too_large_for_six_spare_bits_takes_what_there_is(width, bits, monkeypatch):
-    monkeypatch.setattr(rans.np, "bincount", lambda ids, minlength: np.zeros(1))  # 2^25 numbers, a few times over
+def test_an_id_table_has_six_spare_bits_within_16_to_31_bits(width, bits, monkeypatch):
+    # Avoids several arrays of 2^25 numbers.
+    monkeypatch.setattr(rans.np, "bincount", lambda ids, minlength: np.zeros(1))
     monkeypatch.setattr(rans, "table", lambda weights, bits: bits)
     assert rans.id_table(np.array([1]), width) == bits
 
 
 def sampled_rows(draws: int, positions: int, width: int, seed: int) -> tuple[np.ndarray, ...]:
-    """What `Sampled.rows` gives a sample: ids, counts, sizes."""
+    """Returns ids, counts and sizes as `Sampled.rows` does for a sample."""
     rng = RNG(seed)
     sizes = rng.integers(1, draws + 1, positions).astype(np.int32)
     weights = 1 / np.arange(1, width + 1)
@@ -218,7 +219,7 @@ def topk_rows(k: int, positions: int, width: int, seed: int) -> tuple[np.ndarray
 
 
 class Coded:
-    """A signal's record of one sample and a decoder into arrays that have untouched rows behind them."""
+    """A signal's record of one sample and a decoder into arrays with canary rows behind the sample's."""
 
     def __init__(self, kind: str, positions: int = 6):
         self.positions = positions
@@ -254,7 +255,7 @@ class Coded:
             topk.decode(state, stack, top, *ids, topk.classes_of(rans.Table(ids[0])), *small, *out)
 
     def survives(self, record: bytes) -> bool:
-        """Whether the record was refused; True as well where it gives other values within the tables."""
+        """Returns whether the record is refused or, if it was changed, decodes to ids within bounds."""
         try:
             ids = self.decode(record)[0]
         except ValueError:
@@ -283,7 +284,7 @@ def test_any_changed_bit_is_refused_or_stays_in_bounds(whole):
         assert whole.survives(bytes(changed)), bit
 
 
-def test_noise_never_writes_out_of_bounds(whole):
+def test_random_records_never_write_out_of_bounds(whole):
     rng = RNG(10)
     state = bytes(7) + b"\x40"
     for _ in range(3000):
@@ -293,7 +294,7 @@ def test_noise_never_writes_out_of_bounds(whole):
             assert whole.survives(state + tail)
 
 
-def test_another_samples_record_is_refused(whole):
+def test_a_record_of_another_number_of_positions_is_refused(whole):
     with pytest.raises(ValueError):
         whole.signal.decode([memoryview(whole.record)], Positions(whole.positions - 1), whole.book)
     with pytest.raises(ValueError):
@@ -301,37 +302,37 @@ def test_another_samples_record_is_refused(whole):
 
 
 class Positions:
-    """A `Where` of one sample of so many positions."""
+    """A `Where` of one sample with `count` positions."""
 
     def __init__(self, count: int):
         self.positions = torch.ones(1, count, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("state", [0, 1, 2**31 - 1, 2**63, 2**64 - 1])
-def test_a_state_that_no_coder_leaves_is_refused(state):
+def test_an_invalid_coder_state_is_refused(state):
     with pytest.raises(ValueError):
         rans.unpacked(memoryview(state.to_bytes(8, "little") + bytes(80)))
 
 
-def test_a_full_stack_is_not_pushed_over():
+def test_a_push_onto_a_full_stack_is_refused():
     with pytest.raises(ValueError, match="outgrows"):
         rans.push(np.uint64(2**63 - 1), room(3), 3, uint64(0), uint64(1), uint64(16))
 
 
-def test_an_empty_stack_is_not_popped():
+def test_a_pop_from_an_empty_stack_is_refused():
     with pytest.raises(ValueError, match="too early"):
         rans.pop(np.uint64(2**31), room(3), 0, uint64(0), uint64(1), uint64(16))
 
 
-def test_a_set_that_holds_an_id_twice_is_refused():
+def test_a_set_with_a_duplicate_id_is_refused():
     starts = rans.table(np.r_[1e12, np.ones(9)], 16)
     record = coded(np.zeros(500, np.int64), starts)
     with pytest.raises(ValueError, match="twice"):
         pop_sets(*rans.unpacked(memoryview(record)), *rans.Table(starts).popping, np.empty((1, 500), np.int64))
 
 
-def test_a_set_far_wider_than_the_usual_one_is_coded():
-    """Ids that nearly every position has, in one position among 2000: their order is drawn from little."""
+def test_a_set_far_larger_than_the_fitted_ones_round_trips():
+    """A position has 2000 ids, of which 20 occur nearly everywhere: few bits are available to draw their order from."""
     signal = Sampled(60_000, draws=4096)
     usual = np.arange(20, dtype=np.int32), np.r_[4077, np.ones(19)].astype(np.int32), np.array([20])
     wide = np.arange(2000, dtype=np.int32), np.r_[2097, np.ones(1999)].astype(np.int32), np.array([2000])

@@ -1,4 +1,4 @@
-"""Distributions of which a few ids are kept: what was drawn or cut comes back, and tells of the teacher's."""
+"""Tests sampled and top-k signals: they round-trip and approximate the teacher's distribution."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ def logits_of(width: int, lengths: list[int] = LENGTHS, spread: float = 3.0, see
 
 
 def dense_of(found: dict, width: int) -> torch.Tensor:
-    """Sampled weights as [positions, vocabulary]."""
+    """Returns sampled weights as a dense tensor [positions, vocabulary]."""
     return torch.zeros(len(found["ids"]), width).scatter_add(1, found["ids"], found["weights"])
 
 
 def draw(logits: torch.Tensor, offsets: np.ndarray, draws: int) -> torch.Tensor:
-    """Counts [positions, vocabulary] of `comb_sample`."""
+    """Returns the counts [positions, vocabulary] of `comb_sample`."""
     ids, counts, sizes = comb_sample(logits.numpy(), offsets, draws, 1.0, 1)
     out = torch.zeros(logits.shape, dtype=torch.int64)
     out[torch.arange(len(logits)).repeat_interleave(torch.from_numpy(sizes).long()), ids] = torch.from_numpy(
@@ -36,7 +36,7 @@ def draw(logits: torch.Tensor, offsets: np.ndarray, draws: int) -> torch.Tensor:
 @pytest.mark.parametrize("chosen", [None, [[0, 4], [], [6], [1, 2]]], ids=["all tokens", "masked ones"])
 @pytest.mark.parametrize("draws", [1, 24, 300])
 @pytest.mark.parametrize("width", [1, 63, 64, 257, 1000])
-def test_a_drawn_sample_comes_back_exactly(width, draws, chosen):
+def test_a_sampled_distribution_round_trips_exactly(width, draws, chosen):
     signal, where = Sampled(width, draws=draws), where_of(LENGTHS, chosen)
     answer = answer_of("logits", logits_of(width), where)
     rows, found = signal.rows(answer), returned(signal, answer)
@@ -54,18 +54,18 @@ def test_a_drawn_sample_comes_back_exactly(width, draws, chosen):
 
 
 @pytest.mark.parametrize("width", [3, 64, 100, 256, 300, 1 << 17])
-def test_each_id_is_drawn_as_often_as_its_probability_rounded_up_or_down(width):
+def test_each_count_is_the_expected_count_rounded_up_or_down(width):
     draws, logits = 40, logits_of(width, [20])[0]
     counts = draw(logits, np.random.default_rng(1).random(20), draws)
     expected = draws * logits.double().softmax(-1)
     assert (counts.sum(1) == draws).all()
-    # 1e-4: masses are float32, and a probability that is a whole number of draws may fall to either side
+    # 1e-4: masses are float32, so an expected count that is a whole number may be rounded to either side
     assert (counts >= (expected - 1e-4).floor()).all()
     assert (counts <= (expected + 1e-4).ceil()).all()
 
 
 def test_the_mean_of_many_draws_is_the_teachers_distribution():
-    """A count is floor + Bernoulli(f): its variance is f (1 - f), the mean of n draws within 5 deviations of p."""
+    """A count is floor + Bernoulli(f) with variance f (1 - f), so the mean of n draws is within 5 deviations of p."""
     width, draws, n = 300, 8, 4000
     logits = logits_of(width, [2])[0, :1]
     offsets = np.concatenate([offsets_of(key_of(7), 1, seed) for seed in range(n)])
@@ -75,12 +75,12 @@ def test_the_mean_of_many_draws_is_the_teachers_distribution():
     assert ((mean - expected).abs() <= 5 * (rest * (1 - rest) / n).sqrt() + 5e-4).all()
 
 
-def test_offsets_are_uniform_and_each_position_has_its_own():
+def test_offsets_are_uniform_and_differ_between_positions():
     offsets = offsets_of(key_of(3), 100_000, 0)
     assert (offsets >= 0).all()
     assert (offsets < 1).all()
     assert len(np.unique(offsets)) == len(offsets)
-    # 12 · 5 deviations of a uniform number, over the root of 100,000
+    # 5 standard errors of the mean of 100,000 uniform numbers, whose variance is 1 / 12
     assert abs(offsets.mean() - 0.5) < 5 * (1 / 12 / 1e5) ** 0.5
     assert abs(np.corrcoef(offsets[1:], offsets[:-1])[0, 1]) < 5 / 1e5**0.5
     histogram = np.histogram(offsets, 100, (0, 1))[0]
@@ -98,7 +98,7 @@ def test_forbidden_ids_are_never_drawn():
 
 
 @pytest.mark.parametrize("offset", [0.0, 1 - 2.0**-53])
-def test_the_first_and_the_last_tooth_hit_ids_that_have_mass(offset):
+def test_extreme_offsets_draw_only_ids_that_have_mass(offset):
     logits = torch.full((1, 1000), -torch.inf)
     logits[0, [300, 400, 600]] = torch.tensor([0.0, 5.0, 0.0])
     for draws in (1, 2, 7, 100):
@@ -106,7 +106,7 @@ def test_the_first_and_the_last_tooth_hit_ids_that_have_mass(offset):
         assert counts[0, [300, 400, 600]].sum() == draws
 
 
-def test_a_sure_teacher_and_one_that_knows_nothing_are_drawn_right():
+def test_peaked_and_uniform_distributions_are_sampled_correctly():
     logits = torch.zeros(2, 1000)
     logits[0, 123] = 1e4
     counts = draw(logits, np.array([0.3, 0.3]), 24)
@@ -117,7 +117,7 @@ def test_a_sure_teacher_and_one_that_knows_nothing_are_drawn_right():
 
 @pytest.mark.parametrize("width", [1, 63, 65, 500, 1 << 14])
 @pytest.mark.parametrize("spread", [0.0, 2.0, 30.0])
-def test_both_implementations_draw_alike_but_for_rare_ties(width, spread):
+def test_both_implementations_agree_except_for_rare_ties(width, spread):
     logits = logits_of(width, [400 if width < 1000 else 60], spread)[0]
     offsets = np.random.default_rng(4).random(len(logits))
     ids, counts, sizes = systematic_sample(logits, torch.from_numpy(offsets), 24)
@@ -129,7 +129,7 @@ def test_both_implementations_draw_alike_but_for_rare_ties(width, spread):
     assert (moved > 0).double().mean() <= 0.05
 
 
-def test_a_temperature_divides_the_logits_on_either_path():
+def test_the_sampling_temperature_divides_the_logits():
     logits = logits_of(200, [30])[0]
     offsets = np.random.default_rng(5).random(30)
     warm = comb_sample(logits.numpy(), offsets, 24, 2.5, 1)
@@ -141,7 +141,7 @@ def test_a_temperature_divides_the_logits_on_either_path():
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_a_draw_depends_on_neither_batch_nor_threads(threads, monkeypatch):
+def test_draws_are_independent_of_the_batch_and_the_thread_count(threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     signal, logits = Sampled(777), logits_of(777)
     together = signal.rows(answer_of("logits", logits, where_of(LENGTHS)))
@@ -150,14 +150,14 @@ def test_a_draw_depends_on_neither_batch_nor_threads(threads, monkeypatch):
         assert all(np.array_equal(a, b) for a, b in zip(together[i], alone, strict=True))
 
 
-def test_another_seed_or_another_sample_is_another_draw():
+def test_different_seeds_and_samples_give_different_draws():
     answer = answer_of("logits", logits_of(777)[:1].expand(4, -1, -1), where_of([7, 7, 7, 7]))
     first, other = (dense_of(returned(Sampled(777, seed=seed), answer), 777) for seed in (0, 1))
     assert not torch.equal(first, other)
     assert not torch.equal(first[:7], first[7:14])
 
 
-def test_16_million_ids_are_drawn_and_come_back():
+def test_samples_from_16_million_ids_round_trip():
     width = 1 << 24
     logits = torch.full((1, 2, width), -3.0)
     logits[0, 0, [0, 77, width - 1]] = torch.tensor([14.0, 14.5, 15.0])
@@ -171,7 +171,7 @@ def test_16_million_ids_are_drawn_and_come_back():
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("place", [0, 255, 256, 299])
 @pytest.mark.parametrize("signal", [Sampled(300), TopK(300, k=8), Dense(300, each="position")], ids=lambda s: s.kind)
-def test_logits_that_are_no_distribution_are_refused(signal, place, bad):
+def test_logits_that_are_not_finite_are_refused_with_their_position(signal, place, bad):
     logits = logits_of(300)
     logits[2, 1, place] = bad
     with pytest.raises(InputError, match="position 7 of a batch of 16"):
@@ -181,7 +181,7 @@ def test_logits_that_are_no_distribution_are_refused(signal, place, bad):
         signal.rows(answer_of("logits", logits, where_of(LENGTHS)))
 
 
-def test_a_bad_number_in_the_padding_does_no_harm():
+def test_nan_in_the_padding_is_accepted():
     logits = logits_of(300)
     logits[1, 3] = torch.nan
     for signal in (Sampled(300), TopK(300, k=8), Dense(300, each="position")):
@@ -200,13 +200,13 @@ def test_logits_of_another_width_are_refused(signal):
 
 @pytest.mark.parametrize("step", [0.03, 0.125, 0.5])
 @pytest.mark.parametrize("width", [1, 7, 100])
-def test_all_ids_kept_keep_the_distribution_to_the_grid(width, step):
+def test_top_k_of_all_ids_keeps_the_distribution_to_one_grid_step(width, step):
     logits = logits_of(width, spread=1.5)
     found = returned(TopK(width, k=width, step=step), answer_of("logits", logits, where_of(LENGTHS)))
     exact = logits[where_of(LENGTHS).tokens].log_softmax(-1)
     error = found["log_probs"] - exact
     assert torch.equal(found["ids"], torch.arange(width).expand(len(exact), -1))
-    # each is off by half a step, and all of a position by a common factor of no more
+    # each id is off by at most half a step, and a whole position by a common factor of at most as much
     assert (error - (error.amax(1) + error.amin(1))[:, None] / 2).abs().max() <= step / 2 + 1e-4
     assert error.abs().max() <= step + 1e-4
     assert found["tail"].max() < 1e-5
@@ -214,7 +214,7 @@ def test_all_ids_kept_keep_the_distribution_to_the_grid(width, step):
 
 @pytest.mark.parametrize(("width", "k"), [(10, 1), (100, 7), (2000, 64), (1 << 17, 64)])
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 50.0])
-def test_the_likeliest_ids_and_the_tail_are_kept_to_the_grid(width, k, spread):
+def test_the_likeliest_ids_and_the_tail_are_stored_to_one_grid_step(width, k, spread):
     where, signal = where_of([3, 2]), TopK(width, k=k)
     logits = logits_of(width, [3, 2], spread)
     found = returned(signal, answer_of("logits", logits, where))
@@ -229,7 +229,7 @@ def test_the_likeliest_ids_and_the_tail_are_kept_to_the_grid(width, k, spread):
     assert (found["tail"] - tail).abs().le(tail * (np.exp(signal.step) - 1) + 1e-6).all()
 
 
-def test_a_sure_teacher_leaves_no_tail():
+def test_a_one_hot_distribution_has_no_tail():
     logits = torch.full((1, 1, 500), -torch.inf)
     logits[..., 42] = 3.0
     found = returned(TopK(500, k=4), answer_of("logits", logits, where_of([1])))
@@ -240,7 +240,7 @@ def test_a_sure_teacher_leaves_no_tail():
     assert not found["log_probs"].isnan().any()
 
 
-def test_a_topk_temperature_divides_the_logits():
+def test_the_top_k_temperature_divides_the_logits():
     where, logits = where_of(LENGTHS), logits_of(100)
     warm = returned(TopK(100, k=9, temperature=2.0), answer_of("logits", logits, where))
     plain = returned(TopK(100, k=9), answer_of("logits", logits / 2, where))

@@ -1,4 +1,4 @@
-"""Pooling, and the folder of Sentence Transformers: what is written there and what is read."""
+"""Tests pooling, and reading and writing Sentence Transformers folders."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ FORMS = [
 def build(family: str, form: SentenceForm) -> PooledModel:
     body = build_model(family, "Model")
     set_form(body.config, form)
-    torch.manual_seed(7)  # of the projections
+    torch.manual_seed(7)  # initializes the projections
     model = PooledModel.from_config(body.config)
     model.load_state_dict(body.state_dict(), strict=False)
     return model
@@ -46,7 +46,7 @@ def vectors(model: PooledModel, tokenizer: PreTrainedTokenizerBase, texts: list[
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken"])
-def test_padding_is_pooled_or_another_token_than_meant(pooling, side, token_batch):
+def test_pooling_uses_the_right_tokens_and_ignores_padding(pooling, side, token_batch):
     mask = token_batch["attention_mask"]
     states = torch.randn(*mask.shape, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) - 3
     if side == "left":
@@ -62,7 +62,7 @@ def test_padding_is_pooled_or_another_token_than_meant(pooling, side, token_batc
 
 
 @pytest.mark.parametrize(("family", "form"), FORMS)
-def test_a_vector_changes_with_the_texts_beside_it(family, form, tokenizer):
+def test_the_vector_of_a_text_is_independent_of_its_batch(family, form, tokenizer):
     model = build(family, form)
     together = vectors(model, tokenizer)
     assert together.shape == (9, vector_width(model.config))
@@ -72,7 +72,7 @@ def test_a_vector_changes_with_the_texts_beside_it(family, form, tokenizer):
 
 
 @pytest.mark.parametrize(("family", "form"), FORMS)
-def test_sentence_transformers_gives_other_vectors_than_what_it_loads(family, form, tokenizer, tmp_path):
+def test_sentence_transformers_computes_the_same_vectors_and_saves_a_loadable_folder(family, form, tokenizer, tmp_path):
     loads = pytest.importorskip("sentence_transformers").SentenceTransformer
     model = build(family, form)
     folder = saved(model, tokenizer, tmp_path / "model")
@@ -83,17 +83,17 @@ def test_sentence_transformers_gives_other_vectors_than_what_it_loads(family, fo
     theirs = loads(str(folder), device="cpu")
     found = torch.from_numpy(theirs.encode(TEXTS, batch_size=len(TEXTS)))
     torch.testing.assert_close(found, vectors(model, tokenizer), rtol=0, atol=1e-6)
-    # And back: what it saves of it, in the layout of its newest release.
+    # The reverse direction: Sentence Transformers saves the folder in its newest layout.
     theirs.save(str(tmp_path / "theirs"))
     again = PooledModel.from_pretrained(tmp_path / "theirs")
     assert (again.form.pooling, again.form.projections) == (form.pooling, form.projections)
     assert again.form.normalize == form.normalize
-    again.form = form  # the longest text is in the tokenizer there
+    again.form = form  # max_length is in the tokenizer's files there
     assert torch.equal(vectors(again, tokenizer), vectors(model, tokenizer))
 
 
 @pytest.mark.parametrize(("family", "form"), FORMS)
-def test_a_weight_or_a_form_is_lost_on_the_way(family, form, tokenizer, tmp_path):
+def test_saving_and_loading_preserve_the_weights_and_the_form(family, form, tokenizer, tmp_path):
     model = build(family, form)
     folder = saved(model, tokenizer, tmp_path / "model")
     again, told = PooledModel.from_pretrained(folder, output_loading_info=True)
@@ -102,12 +102,12 @@ def test_a_weight_or_a_form_is_lost_on_the_way(family, form, tokenizer, tmp_path
     assert not again.training
     assert again.state_dict().keys() == model.state_dict().keys()
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
-    # Its own file is the stock body's, to the last name.
+    # model.safetensors has exactly the weight names of the stock body.
     stock, told = AutoModel.from_pretrained(folder, output_loading_info=True)
     assert not any(told.values())
     assert json.loads((folder / "config.json").read_text())["architectures"] == [type(stock).__name__]
     assert set(load_file(folder / "model.safetensors")) == set(stock.state_dict())
-    # Without the folder's other files, as where each process wrote its part of the weights, the config knows.
+    # Without modules.json, as when each process wrote its shard of the weights, the form is read from the config.
     (folder / "modules.json").unlink()
     if form.projections:
         with pytest.raises(InputError, match="has other weights of Dense modules than its config says"):
@@ -117,7 +117,7 @@ def test_a_weight_or_a_form_is_lost_on_the_way(family, form, tokenizer, tmp_path
         assert stored_fingerprint(folder, PooledModel) == weights_fingerprint(model)
 
 
-def test_a_plain_checkpoint_is_pooled_otherwise_than_said(body_folder, tokenizer, tmp_path):
+def test_a_plain_checkpoint_is_mean_pooled_as_described(body_folder, tokenizer, tmp_path):
     model = SentenceEmbedding(()).load(str(body_folder), 0)
     assert model.form == SentenceForm("mean")
     assert read_form(body_folder) is None
@@ -132,7 +132,7 @@ def test_a_plain_checkpoint_is_pooled_otherwise_than_said(body_folder, tokenizer
     assert described(written) == "first token, projected to 8, normalised (modules.json)"
 
 
-def test_a_body_of_another_head_or_kind_is_pooled(headed_folder, tokenizer, tmp_path):
+def test_classifiers_and_encoder_decoders_are_refused_but_masked_lms_are_loaded(headed_folder, tokenizer, tmp_path):
     with pytest.raises(InputError, match="found BertForSequenceClassification: it was trained for another task"):
         SentenceEmbedding(()).load(str(headed_folder), 0)
     masked = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "masked")
@@ -183,7 +183,7 @@ def modules(*kinds: str) -> list[dict[str, object]]:
         ),
     ],
 )
-def test_a_model_that_gives_other_vectors_is_loaded(folder, file, values, error):
+def test_a_folder_whose_vectors_cannot_be_reproduced_is_refused(folder, file, values, error):
     changed(folder / file, **values)
     with pytest.raises(InputError, match=error):
         PooledModel.from_pretrained(folder)
@@ -191,9 +191,9 @@ def test_a_model_that_gives_other_vectors_is_loaded(folder, file, values, error)
         SentenceEmbedding.check(AutoConfig.from_pretrained(folder), str(folder))
 
 
-def test_a_text_is_read_with_capitals_where_it_should_not_be(folder):
+def test_do_lower_case_requires_a_tokenizer_that_lowercases(folder):
     changed(folder / "sentence_bert_config.json", do_lower_case=True)
-    assert read_form(folder) is not None  # its tokenizer writes small letters anyway
+    assert read_form(folder) is not None  # the tokenizer lowercases anyway
     rules = json.loads((folder / "tokenizer.json").read_text())
     rules["normalizer"]["lowercase"] = False
     (folder / "tokenizer.json").write_text(json.dumps(rules))
@@ -201,7 +201,7 @@ def test_a_text_is_read_with_capitals_where_it_should_not_be(folder):
         read_form(folder)
 
 
-def test_a_damaged_folder_is_loaded(folder):
+def test_a_damaged_folder_is_refused(folder):
     shutil.copytree(folder, folder.with_name("whole"))
     (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(InputError, match="expected the weights of a Dense in 2_Dense/model.safetensors"):
@@ -216,7 +216,7 @@ def test_a_damaged_folder_is_loaded(folder):
         SentenceForm("sum")
 
 
-def test_a_part_of_a_teacher_is_pooled_otherwise(tokenizer, tmp_path):
+def test_a_student_keeps_its_teachers_pooling_and_normalization(tokenizer, tmp_path):
     teacher = build("bert", SentenceForm("cls", normalize=True, max_length=20))
     assert torch.equal(vectors(build_student(teacher, "teacher"), tokenizer), vectors(teacher, tokenizer))
     student = build_student(teacher, "layers=2,hidden=16")
@@ -227,9 +227,9 @@ def test_a_part_of_a_teacher_is_pooled_otherwise(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(("family", "form"), FORMS)
-def test_a_weight_that_no_vector_reads_waits_for_a_gradient(family, form, tokenizer):
+def test_every_trainable_weight_gets_a_gradient_and_only_the_pooler_is_frozen(family, form, tokenizer):
     model = build(family, form)
-    model.requires_grad_(False).requires_grad_(True)  # as whoever loads it may do
+    model.requires_grad_(False).requires_grad_(True)  # as a caller may do after loading
     inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
     if family == "distilbert":
         del inputs["token_type_ids"]
@@ -241,7 +241,7 @@ def test_a_weight_that_no_vector_reads_waits_for_a_gradient(family, form, tokeni
 
 
 @pytest.mark.parametrize(("family", "form"), FORMS[1::2])
-def test_an_exported_graph_takes_texts_of_one_length(family, form, tokenizer):
+def test_an_exported_graph_accepts_batches_and_texts_of_other_lengths(family, form, tokenizer):
     model = build(family, form)
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=64)}
     example = {name: torch.ones(2, 8, dtype=torch.long) for name in ("input_ids", "attention_mask")}

@@ -1,4 +1,4 @@
-"""Reading ahead: the same batches in the same order, errors at their turn, and no thread left behind."""
+"""Tests reading ahead: the same batches in the same order, errors at their turn, and no leftover thread."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ def workers() -> list[str]:
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
-def test_the_order_depends_on_the_threads(threads):
+def test_the_order_is_independent_of_the_number_of_threads(threads):
     def slow_at_first(i: int) -> int:
         time.sleep(0.02 if i % 3 == 0 else 0)
         return i * i
@@ -38,7 +38,7 @@ def test_the_order_depends_on_the_threads(threads):
     assert not workers()
 
 
-def test_more_is_made_ahead_than_asked():
+def test_no_more_is_read_ahead_than_the_requested_depth():
     begun: list[int] = []
     made = iter(Ahead(lambda i: begun.append(i) or i, iter(range(100)), threads=2, depth=4))
     assert next(made) == 0
@@ -49,7 +49,7 @@ def test_more_is_made_ahead_than_asked():
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_an_error_comes_early_or_late(threads):
+def test_an_error_is_raised_at_its_own_turn(threads):
     def make(i: int) -> int:
         if i == 3:
             raise InputError("sample 3 is damaged")
@@ -62,13 +62,13 @@ def test_an_error_comes_early_or_late(threads):
     assert not workers()
 
 
-def test_waiting_is_not_counted_or_counted_while_the_step_runs():
+def test_waiting_counts_only_the_time_that_the_step_waits_for_a_batch():
     waiting = Waiting()
     consumer = iter(Ahead(lambda i: time.sleep(0.05) or i, range(6), threads=1, waiting=waiting))
     next(consumer)
     waiting.share()
     for _ in consumer:
-        time.sleep(0.1)  # the step: long enough for the next batch to be made meanwhile
+        time.sleep(0.1)  # the training step, long enough to prepare the next batch meanwhile
     assert waiting.share() < 0.2
     slow = Waiting()
     for _ in Ahead(lambda i: time.sleep(0.05) or i, range(6), threads=0, waiting=slow):
@@ -77,7 +77,7 @@ def test_waiting_is_not_counted_or_counted_while_the_step_runs():
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2])
-def test_batches_read_ahead_are_other_batches(threads):
+def test_batches_read_ahead_equal_plain_batches(threads):
     plain = TrainBatches(data(), 8, 0, seed=3)
     ahead = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
     for expected, found in zip(plain, ahead, strict=True):
@@ -88,7 +88,7 @@ def test_batches_read_ahead_are_other_batches(threads):
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_resumed_reader_skips_what_was_only_read_ahead(threads):
+def test_a_resumed_reader_does_not_skip_batches_that_were_only_read_ahead(threads):
     def labels(batches: Iterator) -> list[list[int]]:
         return [batch["labels"].tolist() for batch in batches]
 
@@ -96,7 +96,7 @@ def test_a_resumed_reader_skips_what_was_only_read_ahead(threads):
     everything = labels(iter(whole)) + labels(iter(whole))
     stopped = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
     seen = [batch["labels"].tolist() for batch, _ in zip(stopped, range(2), strict=False)]
-    # zip asks for a third batch before it looks at the range, as a training that is killed within it would.
+    # zip requests a third batch before it checks the range, as a run that is killed during that batch would.
     resumed = TrainBatches(data(), 8, 0, seed=3, signals=signals, threads=threads)
     resumed.load_state_dict({"position": 2})
     rest = labels(iter(resumed)) + labels(iter(resumed))

@@ -1,4 +1,4 @@
-"""Two tokenizers on one text: what is laid on what, what spells the same, and the rows that are made of it."""
+"""Tests two tokenizers on one text: aligned spans, shared vocabularies, and the rows built from them."""
 
 import random
 
@@ -29,7 +29,7 @@ PAIRS = {
 
 
 def random_texts(count: int, seed: int = 0) -> list[str]:
-    """Words of the sentences and of single letters, runs of blanks, line ends, and letters of several bytes."""
+    """Returns texts of common and rare words, runs of blanks, line breaks, and characters of several bytes."""
     rng = random.Random(seed)
     words = " ".join(SENTENCES).split()
     parts = ["ü", "中文", "😀", "é", "'", "--", "3.14", "Mädchen", "unbelievable", "THE"]
@@ -52,7 +52,7 @@ def refusal(call, *args, **settings) -> str:
 
 
 def cuts(offsets: np.ndarray, length: int) -> list[set[int]]:
-    """For every place between two tokens with characters, the characters before which the text can be cut there."""
+    """Returns, for each boundary between two tokens with characters, the offsets at which the text can be split."""
     with_text = offsets[offsets[:, 1] > offsets[:, 0]].tolist()
     return [
         {
@@ -65,7 +65,7 @@ def cuts(offsets: np.ndarray, length: int) -> list[set[int]]:
 
 
 def longest_chain(a: list[set[int]], b: list[set[int]]) -> int:
-    """The most pairs of places that can be the same, by dynamic programming over all pairs."""
+    """Returns the largest number of boundaries that can coincide, by dynamic programming over all pairs."""
     best = np.zeros((len(a) + 1, len(b) + 1), int)
     for i in range(len(a)):
         for j in range(len(b)):
@@ -77,7 +77,7 @@ def longest_chain(a: list[set[int]], b: list[set[int]]) -> int:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_spans_miss_a_token_or_hold_other_characters_or_could_be_smaller(pair):
+def test_spans_cover_every_token_hold_the_same_text_and_are_minimal(pair):
     a, b = (make() for make in PAIRS[pair])
     several = 0
     for text in random_texts(30):
@@ -98,14 +98,15 @@ def test_spans_miss_a_token_or_hold_other_characters_or_could_be_smaller(pair):
     assert several, "no span of several tokens was met"
 
 
-def test_a_span_is_wrong_by_hand():
+def test_spans_equal_examples_computed_by_hand():
     words = [(0, 0), (0, 5), (6, 8), (8, 11), (0, 0)]  # [CLS] hello wo ##rld [SEP]
     whole, trimmed = [(0, 3), (3, 5), (5, 11)], [(0, 3), (3, 5), (6, 11)]  # hel lo Ġworld
     for letters in (whole, trimmed):
         assert aligned_spans(np.array(words), np.array(letters)).tolist() == [[1, 2, 0, 2], [2, 4, 2, 3]]
     alone = [(0, 5), (5, 6), (6, 11)]  # hello Ġ world
     assert aligned_spans(np.array(words), np.array(alone)).tolist() == [[1, 2, 0, 1], [2, 4, 1, 3]]
-    shared_letter = [(0, 1), (0, 2), (1, 2), (2, 3)]  # the second token has the last byte of 0 and the first of 1
+    # The second token holds the last byte of character 0 and the first of character 1.
+    shared_letter = [(0, 1), (0, 2), (1, 2), (2, 3)]
     assert aligned_spans(np.array([(0, 1), (1, 2), (2, 3)]), np.array(shared_letter)).tolist() == [
         [0, 2, 0, 3],
         [2, 3, 3, 4],
@@ -118,7 +119,7 @@ def test_a_span_is_wrong_by_hand():
 
 
 @pytest.mark.parametrize("make", [wordpiece, byte_level, sentencepiece])
-def test_a_vocabulary_is_not_shared_with_itself(make):
+def test_a_vocabulary_shares_every_token_with_itself(make):
     ids = np.arange(len(make()))
     assert shared_vocabulary(make(), make()).tolist() == np.stack([ids, ids], 1).tolist()
 
@@ -130,7 +131,7 @@ TOKENS = {
 
 
 @pytest.mark.parametrize(("a", "b", "kind"), [(wordpiece, byte_level, "bytes"), (byte_level, sentencepiece, "pieces")])
-def test_tokens_are_paired_with_others_than_those_that_spell_the_same(a, b, kind):
+def test_shared_tokens_spell_the_same_text(a, b, kind):
     a, b = a(), b()
     pairs = shared_vocabulary(a, b)
     names = [(a.convert_ids_to_tokens(int(i)), b.convert_ids_to_tokens(int(j))) for i, j in pairs]
@@ -145,7 +146,7 @@ def test_tokens_are_paired_with_others_than_those_that_spell_the_same(a, b, kind
         assert len(set(texts)) == 1 or not name.removeprefix("##").isalnum(), "one of the two begins a word"
 
 
-def test_a_byte_spells_another():
+def test_spellings_of_the_tokens_of_a_text_join_to_its_bytes():
     tokenizer = byte_level()
     spelled = {number: text for (kind, text), number in spellings(tokenizer).items() if kind == "text"}
     for text in random_texts(40, seed=1):
@@ -156,7 +157,7 @@ def test_a_byte_spells_another():
 
 
 @pytest.mark.parametrize(("length", "teacher_length"), [(12, 40), (64, 12), (24, 24), (400, 400)])
-def test_text_is_lost_or_read_twice_or_too_long(length, teacher_length):
+def test_rows_hold_all_text_once_within_both_length_limits(length, teacher_length):
     student, teacher = wordpiece(), byte_level()
     texts = random_texts(40, seed=2)
     rows = encode_twice(student, teacher, texts, length, teacher_length)
@@ -174,7 +175,7 @@ def test_text_is_lost_or_read_twice_or_too_long(length, teacher_length):
         assert teacher.decode(taught) == "".join(f"{text}<eos>" for text in texts)
 
 
-def test_a_span_of_a_row_has_other_text_on_either_side():
+def test_spans_of_a_row_hold_the_same_text_on_both_sides():
     student, teacher = wordpiece(), byte_level()
     rows = encode_twice(student, teacher, SENTENCES, 20, 30)
     for ids, taught, spans in zip(rows.input_ids, rows.teacher_input_ids, rows.spans, strict=True):
@@ -189,9 +190,9 @@ def test_a_span_of_a_row_has_other_text_on_either_side():
             assert said[0].replace(" ", "").replace("##", "") == plain
 
 
-def test_what_cannot_be_compared_goes_uncounted():
+def test_texts_and_tokens_that_cannot_be_compared_are_counted():
     student, teacher = wordpiece(), byte_level()
-    long = "ж" * 9  # one unknown token to the student, 18 bytes to the teacher
+    long = "ж" * 9  # one unknown token for the student, 18 bytes for the teacher
     rows = encode_twice(student, teacher, ["a mill", long, "\u200b"], 12, 12)
     assert (len(rows), rows.unaligned, rows.single) == (1, 2, 1), "after the long word only the text's end is left"
     assert len(encode_twice(student, teacher, [], 12, 12)) == 0
@@ -203,7 +204,7 @@ def test_what_cannot_be_compared_goes_uncounted():
     assert encode_twice(teacher, teacher, ["a b"] * 3, 2, 2).single > 0
 
 
-def test_a_batch_asks_for_another_token_than_the_next():
+def test_spans_of_a_batch_point_to_next_token_labels():
     student, teacher = wordpiece(), byte_level()
     rows = encode_twice(student, teacher, SENTENCES, 20, 30)
     order = [3, 0, 5]
@@ -236,7 +237,7 @@ def masked_rows() -> tuple[TwiceEncoded, TwiceMasked]:
     )
 
 
-def test_a_word_is_hidden_from_one_model_only(masked_rows):
+def test_masked_spans_are_hidden_from_both_models(masked_rows):
     rows, data = masked_rows
     batch = data.collate(range(len(rows)), 0)
     total = chosen = 0
@@ -261,7 +262,7 @@ def test_a_word_is_hidden_from_one_model_only(masked_rows):
     assert answered_spans(batch["spans"], batch["labels"], batch["teacher_labels"]).sum() == chosen
 
 
-def test_masks_on_two_tokenizers_depend_on_the_batch_or_not_on_the_epoch(masked_rows):
+def test_masks_on_two_tokenizers_depend_on_the_epoch_but_not_on_the_batch(masked_rows):
     rows, data = masked_rows
     alone, beside = data.collate([4], 0, epoch=2), data.collate([0, 4], 0, epoch=2)
     for name in ("input_ids", "teacher_input_ids", "spans"):
@@ -273,10 +274,11 @@ def test_masks_on_two_tokenizers_depend_on_the_batch_or_not_on_the_epoch(masked_
     assert not torch.equal(first, later)
     assert data.lengths.tolist() == rows.lengths.tolist()
     assert data.notes == rows.notes
-    assert set(data.notes) <= {"single"}  # how many depends on the tokenizer's training, where ties may go either way
+    # The count depends on the tokenizer's training, whose ties may be broken either way.
+    assert set(data.notes) <= {"single"}
 
 
-def test_bad_tokenizers_are_taken():
+def test_unsuitable_tokenizers_and_lengths_are_refused():
     slow = ByT5Tokenizer()
     assert "expected a fast one" in refusal(shared_vocabulary, slow, wordpiece())
     assert "expected a fast one" in refusal(encode_twice, wordpiece(), slow, ["a"], 9, 9)

@@ -1,4 +1,4 @@
-"""Lists and numbers in the cells of csv and jsonl files, which hold text alone: the task is told by them, and read."""
+"""Tests lists and numbers in text cells of csv and jsonl files: parsing, and the task inferred from them."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ def as_parquet(rows: list[dict[str, Any]], file: Path) -> None:
 
 
 def as_csv(rows: list[dict[str, Any]], file: Path) -> None:
-    """As pandas writes it: lists in Python's spelling."""
+    """Writes a csv file as pandas does, with lists in Python's notation."""
     with file.with_suffix(".csv").open("w", newline="") as opened:
         csv.writer(opened).writerows([list(rows[0]), *(list(row.values()) for row in rows)])
 
@@ -49,7 +49,7 @@ def as_csv(rows: list[dict[str, Any]], file: Path) -> None:
     ],
     ids=["several", "numbers", "tagged", "classes", "rated"],
 )
-def test_the_same_rows_are_of_another_task_in_another_format(write, rows, task, labels, tmp_path):
+def test_the_task_and_its_labels_are_the_same_in_every_format(write, rows, task, labels, tmp_path):
     write(rows, tmp_path / "train")
     config = DataConfig(path=str(tmp_path))
     found, why = choose("auto", BertConfig(architectures=["BertModel"]), "x", config)
@@ -57,7 +57,7 @@ def test_the_same_rows_are_of_another_task_in_another_format(write, rows, task, 
     assert TASKS[found].read(config, 0).labels == labels
 
 
-def test_a_list_is_read_as_one_name_or_its_words_are_joined():
+def test_only_lists_in_json_or_python_notation_are_parsed():
     wanted = ["a", "it's", "b, c"]
     for cell in (wanted, json.dumps(wanted), str(wanted), f" {wanted} \n", "['a',\n \"it's\", 'b, c']"):
         assert list_in(cell) == wanted
@@ -81,7 +81,7 @@ def test_a_list_is_read_as_one_name_or_its_words_are_joined():
     assert hold_lists(["['a']", "", "[]"])
 
 
-def test_ids_and_names_are_taken_for_numbers():
+def test_ids_and_names_are_not_taken_for_fractions():
     assert hold_fractions(["0.5", "", "2", "-1e-3"])
     for cells in (
         ["1", "2"],
@@ -97,7 +97,7 @@ def test_ids_and_names_are_taken_for_numbers():
         assert not hold_fractions(cells), cells
 
 
-def test_brackets_end_the_run_with_a_traceback_or_become_words(tmp_path):
+def test_brackets_in_texts_are_kept_and_malformed_lists_are_refused(tmp_path):
     rows = [{"tokens": "[ citation needed ]", "tags": "O B-x B-x O"}, {"tokens": "[1] says", "tags": "O O"}] * 6
     as_csv(rows, tmp_path / "train")
     splits = load_tagged(DataConfig(path=str(tmp_path)))

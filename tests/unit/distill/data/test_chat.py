@@ -1,4 +1,4 @@
-"""Instruction data: who speaks is written as the template says, and only the assistant's tokens are asked for."""
+"""Tests instruction data: roles are written by the template, and only the assistant's tokens are targets."""
 
 import json
 
@@ -41,7 +41,7 @@ HEADERS = """{{ bos_token }}{% for m in messages %}{{ '<|head|>' + m['role'] + '
 {%- endfor %}{% if add_generation_prompt %}{{ '<|head|>assistant<|/head|>\n\n' }}{% endif %}"""
 BRACKETS = """{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}
 {%- else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"""
-# Thoughts are kept in the last turn only, as by reasoning models' templates.
+# Keeps thoughts in the last turn only, as the templates of reasoning models do.
 FORGETFUL = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}")
 HEADLESS = CHATML.split("{% if add_generation_prompt")[0]
 SPECIALS = ["<s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|/head|>", "<|eot|>", "<pad>"]
@@ -57,8 +57,8 @@ WHOLE = Turns(TALK)
 
 
 def tokenizer_of(template: str | None = None, kind: str = "bytes", *, bos: bool = False, **tokens: str):
-    """Byte-level BPE; `trimmed` leaves blanks out of a token's characters, as RoBERTa's does; `marked` is no byte-level
-    one but writes blanks as a character, as Llama 2's does.
+    """Builds a byte-level BPE tokenizer; `trimmed` excludes blanks from a token's offsets, as RoBERTa's does; `marked`
+    isn't byte-level but writes blanks as a character, as Llama 2's does.
     """
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -81,7 +81,7 @@ def tokenizer_of(template: str | None = None, kind: str = "bytes", *, bos: bool 
 
 
 def asked_text(tokenizer, blocks: AskedBlocks, row: int = 0) -> list[str]:
-    """The runs of asked tokens, decoded."""
+    """Returns the runs of target tokens, decoded."""
     ids, asked = blocks.input_ids[row], blocks.asked[row]
     edges = np.flatnonzero(np.diff(np.concatenate([[False], asked, [False]]).astype(int)))
     return [tokenizer.decode(ids[first:last]) for first, last in edges.reshape(-1, 2)]
@@ -93,7 +93,7 @@ def refusal(call, *args) -> str:
     return str(caught.value)
 
 
-# --- what is asked for
+# --- training targets
 
 ANSWERS = ["it is good", "also\n\ngood \U0001f642"]
 
@@ -103,13 +103,13 @@ ANSWERS = ["it is good", "also\n\ngood \U0001f642"]
     ("template", "end"),
     [(MARKED, "<|im_end|>"), (CHATML, "<|im_end|>"), (HEADERS, "<|eot|>"), (BRACKETS, "<|im_end|>")],
 )
-def test_a_prompt_is_learned_or_an_answer_is_not(template, end, kind):
+def test_answers_are_training_targets_and_prompts_are_not(template, end, kind):
     tokenizer = tokenizer_of(template, kind)
     messages = TALK[1:] if template == BRACKETS else TALK
     blocks = encode_chats(tokenizer, [Turns(messages)], 500)
     whole = tokenizer.apply_chat_template(messages, return_dict=False)
     assert blocks.input_ids[0].tolist() == whole
-    blank = " " if template == BRACKETS and kind != "marked" else ""  # that decoder strips the first one
+    blank = " " if template == BRACKETS and kind != "marked" else ""  # that decoder strips the first blank
     assert asked_text(tokenizer, blocks) == [blank + answer + end for answer in ANSWERS]
     last = encode_chats(tokenizer, [Turns(messages)], 500, ChatConfig(asked="last"))
     assert asked_text(tokenizer, last) == [blank + ANSWERS[1] + end]
@@ -117,7 +117,7 @@ def test_a_prompt_is_learned_or_an_answer_is_not(template, end, kind):
     assert not any(last.counted.values())
 
 
-def test_marked_tokens_differ_from_those_of_transformers():
+def test_marked_tokens_equal_the_assistant_mask_of_transformers():
     tokenizer = tokenizer_of(MARKED)
     own = encode_chats(tokenizer, [WHOLE], 500)
     theirs = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
@@ -127,7 +127,7 @@ def test_marked_tokens_differ_from_those_of_transformers():
     assert np.array_equal(own.asked[0], unmarked.asked[0]), "the same text, told turn by turn"
 
 
-def test_a_template_that_forgets_is_believed():
+def test_a_template_that_rewrites_earlier_turns_is_refused_unless_asked_is_last():
     tokenizer = tokenizer_of(FORGETFUL)
     talk = [dict(message) for message in TALK]
     talk[2]["content"] = "<think>hm</think>it is good"
@@ -141,14 +141,14 @@ def test_a_template_that_forgets_is_believed():
     assert asked_text(tokenizer, blocks) == [ANSWERS[1] + "<|im_end|>"]
 
 
-def test_the_header_of_an_answer_is_learned():
+def test_a_template_without_a_generation_prompt_is_refused():
     said = refusal(encode_chats, tokenizer_of(HEADLESS), [WHOLE], 500)
     assert (
         "found one that writes '<|im_start|>assistant\\n' with the answer only: the model would learn to say it" in said
     )
 
 
-def test_a_greeting_or_a_blank_answer_is_learned():
+def test_greetings_and_blank_answers_are_no_training_targets():
     tokenizer = tokenizer_of(CHATML)
     hello = {"role": "assistant", "content": "also"}
     blank = {"role": "assistant", "content": " "}
@@ -157,7 +157,7 @@ def test_a_greeting_or_a_blank_answer_is_learned():
     assert asked_text(tokenizer, blocks, 1) == [ANSWERS[1] + "<|im_end|>"]
 
 
-def test_a_template_refuses_and_another_form_is_learned():
+def test_a_conversation_that_the_template_cannot_write_is_refused():
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
     said = refusal(encode_chats, tokenizer_of(strict), [Turns(TALK[1:]), WHOLE], 500)
     assert (
@@ -170,7 +170,7 @@ def test_a_template_refuses_and_another_form_is_learned():
 
 
 @pytest.mark.parametrize("bos", [False, True])
-def test_a_completion_is_not_joined_to_its_prompt_or_has_no_end(bos):
+def test_a_completion_is_joined_to_its_prompt_and_ends_in_eos(bos):
     tokenizer = tokenizer_of(bos=bos)
     blocks = encode_chats(tokenizer, [Completed("what is it", " it is good")], 500)
     ids = tokenizer("what is it it is good")["input_ids"]
@@ -181,14 +181,14 @@ def test_a_completion_is_not_joined_to_its_prompt_or_has_no_end(bos):
     assert [row.tolist() for row in prompts] == [tokenizer(text)["input_ids"] for text in ("what is it", "also")]
 
 
-def test_a_token_of_both_sides_goes_uncounted():
+def test_a_token_shared_by_prompt_and_completion_is_counted():
     tokenizer = tokenizer_of()
     blocks = encode_chats(tokenizer, [Completed("wha", "t is it"), Completed("what is", " it")], 500)
     assert blocks.counted["answers_that_share_a_token"] == 1
     assert asked_text(tokenizer, blocks, 0) == ["what is it<|im_end|>"]
 
 
-def test_a_token_without_characters_is_dropped_from_an_answer():
+def test_an_answer_keeps_its_tokens_without_characters():
     offsets = np.array([[0, 2], [3, 3], [4, 5], [6, 6], [6, 8], [0, 0]])
     asked, shared = asked_tokens(offsets, [(2, 6)])
     assert (asked.tolist(), shared) == ([False, True, True, True, False, False], 0)
@@ -200,7 +200,7 @@ def test_a_token_without_characters_is_dropped_from_an_answer():
 
 
 @pytest.mark.parametrize("template", [MARKED, CHATML, HEADERS])
-def test_a_model_goes_on_from_something_else_than_its_prompt(template):
+def test_prompts_equal_the_template_with_its_generation_prompt(template):
     tokenizer = tokenizer_of(template)
     open_end = Turns(TALK[:2])
     *prompts, nobody, unasked = prompt_rows(tokenizer, [WHOLE, open_end, Turns([]), Turns(TALK[:1])], 500)
@@ -217,10 +217,10 @@ def test_a_model_goes_on_from_something_else_than_its_prompt(template):
     assert not blocks.asked[0][start - 1]
 
 
-# --- what is left out
+# --- skipped and truncated conversations
 
 
-def test_a_conversation_is_left_out_or_cut_without_a_count():
+def test_skipped_and_truncated_conversations_are_counted():
     tokenizer = tokenizer_of(CHATML)
     chats = [WHOLE, Turns(TALK[:3]), Turns(TALK[:2]), Turns([]), Turns([{"role": "user", "content": " "}])]
     full = [len(row) for row in encode_chats(tokenizer, chats[:2], 500).input_ids]
@@ -253,7 +253,7 @@ def test_a_conversation_is_left_out_or_cut_without_a_count():
         (tokenizer_of(eos_token=""), Completed("a", "b"), "tokenizer: expected an eos or a sep token, found neither"),
     ],
 )
-def test_a_tokenizer_without_a_template_or_an_end_is_used(tokenizer, chat, said):
+def test_a_tokenizer_without_the_required_template_or_end_token_is_refused(tokenizer, chat, said):
     assert said in refusal(encode_chats, tokenizer, [chat], 500)
     other = Completed("a", "b") if isinstance(chat, Turns) else WHOLE
     if isinstance(chat, Completed):
@@ -261,7 +261,7 @@ def test_a_tokenizer_without_a_template_or_an_end_is_used(tokenizer, chat, said)
     assert len(encode_chats(tokenizer, [other], 500)) == 1
 
 
-def test_a_template_of_a_file_is_not_the_one_in_use(tmp_path):
+def test_a_template_file_overrides_the_template_of_the_tokenizer(tmp_path):
     (tmp_path / "mine.jinja").write_text(HEADERS, "utf-8")
     config = ChatConfig(template=str(tmp_path / "mine.jinja"))
     for own in (None, CHATML):
@@ -275,7 +275,7 @@ def test_a_template_of_a_file_is_not_the_one_in_use(tmp_path):
 # --- batches
 
 
-def test_an_end_that_also_pads_is_no_label_or_a_prompt_is_one():
+def test_an_eos_that_also_pads_is_a_label_at_the_end_of_each_answer_only():
     tokenizer = tokenizer_of(CHATML)
     assert padding_id(tokenizer) == tokenizer.eos_token_id
     blocks = encode_chats(tokenizer, [WHOLE, Turns(TALK[1:3]), Completed("also", " good")], 500)
@@ -298,7 +298,7 @@ def chats_at(path: str) -> list[Chat]:
     return load_bare_conversations(DataConfig(path=path)).texts
 
 
-def test_a_form_of_data_is_read_as_another(tmp_path):
+def test_every_conversation_format_is_read_from_jsonl_and_parquet(tmp_path):
     rows = {
         "messages": [{"messages": TALK}, {"messages": TALK[:2], "id": 3}],
         "pairs": [{"prompt": "a", "completion": " b"}, {"prompt": "c", "completion": None}],
@@ -329,14 +329,14 @@ def test_a_form_of_data_is_read_as_another(tmp_path):
         (b'{"text": "a"}', "expected columns messages; prompt and completion; or instruction, output"),
     ],
 )
-def test_what_is_no_conversation_is_learned(tmp_path, content, said):
+def test_rows_that_are_not_conversations_are_refused(tmp_path, content, said):
     file = tmp_path / "a.jsonl"
     file.write_bytes(content)
     assert said in refusal(chats_at, str(file))
     assert str(file) in refusal(chats_at, str(file))
 
 
-def test_a_list_is_read_as_a_prompt(tmp_path):
+def test_a_list_in_the_prompt_column_is_refused(tmp_path):
     pq.write_table(pa.table({"prompt": [["a"]], "completion": ["b"]}), tmp_path / "a.parquet")
     assert "column 'prompt': expected text, found list<" in refusal(chats_at, str(tmp_path / "a.parquet"))
     assert "no path given" in refusal(chats_at, "")

@@ -1,4 +1,4 @@
-"""From files to batches: what is read, what is refused, how it is split, encoded and ordered."""
+"""Tests data loading from files to batches: reading, refusals, splitting, encoding and ordering."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ def write_csv(file: Path, rows: list[tuple[str, ...]], delimiter: str = ",") -> 
 
 
 def write_rows(file: Path, rows: list[tuple[str, str]]) -> Path:
-    """Writes (text, label) rows in the format that the file's ending names."""
+    """Writes (text, label) rows in the format of the file's suffix."""
     if file.suffix in (".csv", ".tsv"):
         return write_csv(file, [("text", "label"), *rows], "," if file.suffix == ".csv" else "\t")
     if file.suffix == ".jsonl":
@@ -62,17 +62,17 @@ def refusal(place: Path, **changes) -> str:
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
-def test_a_format_changes_the_text(tmp_path, ending):
+def test_every_format_preserves_the_text(tmp_path, ending):
     table = read_table(write_rows(tmp_path / f"train.{ending}", AWKWARD))
     assert [(row["text"], row["label"]) for row in table.to_pylist()] == AWKWARD
 
 
-def test_a_line_break_at_the_edge_of_a_block_splits_a_row(tmp_path):
+def test_a_line_break_at_the_edge_of_a_block_does_not_split_a_row(tmp_path):
     rows = [(f"{i}\n" * 8, "ab"[i % 2]) for i in range(40_000)]  # more than one of the reader's blocks
     assert read_table(write_rows(tmp_path / "train.csv", rows))["text"].to_pylist() == [text for text, _ in rows]
 
 
-def test_json_values_are_read_as_something_else(tmp_path):
+def test_json_values_are_read_as_text(tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_text('{"text": "a", "label": 1}\n{"text": null, "other": true, "label": "ü"}\n', encoding="utf-8")
     assert read_table(file).to_pylist() == [
@@ -81,7 +81,7 @@ def test_json_values_are_read_as_something_else(tmp_path):
     ]
 
 
-def test_a_hub_data_set_loses_its_class_names_or_splits(tmp_path, monkeypatch):
+def test_a_hub_data_set_keeps_its_class_names_and_splits(tmp_path, monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -99,8 +99,8 @@ def test_a_hub_data_set_loses_its_class_names_or_splits(tmp_path, monkeypatch):
     assert found["train"]["text"].to_pylist() == ["train 0", "train 1", "train 2"]
 
 
-def test_a_hub_data_sets_lists_of_classes_keep_their_numbers(tmp_path, monkeypatch):
-    """As CoNLL-2003 has its tags and GoEmotions its labels; the numbers of others are nobody's names."""
+def test_lists_of_class_labels_in_a_hub_data_set_are_read_as_names(tmp_path, monkeypatch):
+    """The tags of CoNLL-2003 and the labels of GoEmotions are stored like this; lists of other numbers stay numbers."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -125,7 +125,7 @@ def test_a_hub_data_sets_lists_of_classes_keep_their_numbers(tmp_path, monkeypat
     assert found["counts"] == numbers
 
 
-def test_a_split_is_read_under_another_name(tmp_path):
+def test_each_split_is_read_from_the_file_of_its_name(tmp_path):
     for name, text in (
         ("train.parquet", "p"),
         ("DEV.jsonl", "d"),
@@ -160,7 +160,7 @@ def test_a_split_is_read_under_another_name(tmp_path):
         ),
     ],
 )
-def test_a_broken_row_is_read_or_not_named(tmp_path, name, content, named):
+def test_a_broken_row_is_refused_with_its_file_and_place(tmp_path, name, content, named):
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(InputError) as caught:
@@ -170,7 +170,7 @@ def test_a_broken_row_is_read_or_not_named(tmp_path, name, content, named):
 
 
 @pytest.mark.parametrize("compression", ["none", "snappy"])
-def test_flipped_bytes_of_parquet_reach_the_training(tmp_path, compression):
+def test_flipped_bytes_in_parquet_never_change_the_rows_read(tmp_path, compression):
     file, rng = tmp_path / "train.parquet", np.random.default_rng(0)
     rows = pa.table({"text": [f"text number {i} of many" for i in range(300)], "label": ["a", "b", "c"] * 100})
     pq.write_table(rows, file, row_group_size=100, compression=compression, write_page_checksum=True)
@@ -184,11 +184,11 @@ def test_flipped_bytes_of_parquet_reach_the_training(tmp_path, compression):
         file.write_bytes(data)
         damage.append(damage_of(file, rows))
     assert set(damage) <= {None, "rows 101 to 200 (row group 1) are damaged"}
-    assert damage.count(None) < 50  # a flip in a statistic that nobody reads does no harm
+    assert damage.count(None) < 50  # a flip in an unread statistic does no harm
 
 
 def damage_of(file: Path, rows: pa.Table) -> str | None:
-    """What the reader says of a file, or None when it gives the right rows all the same."""
+    """Returns the damage that the reader reports, or None if it returns the right rows nevertheless."""
     try:
         assert read_table(file).equals(rows), "a change of the content was not seen"
     except InputError as error:
@@ -196,14 +196,14 @@ def damage_of(file: Path, rows: pa.Table) -> str | None:
     return None
 
 
-def test_text_that_is_no_utf8_fails_without_its_file(tmp_path):
+def test_text_that_is_not_utf8_is_refused_with_its_rows(tmp_path):
     file = tmp_path / "train.parquet"
     pq.write_table(pa.table({"text": ["good", "brok"] * 3, "label": ["a", "b"] * 3}), file, compression="none")
     file.write_bytes(file.read_bytes().replace(b"brok", b"br\xffk", 1))
     assert "rows 1 to 6 (row group 0) are damaged" in refusal(file)
 
 
-def test_a_missing_place_is_looked_up_on_the_hub(tmp_path):
+def test_a_missing_path_or_a_folder_without_a_train_file_is_refused(tmp_path):
     assert "no such file or folder" in refusal(tmp_path / "none")
     assert "no path given" in refusal("")
     (tmp_path / "notes.md").touch()
@@ -214,7 +214,7 @@ def test_a_missing_place_is_looked_up_on_the_hub(tmp_path):
 # --- columns and splits
 
 
-def test_the_wrong_column_is_taken(tmp_path):
+def test_a_label_name_is_preferred_to_a_number_and_settings_select_columns(tmp_path):
     rows = [("id", "Label_Name", "label", "Sentence"), *[(str(i), "ab"[i % 2], str(i % 2), f"t{i}") for i in range(20)]]
     file = write_csv(tmp_path / "train.csv", rows)
     assert load_splits(config(file)).labels == ("a", "b"), "the name of a class goes before its number"
@@ -232,7 +232,7 @@ def test_the_wrong_column_is_taken(tmp_path):
         ({"text": "body", "label": "tag", "text_pair": "zzz"}, "no column 'zzz' (asked for with --data.text_pair)"),
     ],
 )
-def test_a_missing_column_is_not_named(tmp_path, changes, named):
+def test_a_missing_column_is_refused_and_named(tmp_path, changes, named):
     file = write_csv(tmp_path / "train.csv", [("body", "tag"), ("t", "a"), ("u", "b")])
     assert named in refusal(file, **changes)
 
@@ -249,7 +249,7 @@ def test_a_missing_column_is_not_named(tmp_path, changes, named):
         ),
     ],
 )
-def test_labels_are_in_another_order(tmp_path, names, order):
+def test_labels_are_sorted_as_numbers_or_as_text(tmp_path, names, order):
     file = write_rows(tmp_path / "train.csv", [(f"{name} {i}", name) for name in names for i in range(4)])
     splits = load_splits(config(file))
     assert splits.labels == order
@@ -258,7 +258,7 @@ def test_labels_are_in_another_order(tmp_path, names, order):
     )
 
 
-def test_the_held_out_rows_are_not_stratified_or_not_reproducible(tmp_path):
+def test_held_out_rows_are_stratified_and_reproducible(tmp_path):
     rows = [(f"{name} {i}", name) for name, count in (("a", 200), ("b", 40), ("c", 2), ("d", 1)) for i in range(count)]
     file = write_rows(tmp_path / "data.csv", rows)
     splits = load_splits(config(file), seed=3)
@@ -271,7 +271,7 @@ def test_the_held_out_rows_are_not_stratified_or_not_reproducible(tmp_path):
     assert splits.notes["test_from"] == "25 rows held out of train, stratified, seed 3"
 
 
-def test_splits_of_the_data_set_are_cut_again(data_folder):
+def test_existing_splits_are_kept_and_only_a_missing_one_is_held_out(data_folder):
     splits = load_splits(config(data_folder))
     assert splits.labels == LABELS
     assert (len(splits.train), len(splits.validation), len(splits.test)) == (110, 10, 40)
@@ -279,7 +279,7 @@ def test_splits_of_the_data_set_are_cut_again(data_folder):
     assert [splits.validation.labels.count(i) for i in range(5)] == [2] * 5
 
 
-def test_a_class_of_one_row_leaves_train():
+def test_a_class_of_one_row_stays_in_train():
     kept, held = hold_out(["a", "b", "a", "c", "a"], 0.9, seed=0)
     assert sorted(kept + held) == [0, 1, 2, 3, 4]
     assert {1, 3} < set(kept)
@@ -288,7 +288,7 @@ def test_a_class_of_one_row_leaves_train():
         hold_out(["a", "b", "c"], 0.5, seed=0)
 
 
-def test_data_that_cannot_be_learnt_is_accepted(tmp_path):
+def test_data_that_cannot_be_trained_on_is_refused(tmp_path):
     write_rows(tmp_path / "train.csv", [("t", "a"), ("u", "b"), ("v", "a")])
     write_rows(tmp_path / "test.csv", [("t", "a"), ("u", "zz"), ("w", "zz")])
     assert "test has labels that train lacks: 'zz' (2 rows)" in refusal(tmp_path)
@@ -299,7 +299,7 @@ def test_data_that_cannot_be_learnt_is_accepted(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", [{"test_fraction": 1.0}, {"validation_fraction": 0.0}, {"max_length": 3}])
-def test_a_setting_that_leaves_nothing_is_accepted(wrong):
+def test_a_setting_that_leaves_no_data_is_refused(wrong):
     with pytest.raises(InputError, match=f"data.{next(iter(wrong))}"):
         DataConfig(**wrong)
 
@@ -308,7 +308,7 @@ def write_pairs(folder: Path, split: str, rows: list[tuple[str, str, str]]) -> N
     write_csv(folder / f"{split}.csv", [("sentence1", "sentence2", "label"), *rows])
 
 
-def test_second_texts_are_lost_or_misplaced(tmp_path):
+def test_second_texts_stay_with_their_first_texts(tmp_path):
     write_pairs(tmp_path, "train", [(f"a{i}", f"b{i}", str(i % 2)) for i in range(20)] + [("no second", "", "1")])
     write_pairs(tmp_path, "test", [("a1", "b1", "0"), ("A2!", " b2 ", "1"), ("a3", "b4", "1")])
     splits = load_splits(config(tmp_path))
@@ -319,7 +319,7 @@ def test_second_texts_are_lost_or_misplaced(tmp_path):
     assert splits.notes["test_texts_also_in_train"] == seen, "both texts count, without case and punctuation"
 
 
-def test_some_splits_have_a_second_text_and_others_none(tmp_path):
+def test_second_texts_in_some_splits_only_are_refused(tmp_path):
     write_pairs(tmp_path, "train", [(f"a{i}", f"b{i}", str(i % 2)) for i in range(20)])
     write_rows(tmp_path / "test.csv", [("a", "0"), ("b", "1")])
     assert "only train, validation has a second text" in refusal(tmp_path)
@@ -328,7 +328,7 @@ def test_some_splits_have_a_second_text_and_others_none(tmp_path):
     assert "the model would see other inputs" in refusal(tmp_path, unlabelled=str(more))
 
 
-def test_test_texts_seen_in_training_are_not_counted(data_folder):
+def test_test_texts_seen_in_training_are_counted(data_folder):
     assert load_splits(config(data_folder)).notes["test_texts_also_in_train"] == 0
     train = load_splits(config(data_folder)).train
     copied = [
@@ -338,7 +338,7 @@ def test_test_texts_seen_in_training_are_not_counted(data_folder):
     assert load_splits(config(data_folder)).notes["test_texts_also_in_train"] == 3
 
 
-def test_unlabelled_text_gets_a_label(tmp_path, data_folder, tokenizer):
+def test_unlabelled_texts_get_the_ignored_label(tmp_path, data_folder, tokenizer):
     more = write_csv(tmp_path / "more.csv", [("text", "n"), ("bale fiso", "1"), ("  ", "2"), ("meka", "3")])
     splits = load_splits(config(data_folder, unlabelled=str(more)))
     assert splits.unlabelled == Examples(["bale fiso", "meka"], None, [])
@@ -354,13 +354,13 @@ def test_unlabelled_text_gets_a_label(tmp_path, data_folder, tokenizer):
 
 
 def expected_ids(tokenizer, text: str, pair: str | None, limit: int) -> tuple[list[int], list[int], bool]:
-    """One text on its own: ids, types, whether it was cut."""
+    """Returns ids, types and whether the text was truncated, for one text encoded alone."""
     cut = tokenizer(text, pair, truncation=True, max_length=limit)
     return cut["input_ids"], cut["token_type_ids"], len(tokenizer(text, pair)["input_ids"]) > limit
 
 
 @pytest.mark.parametrize("paired", [False, True])
-def test_a_text_is_encoded_otherwise_than_alone_or_cut_uncounted(tokenizer, paired):
+def test_texts_are_encoded_as_they_are_alone_and_truncated_texts_are_counted(tokenizer, paired):
     rng = np.random.default_rng(0)
     texts, pairs = ([" ".join(rng.choice(VOCABULARY[63:], n)) for n in rng.integers(1, 30, 60)] for _ in range(2))
     pairs = pairs if paired else None
@@ -374,13 +374,13 @@ def test_a_text_is_encoded_otherwise_than_alone_or_cut_uncounted(tokenizer, pair
     assert 0 < encoded.truncated < 60
 
 
-def test_texts_are_longer_than_the_model_reads(tokenizer):
+def test_texts_are_truncated_to_the_maximum_length_of_the_model(tokenizer):
     long = Examples(["bale " * 500], None, [0])
     assert encode(tokenizer, long, 10_000).lengths.tolist() == [tokenizer.model_max_length]
     assert encode(tokenizer, long, 10_000).truncated == 1
 
 
-def test_token_types_are_made_up_for_a_model_without_them():
+def test_a_model_without_token_types_gets_none():
     bare = BertTokenizerFast(
         vocab={word: i for i, word in enumerate(VOCABULARY)}, model_input_names=["input_ids", "attention_mask"]
     )
@@ -390,12 +390,12 @@ def test_token_types_are_made_up_for_a_model_without_them():
 
 
 def made_up(lengths: list[int]) -> Encoded:
-    """Row i is its own number, repeated."""
+    """Returns rows of the given lengths; row i consists of i + 1, repeated."""
     ids = [np.full(n, i + 1, np.int64) for i, n in enumerate(lengths)]
     return Encoded(ids, [np.full(n, 1, np.int64) for n in lengths], np.arange(len(lengths)), 0)
 
 
-def test_padding_is_seen_as_text():
+def test_padding_is_masked_out():
     batch = made_up([2, 4, 1]).collate([2, 0], pad_id=7)
     assert {name: tensor.tolist() for name, tensor in batch.items()} == {
         "input_ids": [[3, 7], [1, 1]],
@@ -414,7 +414,7 @@ def skewed(count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 4), (4, 4), (1001, 8), (5000, 32)])
-def test_an_epoch_leaves_out_or_repeats_a_row(count, size):
+def test_an_epoch_contains_every_row_once(count, size):
     for epoch in range(3):
         order = epoch_order(skewed(count), size, seed=1, epoch=epoch)
         assert sorted(np.concatenate(order)) == list(range(count))
@@ -422,7 +422,7 @@ def test_an_epoch_leaves_out_or_repeats_a_row(count, size):
     assert sorted(np.concatenate(length_order(skewed(count), size))) == list(range(count))
 
 
-def test_the_order_depends_on_more_than_seed_and_epoch():
+def test_the_order_depends_only_on_seed_and_epoch():
     orders = {}
     for _ in range(2):
         np.random.default_rng().random()
@@ -433,7 +433,7 @@ def test_the_order_depends_on_more_than_seed_and_epoch():
     assert len(set(orders.values())) == 6, "two epochs or seeds share an order"
 
 
-def test_much_of_a_batch_is_padding():
+def test_little_of_a_batch_is_padding():
     lengths = skewed(5000)
 
     def waste(order: list[np.ndarray]) -> float:
@@ -445,7 +445,7 @@ def test_much_of_a_batch_is_padding():
 
 
 def take(reader: TrainBatches, count: int) -> list[list[int]]:
-    """Row numbers of the next `count` batches, over as many epochs as that takes."""
+    """Returns the row numbers of the next `count` batches, over as many epochs as required."""
     out: list[list[int]] = []
     while len(out) < count:
         for batch in reader:
@@ -456,7 +456,7 @@ def take(reader: TrainBatches, count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (2, 1)])
-def test_a_run_that_goes_on_sees_other_batches(ranks, rank):
+def test_a_resumed_run_gets_the_same_batches(ranks, rank):
     def reader() -> TrainBatches:
         return TrainBatches(made_up([1 + i % 7 for i in range(43)]), 4, 0, seed=5, rank=rank, ranks=ranks)
 
@@ -473,13 +473,13 @@ def test_a_run_that_goes_on_sees_other_batches(ranks, rank):
         assert second.state_dict() == {"position": total}
 
 
-def test_evaluation_leaves_out_or_repeats_a_row():
+def test_evaluation_contains_every_row_once():
     batches = EvalBatches(made_up([5, 1, 9, 3, 3]), 2, 0)
     assert [batch["labels"].tolist() for batch in batches] == [[1, 3], [4, 0], [2]]
     assert len(list(batches)) == len(batches) == 3
 
 
-def test_names_of_classes_are_read_as_numbers(tmp_path):
+def test_class_labels_in_parquet_are_read_as_names(tmp_path):
     kinds = {
         "text": Value("string"),
         "label": ClassLabel(names=["neg", "pos"]),
@@ -492,7 +492,7 @@ def test_names_of_classes_are_read_as_numbers(tmp_path):
     assert table["tags"].to_pylist() == [["O", "B-x"], []]
 
 
-def test_a_quote_swallows_the_rows_after_it(tmp_path):
+def test_an_unclosed_quote_is_refused(tmp_path):
     for name, text in (
         ("train.tsv", 'text\tlabel\n"He said no\tpos\nfoo\tneg\nbar\tpos\n"She left\tneg\n'),
         ("last.tsv", 'text\tlabel\nfoo\tneg\nbar\t"pos\n'),
@@ -505,7 +505,7 @@ def test_a_quote_swallows_the_rows_after_it(tmp_path):
     assert read_table(tmp_path / "quoted.tsv")["text"].to_pylist() == ['a\tb\n"c"']
 
 
-def test_single_texts_are_joined_to_pairs(tmp_path):
+def test_unlabelled_single_texts_are_refused_beside_pairs(tmp_path):
     write_csv(tmp_path / "train.csv", [("text", "text_pair", "label"), ("a", "b", "x"), ("c", "d", "y")])
     write_csv(tmp_path / "more.csv", [("text",), ("e",)])
     with pytest.raises(InputError, match="only train has a second text"):
@@ -513,13 +513,13 @@ def test_single_texts_are_joined_to_pairs(tmp_path):
 
 
 @pytest.mark.parametrize("value", [["a", "b"], {"role": "user"}])
-def test_a_list_in_a_line_of_json_is_read_as_its_source(value, tmp_path):
+def test_a_list_or_an_object_in_a_text_column_of_jsonl_is_refused(value, tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps({"text": each, "label": "x"}) for each in ("a", value)))
     assert "column 'text': expected text, found JSON lists or objects" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("hot", [[0.0, 1.0, 1.0], ["0", "1", "1"], [0, 1, 1], [False, True, True]])
-def test_a_label_for_each_place_is_read_as_two_labels(hot, tmp_path):
+def test_multi_hot_labels_are_read_as_one_label_per_position(hot, tmp_path):
     rows = [{"text": f"t{i}", "label": hot[i % 3 :] + hot[: i % 3]} for i in range(12)]
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     splits = load_labelled(config(tmp_path))
@@ -529,8 +529,8 @@ def test_a_label_for_each_place_is_read_as_two_labels(hot, tmp_path):
         assert part.labels == [wanted[text] for text in part.texts]
 
 
-def test_a_form_of_labels_is_told_by_the_split_at_hand(tmp_path):
-    """Names 0, 1 and 2 in train stay names where all of a small test happen to be 0 and 1."""
+def test_the_label_format_of_train_holds_for_every_split(tmp_path):
+    """Labels named 0, 1 and 2 in train stay names although a small test split has only 0 and 1."""
     for labels, test, expected in (
         ([["0", "1"], ["2"], ["1", "2"], []], ["0", "1"], [1, 1, 0]),
         ([[0, 0, 1], [1, 0, 0], [0, 1, 0]], [], [0, 0, 0]),
@@ -544,6 +544,6 @@ def test_a_form_of_labels_is_told_by_the_split_at_hand(tmp_path):
         load_labelled(config(tmp_path))
 
 
-def test_lists_of_names_are_read_as_a_label_for_each_place():
+def test_lists_of_names_are_not_read_as_multi_hot_labels():
     for cells in ([["0", "1"], ["1"]], [["a", "b"], ["b", "c"]], [[0], [1]], [["0", "2"], ["1", "0"]]):
         assert hot_width(cells) == 0

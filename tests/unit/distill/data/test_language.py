@@ -1,4 +1,4 @@
-"""Plain text and masks for language models: what is read, how it is cut, and that a mask never depends on a batch."""
+"""Tests plain text and masks for language models: reading, splitting into blocks, and masks of samples."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ FACTS = {"mask_id": 4, "vocabulary": len(VOCABULARY), "special_ids": SPECIALS}
 
 
 def decoder_tokenizer(**tokens: str) -> PreTrainedTokenizerFast:
-    """One token a word, no cls or sep."""
+    """Returns a tokenizer with one token per word, and no cls or sep token unless passed in `tokens`."""
     words = {word: i for i, word in enumerate(["[UNK]", "<eos>", *FILLERS])}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -49,7 +49,7 @@ def write(folder, files: dict[str, str]):
 
 
 def samples(count: int, length: int = 64, seed: int = 0) -> list[np.ndarray]:
-    """cls, words, sep with a special token in the middle: int64 [length] each."""
+    """Returns samples of cls, tokens and sep with a special token in the middle: int64 [length] each."""
     rng = np.random.default_rng(seed)
     rows = rng.integers(len(SPECIALS), len(VOCABULARY), (count, length))
     rows[:, 0], rows[:, length // 2], rows[:, -1] = 2, 3, 3
@@ -65,20 +65,20 @@ def masked_blocks(tokenizer, count: int = 12, **changes) -> MaskedBlocks:
 # --- sources
 
 
-def test_a_document_is_changed_by_reading(tmp_path):
+def test_documents_are_read_unchanged_but_for_a_byte_order_mark(tmp_path):
     text = "  ünïcode 中文 \U0001f600\r\n\ttwo\n\n"
     write(tmp_path, {"a.txt": text, "b.TXT": "\ufeffmarked"})
     assert read_texts(str(tmp_path / "a.txt")) == [text]
     assert read_texts(str(tmp_path / "b.TXT")) == ["marked"]
 
 
-def test_documents_of_a_folder_are_out_of_order_or_left_out(tmp_path):
+def test_documents_of_a_folder_are_read_in_path_order(tmp_path):
     write(tmp_path, {"b.txt": "2", "a/z.txt": "1", "c/c/c.TXT": "3", "d.txt": " \n", "notes.md": "no"})
     assert read_texts(str(tmp_path)) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("ending", [".txt", "/1.txt"])
-def test_held_out_text_is_trained_on(tmp_path, ending):
+def test_split_files_are_read_separately_and_refused_beside_other_files(tmp_path, ending):
     write(tmp_path, {f"train{ending}": "a", f"Valid{ending}": "b", f"test{ending}": "c"})
     assert [read_texts(str(tmp_path), split=split) for split in ("train", "validation", "test")] == [
         ["a"],
@@ -92,12 +92,12 @@ def test_held_out_text_is_trained_on(tmp_path, ending):
     assert "text held out for the test would be trained on" in said
 
 
-def test_a_document_named_like_a_split_hides_the_others(tmp_path):
+def test_a_document_named_like_a_split_does_not_hide_the_others(tmp_path):
     assert read_texts(str(write(tmp_path, {"test.txt": "b", "essay.txt": "a"}))) == ["a", "b"]
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "parquet"])
-def test_a_table_is_read_another_way(tmp_path, ending):
+def test_every_table_format_gives_the_same_texts(tmp_path, ending):
     rows, file = [("one", "x"), ("", "y"), ("two", "z")], tmp_path / f"train.{ending}"
     if ending == "parquet":
         pq.write_table(pa.table({"Text": [t or None for t, _ in rows], "body": [b for _, b in rows]}), file)
@@ -113,7 +113,7 @@ def test_a_table_is_read_another_way(tmp_path, ending):
         assert read_texts(str(place), "body") == ["x", "y", "z"]
 
 
-def test_a_split_or_subset_of_a_data_set_is_not_the_one_asked_for(tmp_path, monkeypatch):
+def test_the_requested_split_and_subset_of_a_data_set_are_read(tmp_path, monkeypatch):
     tables = {"train": pa.table({"text": ["a"]}), "test": pa.table({"text": pa.array(["b"]).dictionary_encode()})}
     asked = []
     monkeypatch.setattr(
@@ -126,7 +126,7 @@ def test_a_split_or_subset_of_a_data_set_is_not_the_one_asked_for(tmp_path, monk
     )
 
 
-def test_a_broken_byte_is_not_named(tmp_path):
+def test_a_byte_that_is_not_utf8_is_refused_with_its_file_and_offset(tmp_path):
     (tmp_path / "good.txt").write_text("good")
     bad = tmp_path / "sub" / "bad.txt"
     bad.parent.mkdir()
@@ -173,14 +173,14 @@ def test_a_broken_byte_is_not_named(tmp_path):
         ),
     ],
 )
-def test_a_place_without_the_text_is_read_or_not_named(tmp_path, name, files, settings, named):
+def test_a_path_without_the_requested_text_is_refused_and_named(tmp_path, name, files, settings, named):
     place = write(tmp_path, files) / name
     said = refusal(read_texts, str(place), **settings)
     assert named in said
     assert str(tmp_path) in said
 
 
-def test_a_column_of_something_else_is_learned(tmp_path):
+def test_a_column_without_text_is_refused(tmp_path):
     pq.write_table(pa.table({"text": [["a", "b"]], "none": pa.nulls(1)}), tmp_path / "a.parquet")
     said = refusal(read_texts, str(tmp_path / "a.parquet"))
     assert "column 'text': expected text, found list<" in said
@@ -193,7 +193,7 @@ def test_a_column_of_something_else_is_learned(tmp_path):
 
 
 @pytest.mark.parametrize("length", [2, 3, 7, 64, 10_000])
-def test_the_blocks_of_a_decoder_are_not_the_stream(length):
+def test_blocks_of_a_decoder_join_to_the_token_stream(length):
     tokenizer = decoder_tokenizer(eos_token="<eos>")
     texts = TEXTS * (TEXTS_AT_ONCE // len(TEXTS) + 1)
     stream = [i for text in texts for i in [*tokenizer.encode(text, add_special_tokens=False), 1]]
@@ -206,7 +206,7 @@ def test_the_blocks_of_a_decoder_are_not_the_stream(length):
 
 
 @pytest.mark.parametrize("length", [4, 9, 64])
-def test_the_blocks_of_an_encoder_are_not_the_stream_in_frames(tokenizer, length):
+def test_framed_blocks_of_an_encoder_join_to_the_token_stream(tokenizer, length):
     stream = [i for text in TEXTS for i in [*tokenizer.encode(text, add_special_tokens=False), 3]]
     blocks = token_blocks(tokenizer, TEXTS, length)
     assert {len(block) for block in blocks[:-1]} == {length}
@@ -216,7 +216,7 @@ def test_the_blocks_of_an_encoder_are_not_the_stream_in_frames(tokenizer, length
     assert np.concatenate([block[1:-1] for block in blocks]).tolist() == stream[:kept]
 
 
-def test_a_left_over_token_makes_a_block_that_predicts_nothing():
+def test_a_single_left_over_token_makes_no_block():
     tokenizer = decoder_tokenizer(eos_token="<eos>")
     words = " ".join(FILLERS[:8])
     assert [len(block) for block in token_blocks(tokenizer, [words], 4)] == [4, 4]
@@ -225,12 +225,12 @@ def test_a_left_over_token_makes_a_block_that_predicts_nothing():
     assert token_blocks(tokenizer, [""], 4) == []
 
 
-def test_sep_ends_a_text_though_there_is_an_eos():
+def test_sep_ends_a_text_even_if_there_is_an_eos():
     both = decoder_tokenizer(eos_token="<eos>", sep_token=FILLERS[0])
     assert token_blocks(both, [FILLERS[1]], 4)[0].tolist() == [3, 1]
 
 
-def test_a_block_too_small_is_made(tokenizer):
+def test_too_short_blocks_and_a_tokenizer_without_an_end_token_are_refused(tokenizer):
     said = "length: expected at least {} tokens a block, found {}: a block would hold no token with another beside it"
     assert refusal(token_blocks, tokenizer, TEXTS, 3) == said.format(4, 3)
     assert refusal(token_blocks, decoder_tokenizer(eos_token="<eos>"), TEXTS, 1) == said.format(2, 1)
@@ -240,7 +240,7 @@ def test_a_block_too_small_is_made(tokenizer):
     )
 
 
-def test_a_label_is_another_than_the_next_token():
+def test_each_label_is_the_next_token():
     rows = [np.array([5, 6, 7, 8]), np.array([9, 10]), np.array([11, 12, 13])]
     batch = LanguageBlocks(rows).collate(np.array([2, 0, 1]), 99)
     assert {name: value.dtype for name, value in batch.items()} == dict.fromkeys(batch, torch.int64)
@@ -250,7 +250,7 @@ def test_a_label_is_another_than_the_next_token():
     assert batch["labels"].tolist() == [[12, 13, none, none], [6, 7, 8, none], [10, none, none, none]]
 
 
-def test_batches_lose_blocks():
+def test_batches_contain_every_block_once():
     blocks = LanguageBlocks(token_blocks(decoder_tokenizer(eos_token="<eos>"), TEXTS, 16))
     assert blocks.lengths.tolist() == [len(row) for row in blocks.input_ids]
     wanted = sorted(row.tolist() for row in blocks.input_ids)
@@ -262,7 +262,7 @@ def test_batches_lose_blocks():
 # --- masks
 
 
-def test_a_mask_depends_on_the_batch_or_the_order(tokenizer):
+def test_a_mask_is_independent_of_the_batch_and_the_order(tokenizer):
     data = masked_blocks(tokenizer)
     alone = [data.collate([i], 0, 1) for i in range(len(data))]
     for order in (range(12), reversed(range(12)), [3, 11, 0]):
@@ -274,7 +274,7 @@ def test_a_mask_depends_on_the_batch_or_the_order(tokenizer):
                 assert torch.equal(value[place, :length], alone[row][name][0]), name
 
 
-def test_a_mask_depends_on_the_process_or_the_platform():
+def test_a_mask_is_the_same_in_another_process():
     rows = samples(5, 20)
     code = (
         "import json, sys\nimport numpy as np\nfrom distill.data.masking.masks import MaskConfig, masked\n"
@@ -288,15 +288,15 @@ def test_a_mask_depends_on_the_process_or_the_platform():
     assert json.loads(other.stdout) == [[ids.tolist(), positions.tolist()] for ids, positions in here]
 
 
-def test_a_mask_changes_with_a_version():
-    """A cache on disk outlives the code: these are the masks of the first version."""
+def test_masks_equal_those_of_the_first_version():
+    """Caches on disk outlive the code, so masks must not change between versions."""
     ids = np.arange(5, 45)
     seen, positions = masked(ids, 1, MaskConfig(rate=0.3, replaced=0.4, random=0.4, seed=11), **FACTS)
     assert np.flatnonzero(positions).tolist() == [0, 9, 13, 16, 17, 25, 27, 33, 35, 38]
     assert seen[positions].tolist() == [5, 64, 18, 4, 22, 4, 33, 4, 40, 4]
 
 
-def test_epochs_share_a_mask_or_never_meet_it_again():
+def test_masks_differ_between_passes_and_then_repeat():
     config, rows = MaskConfig(passes=3), samples(20)
     for row in rows:
         made = [masked(row, epoch, config, **FACTS) for epoch in range(7)]
@@ -307,7 +307,7 @@ def test_epochs_share_a_mask_or_never_meet_it_again():
         assert not np.array_equal(other[1], made[0][1])
 
 
-def test_the_shares_are_others():
+def test_shares_of_masked_and_replaced_tokens_match_the_config():
     config, rows = MaskConfig(rate=0.2, replaced=0.5, random=0.3), samples(2000)
     made = [masked(row, 0, config, **FACTS) for row in rows]
     ids, seen = np.stack(rows), np.stack([a for a, _ in made])
@@ -316,14 +316,14 @@ def test_the_shares_are_others():
     count = positions.sum()
     assert count / maskable.sum() == pytest.approx(0.2, abs=0.005)
     assert (seen[positions] == 4).mean() == pytest.approx(0.5, abs=0.015)
-    same = 0.2 + 0.3 / (len(VOCABULARY) - len(SPECIALS))  # a random token can be the true one
+    same = 0.2 + 0.3 / (len(VOCABULARY) - len(SPECIALS))  # a random token can be the original one
     assert (seen[positions] == ids[positions]).mean() == pytest.approx(same, abs=0.015)
     assert np.array_equal(seen[~positions], ids[~positions])
     by_place = positions[:, maskable.all(0)].mean(0)
     assert np.abs(by_place - 0.2).max() < 0.04, "a place in the sample is chosen more often than another"
 
 
-def test_a_special_token_is_chosen_or_drawn():
+def test_special_tokens_are_neither_masked_nor_drawn():
     config, rows = MaskConfig(rate=0.5, replaced=0.0, random=1.0), samples(1500)
     special = (0, 1, 2, 3, 50, len(VOCABULARY) - 1, len(VOCABULARY) + 7)
     drawn: Counter[int] = Counter()
@@ -336,14 +336,14 @@ def test_a_special_token_is_chosen_or_drawn():
     assert max(abs(count - mean) for count in drawn.values()) < 6 * mean**0.5, "some ids are drawn more often"
 
 
-def test_ranks_are_mapped_to_the_wrong_ids():
+def test_ranks_are_mapped_to_the_ordinary_ids_in_order():
     for special in ([0], [0, 1, 2], [2, 3, 9], [9], [0, 4, 5, 9]):
         wanted = [i for i in range(10) if i not in special]
         assert ordinary(np.arange(len(wanted), dtype=np.uint64), 10, np.array(special)).tolist() == wanted
 
 
 @pytest.mark.parametrize(("ids", "chosen"), [([2, 9, 3], 1), ([2, 9, 8, 3], 1), ([2, 3], 0), ([], 0)])
-def test_a_sample_has_nothing_to_predict(ids, chosen):
+def test_at_least_one_ordinary_token_is_masked_if_there_is_one(ids, chosen):
     config = MaskConfig(rate=1e-9)
     places = set()
     for epoch in range(4):
@@ -357,7 +357,7 @@ def test_a_sample_has_nothing_to_predict(ids, chosen):
     assert places <= set(range(1, len(ids) - 1))
 
 
-def test_a_masked_batch_is_not_aligned(tokenizer):
+def test_fields_of_a_masked_batch_are_aligned(tokenizer):
     data = masked_blocks(tokenizer, rate=0.4)
     assert (data.mask_id, data.vocabulary, sorted(data.special_ids)) == (4, len(VOCABULARY), list(SPECIALS))
     assert len(data) == 12
@@ -376,7 +376,7 @@ def test_a_masked_batch_is_not_aligned(tokenizer):
     assert (batch["input_ids"][positions] == 4).float().mean() > 0.5
 
 
-def test_a_tokenizer_without_a_mask_is_used():
+def test_a_tokenizer_without_a_mask_token_is_refused():
     blocks = LanguageBlocks([np.arange(4)])
     assert refusal(MaskedBlocks.of, blocks, MaskConfig(), decoder_tokenizer(eos_token="<eos>")) == (
         "tokenizer: expected a mask token, found none: no token could be hidden; "
@@ -398,7 +398,7 @@ def test_a_tokenizer_without_a_mask_is_used():
         ({"passes": 0}, "masking.passes: expected at least 1, found 0: no epoch would have a mask"),
     ],
 )
-def test_a_bad_mask_config_is_taken(changes, said):
+def test_an_invalid_mask_config_is_refused(changes, said):
     assert said in refusal(MaskConfig, **changes)
 
 
@@ -411,7 +411,7 @@ def test_a_bad_mask_config_is_taken(changes, said):
         (0, {"special_ids": range(10)}, "masking.random: expected ids to draw from, found 10 ids, all special"),
     ],
 )
-def test_ids_that_no_model_has_are_drawn(epoch, changes, said):
+def test_invalid_epochs_and_ids_are_refused(epoch, changes, said):
     facts = {"mask_id": 4, "vocabulary": 10, "special_ids": [0, 1]} | changes
     assert said in refusal(masked, np.arange(10), epoch, MaskConfig(), **facts)
     if "random" in said:

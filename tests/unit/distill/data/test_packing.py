@@ -1,4 +1,4 @@
-"""Packed rows: every document stands in one, and a model learns from it what it learns from each document alone."""
+"""Tests packed rows: each document is in one row, with the losses and gradients that it has alone."""
 
 from itertools import permutations
 
@@ -81,13 +81,13 @@ def source(family: str, lengths) -> LanguageBlocks | MaskedBlocks:
 
 
 def losses(model: PreTrainedModel, inputs: dict, labels: Tensor) -> Tensor:
-    """Of every labelled token, in the order of the batch."""
+    """Returns the loss of every labelled token, in the order of the batch."""
     told = labels != IGNORED
     return torch.nn.functional.cross_entropy(model(**inputs).logits[told], labels[told], reduction="none")
 
 
 def losses_alone(model: PreTrainedModel, data: LanguageBlocks | MaskedBlocks, rows: PackedRows) -> Tensor:
-    """Of each document in a batch of its own, in the order of the rows."""
+    """Returns the losses of each document in a separate batch, in the order of the rows."""
     found = []
     for document in np.concatenate(rows.rows):
         one = data.collate([document], 0)
@@ -101,11 +101,11 @@ def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
     return {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
 
 
-# --- which document stands where
+# --- assignment of documents to rows
 
 
 @pytest.mark.parametrize(("count", "longest", "length"), [(1, 9, 9), (300, 40, 40), (300, 40, 100), (200, 1, 7)])
-def test_a_document_is_lost_or_a_row_too_long(count, longest, length):
+def test_every_document_is_packed_once_and_no_row_is_too_long(count, longest, length):
     sizes = lengths_of(count, longest)
     rows = best_fit(sizes, length, seed=3)
     assert sorted(np.concatenate(rows).tolist()) == list(range(count))
@@ -114,7 +114,7 @@ def test_a_document_is_lost_or_a_row_too_long(count, longest, length):
 
 
 def fewest(sizes, length: int) -> int:
-    """Rows of the best packing, by every order of the documents."""
+    """Returns the number of rows of the best packing, by trying every order of the documents."""
     best = len(sizes)
     for order in permutations(sizes):
         rows, room = 0, 0
@@ -126,7 +126,7 @@ def fewest(sizes, length: int) -> int:
     return best
 
 
-def test_rows_have_room_for_what_stands_in_another():
+def test_packing_is_close_to_optimal():
     for seed in range(25):
         sizes = lengths_of(6, 10, seed)
         assert len(best_fit(sizes, 10, seed)) <= fewest(sizes.tolist(), 10) + 1
@@ -134,16 +134,16 @@ def test_rows_have_room_for_what_stands_in_another():
     assert sizes.sum() / (len(best_fit(sizes, 128)) * 128) > 0.99
 
 
-def test_the_fullest_row_with_room_is_passed_over():
+def test_a_document_goes_to_the_fullest_row_with_room():
     rows = best_fit([7, 5, 3], 10)
     assert sorted(sorted(row.tolist()) for row in rows) == [[0, 2], [1]]
 
 
-def test_an_order_depends_on_more_than_the_seed():
+def test_a_packing_depends_only_on_the_seed_and_matches_the_first_version():
     sizes = lengths_of(50, 20)
     made = [[row.tolist() for row in best_fit(sizes, 40, seed)] for seed in (0, 0, 1)]
     assert made[0] == made[1] != made[2]
-    # A cache on disk outlives the code: this is the packing of the first version.
+    # Caches on disk outlive the code: this is the packing of the first version.
     assert [row.tolist() for row in best_fit([4, 1, 3, 2, 4, 2], 8, 5)] == [[3, 5, 1, 2], [4, 0]]
 
 
@@ -155,7 +155,7 @@ def test_an_order_depends_on_more_than_the_seed():
         ([3], -1, "packing seed: expected 0 or more, found -1"),
     ],
 )
-def test_a_document_that_fits_no_row_is_packed(sizes, seed, said):
+def test_documents_that_fit_no_row_and_negative_seeds_are_refused(sizes, seed, said):
     with pytest.raises(InputError, match=said):
         best_fit(sizes, 8, seed)
 
@@ -163,7 +163,7 @@ def test_a_document_that_fits_no_row_is_packed(sizes, seed, said):
 # --- batches
 
 
-def test_a_label_or_a_position_crosses_a_boundary():
+def test_labels_and_positions_do_not_cross_document_boundaries():
     blocks = LanguageBlocks([np.array([5, 6, 7]), np.array([8]), np.array([9, 0]), np.array([11, 12])])
     rows = PackedRows(blocks, [np.array([2, 0]), np.array([1]), np.array([3, 1])])
     assert rows.lengths.tolist() == [5, 1, 3]
@@ -178,7 +178,7 @@ def test_a_label_or_a_position_crosses_a_boundary():
     assert {value.dtype for value in batch.values()} == {torch.int64}
 
 
-def test_a_mask_of_a_document_depends_on_its_row():
+def test_the_mask_of_a_document_is_independent_of_its_row():
     plain = source("bert", lengths_of(20, 12))
     for seed in (0, 1):
         rows = PackedRows.of(plain, 30, seed)
@@ -192,7 +192,7 @@ def test_a_mask_of_a_document_depends_on_its_row():
                         assert torch.equal(batch[name][place, here], value[0]), name
 
 
-def test_batches_lose_rows():
+def test_batches_contain_every_document_once():
     rows = PackedRows.of(documents(lengths_of(60, 12)), 20, 2)
     wanted = sorted(ids.tolist() for ids in rows.documents.input_ids)
     for batches in (TrainBatches(rows, 4, 0, seed=1), EvalBatches(rows, 4, 0)):
@@ -205,14 +205,14 @@ def test_batches_lose_rows():
         assert sorted(found) == wanted
 
 
-# --- what a model makes of it
+# --- packed rows in a model
 
 CASES = [(family, "sdpa") for family in FAMILIES]
 CASES += [(family, "eager") for family in ("llama", "gemma3", "gpt2", "bert", "modernbert")]
 
 
 @pytest.mark.parametrize(("family", "attention"), CASES)
-def test_a_document_is_learned_otherwise_in_a_row_than_alone(family, attention):
+def test_a_packed_document_has_the_losses_and_gradients_that_it_has_alone(family, attention):
     model = build(family, attention)
     data = source(family, [9, 4, 12, 1, 7, 2, 11, 5])
     rows = PackedRows.of(data, 24, 1)
@@ -226,10 +226,10 @@ def test_a_document_is_learned_otherwise_in_a_row_than_alone(family, attention):
     exact = losses_alone(reference, data, rows)
     assert_as_exact(packed, single, exact, name="losses")
     slopes = gradients(reference, exact)
-    scale = max(float(slope.abs().max()) for slope in slopes.values())  # a key's bias moves nothing: its terms cancel
+    scale = max(float(slope.abs().max()) for slope in slopes.values())  # a key's bias has no effect: its terms cancel
     for name, value in wanted.items():
         assert_as_exact(got[name], value, slopes[name], scale=scale, name=name)
-    # Without boundaries all of it differs: the tolerance is one that a mistake exceeds.
+    # Without boundaries the results differ by more than the tolerance: a mistake would be detected.
     joined = {name: batch[name] for name in ("input_ids", "attention_mask")}
     other = losses(model, joined, batch["labels"])
     assert (other - single).abs().max() > 0.05
@@ -238,8 +238,8 @@ def test_a_document_is_learned_otherwise_in_a_row_than_alone(family, attention):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
-def test_position_ids_alone_keep_documents_apart(family):
-    """They don't: with the settings a config comes with, transformers looks for packed positions nowhere."""
+def test_position_ids_alone_do_not_keep_documents_apart(family):
+    """With the default settings of a config, transformers does not detect packed positions."""
     model = build(family)
     batch = PackedRows(documents([9, 9, 7]), [np.array([0, 2]), np.array([1, 2])]).collate([0, 1], 0)
     with torch.no_grad():
@@ -249,7 +249,7 @@ def test_position_ids_alone_keep_documents_apart(family):
     assert torch.equal(kept[0], kept[1])
 
 
-def test_a_family_that_can_be_packed_fails_the_check():
+def test_families_that_can_be_packed_pass_the_check():
     for family in FAMILIES:
         model = build(family).train()
         check_packing(model)
@@ -272,7 +272,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_family_that_mixes_documents_is_packed(name):
+def test_families_that_mix_documents_are_refused(name):
     changes, said = REFUSED[name]
     kind = getattr(transformers, name)
     model = kind(kind.config_class(**(COMMON | changes)))
@@ -285,7 +285,7 @@ def test_a_family_that_mixes_documents_is_packed(name):
 
 
 class Shifted(transformers.LlamaForCausalLM):
-    """Adds to every token the one before it, as no config tells."""
+    """A model that adds to every token the preceding one, which no config reveals."""
 
     def forward(self, input_ids=None, position_ids=None, **inputs):
         embedded = self.get_input_embeddings()(input_ids)
@@ -296,13 +296,13 @@ class Shifted(transformers.LlamaForCausalLM):
         )
 
 
-def test_a_leak_that_no_config_tells_goes_through_the_check():
+def test_the_check_detects_a_leak_that_no_config_reveals():
     model = Shifted(transformers.LlamaConfig(**GROUPED))
     with pytest.raises(InputError, match="packing: Shifted: expected the answer that a document gets alone"):
         check_packing(model)
 
 
-def test_kernels_without_masks_are_given_one():
+def test_attention_kernels_without_masks_are_refused():
     model = build("llama")
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(InputError, match="expected attention eager or sdpa, found flash_attention_2"):
@@ -322,7 +322,7 @@ def decoder_tokenizer(bos: bool = False, **tokens: str) -> PreTrainedTokenizerFa
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", **tokens)
 
 
-def test_a_text_loses_its_start_its_end_or_its_middle():
+def test_long_texts_are_split_into_documents_and_dropped_tokens_are_counted():
     texts = ["", FILLERS[0], " ".join(FILLERS[:3]), " ".join(FILLERS[:8])]
     plain = text_documents(decoder_tokenizer(eos_token="<eos>"), texts, 4)
     found = [row.tolist() for row in plain.input_ids]
@@ -337,7 +337,7 @@ def test_a_text_loses_its_start_its_end_or_its_middle():
     assert framed.counted == {"cut_texts": 1, "dropped_tokens": 1}, "a text of one token predicts nothing"
 
 
-def test_a_tokenizer_without_an_end_or_a_row_without_room_is_used():
+def test_a_tokenizer_without_an_end_token_and_too_short_rows_are_refused():
     with pytest.raises(InputError, match="expected an eos or a sep token, found neither"):
         text_documents(decoder_tokenizer(), ["a"], 8)
     with pytest.raises(InputError, match="expected at least 3 tokens a document, found 2"):
@@ -346,7 +346,7 @@ def test_a_tokenizer_without_an_end_or_a_row_without_room_is_used():
         text_documents(decoder_tokenizer(eos_token="<eos>"), ["", ""], 8)
 
 
-def test_a_tokenizer_without_padding_loses_its_ends():
+def test_an_eos_that_also_pads_stays_a_label():
     bare = decoder_tokenizer(eos_token="<eos>")
     kept = decoder_tokenizer(pad_token="<bos>", eos_token="<eos>")
     assert [padding_id(each) for each in (bare, decoder_tokenizer(), kept)] == [1, 0, 2]
@@ -355,11 +355,11 @@ def test_a_tokenizer_without_padding_loses_its_ends():
     assert (labels == bare.eos_token_id).sum() == 2
 
 
-# --- what is learnt of layers
+# --- layer losses
 
 
 def layered(model: PreTrainedModel, teacher: PreTrainedModel, loss: LossConfig, batch: dict) -> tuple[dict, dict]:
-    """Terms and gradients."""
+    """Returns the loss terms and the gradients of their weighted sum."""
     signals, sizes = OnlineTeacher(teacher, loss.teacher_answers), sizes_of(teacher.config)
     module = DistillationModule(model, loss=loss, train=TrainConfig(), signals=signals, teacher_sizes=sizes)
     terms = module.terms(batch)
@@ -368,7 +368,7 @@ def layered(model: PreTrainedModel, teacher: PreTrainedModel, loss: LossConfig, 
 
 @pytest.mark.parametrize("kind", ["mse", "kl"])
 @pytest.mark.parametrize("family", ["llama", "bert"])
-def test_documents_of_a_row_are_compared_with_each_other(family, kind):
+def test_layer_losses_do_not_compare_documents_of_one_row(family, kind):
     loss = LossConfig(kl=1, hidden=1, attention=1, attention_kind=kind, relations=1, relation_heads=2)
     parts = source(family, [9, 4, 7, 3])
     rows = PackedRows(parts, [np.array([0, 1]), np.array([3, 2])])

@@ -1,4 +1,4 @@
-"""What fills rows up: a decoder's classifier reads the last token that its config doesn't call padding."""
+"""Tests padding: a decoder's classifier uses the last token that is not padding according to its config."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def llama(**changes: object) -> PreTrainedModel:
 
 
 def served(folder: Path) -> dict[str, torch.Tensor]:
-    """Both texts in one batch, as training and caches see them."""
+    """Returns both texts in one batch, as used for training and caches."""
     none, some = Examples([], None), Examples(TEXTS, None, [0, 1])
     texts = TextDataModule(Splits(LABELS, some, some, some, none, {}), load_tokenizer(folder))
     return texts.train.collate([0, 1], texts.pad_id)
@@ -47,8 +47,8 @@ def served(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("build_one", [gpt2, llama])
 @pytest.mark.parametrize("padding", [None, EOS, 7])
-def test_a_decoder_reads_a_text_beside_a_longer_one_as_another(build_one, padding, tmp_path):
-    """Stock classes refuse such a batch where the config has no padding, and read padding where it has another."""
+def test_a_decoders_logits_for_a_text_are_independent_of_padding(build_one, padding, tmp_path):
+    """Stock classes refuse such a batch without a padding id in the config, and read padding with another id."""
     folder = saved(build_one(pad_token_id=padding), decoder_tokenizer(eos_token="<eos>"), tmp_path / "model")
     batch, task = served(folder), TextClassification(LABELS)
     own = AutoConfig.from_pretrained(folder)
@@ -65,7 +65,7 @@ def test_a_decoder_reads_a_text_beside_a_longer_one_as_another(build_one, paddin
             torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_a_checkpoint_is_written_whose_config_and_tokenizer_pad_otherwise(tmp_path):
+def test_a_written_config_and_its_tokenizer_have_the_same_padding_token(tmp_path):
     tokenizer = decoder_tokenizer(eos_token="<eos>", pad_token=FILLERS[0])
     folder = saved(gpt2(pad_token_id=EOS), tokenizer, tmp_path / "model")
     task = TextClassification(("other", "names"))
@@ -77,23 +77,23 @@ def test_a_checkpoint_is_written_whose_config_and_tokenizer_pad_otherwise(tmp_pa
     assert AutoTokenizer.from_pretrained(written).pad_token_id == EOS
 
 
-def test_a_decoder_without_any_padding_is_asked(tmp_path):
+def test_a_decoder_without_a_padding_or_eos_token_is_refused(tmp_path):
     folder = saved(gpt2(), decoder_tokenizer(), tmp_path / "model")
     with pytest.raises(InputError, match="expected a tokenizer with a padding or an eos token, found neither"):
         TextClassification(LABELS).load(str(folder), 0)
 
 
-def test_an_encoder_gets_another_padding_than_its_weights_know(tokenizer, tmp_path):
-    """The config's padding is where positions of a RoBERTa begin."""
+def test_an_encoder_keeps_the_padding_id_of_its_config(tokenizer, tmp_path):
+    """RoBERTa's positions are counted from its config's padding id."""
     folder = saved(build_model("roberta", pad_token_id=1), tokenizer, tmp_path / "model")
     assert TextClassification(LABELS).config(str(folder)).pad_token_id == 1 != SPECIAL.index("[PAD]")
 
 
 @pytest.mark.parametrize("build_one", [gpt2, llama])
 @pytest.mark.parametrize("task", [TextClassification(LABELS), Several(LABELS)])
-def test_a_decoders_new_head_is_fitted_to_every_token_or_to_padding(build_one, task: Task, tmp_path):
-    """Stock decoders give every token to their head, and answer with the last; texts that end in an eos, where that is
-    the padding, with the one before it.
+def test_a_decoders_new_head_is_fitted_to_the_token_that_stock_decoders_classify(build_one, task: Task, tmp_path):
+    """Stock decoders apply their head to every token and return the logits of the last, or of the token before it if
+    a text ends in an eos that is also the padding.
     """
     tokenizer = decoder_tokenizer(eos_token="<eos>")
     folder = saved(build_one(), tokenizer, tmp_path / "model")

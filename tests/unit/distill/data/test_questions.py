@@ -1,4 +1,4 @@
-"""Questions on contexts: answers laid on tokens in every window, found again, and scored as SQuAD's script does."""
+"""Tests question answering: answers mapped to tokens of every window and back, and scored as in SQuAD."""
 
 import json
 
@@ -41,7 +41,7 @@ def squad_row(question, context, *answers) -> dict:
     return {"question": question, "context": context, "answers": given}
 
 
-def test_answers_of_one_form_are_read_as_those_of_another():
+def test_answers_are_read_alike_from_every_format_and_malformed_ones_are_refused():
     wanted = [Answer("a b", 3), Answer("b", 5)]
     lists = {"text": ["a b", "b"], "answer_start": [3, 5]}
     singles = [{"text": "a b", "answer_start": 3}, {"text": "b", "answer_start": 5}]
@@ -54,13 +54,13 @@ def test_answers_of_one_form_are_read_as_those_of_another():
             answers_of(cell, "here")
 
 
-def test_an_answer_is_believed_to_stand_where_it_does_not():
+def test_an_answer_is_placed_where_its_text_occurs():
     assert placed_in("to be or to be", Answer("to", 9)) == Answer("to", 9)
     assert placed_in("to be or to be", Answer("or", 0)) == Answer("or", 6)
     assert placed_in("to be", Answer("not", 0)) is None
 
 
-def test_a_question_without_its_answer_is_trained_on_or_goes_uncounted(tmp_path):
+def test_questions_without_their_answer_are_counted_and_dropped_from_train(tmp_path):
     rows = [squad_row(f"q{i}", f"{CONTEXT} {i}", answer(2, 3)) for i in range(4)]
     rows += [squad_row("lost", CONTEXT, Answer("nowhere", 3)), squad_row("none", CONTEXT), squad_row("", CONTEXT)]
     for split in ("train", "validation", "test"):
@@ -77,7 +77,7 @@ def test_a_question_without_its_answer_is_trained_on_or_goes_uncounted(tmp_path)
         load_questions(DataConfig(path=str(tmp_path / "bad")))
 
 
-def test_silence_is_right_where_the_answer_is_not_in_its_context(tokenizer, tmp_path):
+def test_an_empty_prediction_is_wrong_if_the_answer_is_not_in_its_context(tokenizer, tmp_path):
     rows = [squad_row("q", CONTEXT, answer(2)), squad_row("q", "ba ka", Answer("deka", 0)), squad_row("q", "ba ka")]
     for split in ("train", "validation", "test"):
         written(tmp_path, rows, split)
@@ -94,7 +94,7 @@ def test_silence_is_right_where_the_answer_is_not_in_its_context(tokenizer, tmp_
     assert scorer.scores() == {"F1": pytest.approx(1 / 3), "exact match": pytest.approx(1 / 3)}
 
 
-def test_a_context_is_trained_on_and_held_out(tmp_path):
+def test_held_out_contexts_are_not_trained_on(tmp_path):
     rows = [squad_row(f"q{i}", f"{CONTEXT} {i % 5}", answer(0)) for i in range(20)]
     written(tmp_path / "data", rows)
     splits = load_questions(DataConfig(path=str(tmp_path / "data"), test_fraction=0.2, validation_fraction=0.25), 1)
@@ -103,7 +103,7 @@ def test_a_context_is_trained_on_and_held_out(tmp_path):
     assert not apart[0] & apart[1] | apart[0] & apart[2] | apart[1] & apart[2]
 
 
-def test_an_answer_is_laid_on_other_tokens_or_missed_in_a_window(tokenizer):
+def test_answers_are_mapped_to_their_tokens_in_every_window(tokenizer):
     part = Questions([WORDS[30], WORDS[31]], [CONTEXT, CONTEXT], [[answer(14, 15)], []])
     rows = encode_questions(tokenizer, part, 14)
     assert rows.truncated == 2
@@ -135,7 +135,7 @@ def test_an_answer_is_laid_on_other_tokens_or_missed_in_a_window(tokenizer):
         encode_questions(tokenizer, Questions([" ".join(WORDS[:9])], [CONTEXT]), 14)
 
 
-def test_the_best_span_is_too_long_or_backwards():
+def test_the_best_span_is_ordered_and_within_the_length_limit():
     rng = np.random.default_rng(0)
     starts, ends = rng.normal(size=50), rng.normal(size=50)
     inside = np.ones(50, bool)
@@ -149,7 +149,7 @@ def test_the_best_span_is_too_long_or_backwards():
     assert best_span(starts, ends, inside) == pytest.approx(wanted)
 
 
-def test_an_answer_is_not_found_again_over_windows(tokenizer):
+def test_predictions_of_all_windows_are_combined_into_one_answer_and_scored(tokenizer):
     task = QuestionAnswering(())
     part = Questions([WORDS[30], WORDS[31], WORDS[32]], [CONTEXT] * 3, [[answer(14, 15)], [answer(3)], []])
     rows = task.encode(tokenizer, part, 14)
@@ -159,7 +159,7 @@ def test_an_answer_is_not_found_again_over_windows(tokenizer):
     for row, owner in enumerate(rows.owners):
         if rows.starts[row] and owner == 0:
             logits[row, rows.starts[row], 0] = logits[row, rows.ends[row], 1] = 5
-        if owner == 1:  # a wrong word, in every window a little
+        if owner == 1:  # a wrong word with a small logit in every window
             logits[row, rows.allowed[row].nonzero()[0][2]] = 1
         if owner == 2:
             logits[row, 0] = 3
@@ -177,7 +177,7 @@ def test_an_answer_is_not_found_again_over_windows(tokenizer):
     assert metric.compute() == 0.5
 
 
-def test_cached_starts_and_ends_are_laid_on_other_tokens(tokenizer):
+def test_cached_start_and_end_logits_are_mapped_to_their_tokens(tokenizer):
     answers = SpanAnswers()
     rows = encode_questions(tokenizer, Questions([WORDS[0], WORDS[1]], [CONTEXT, " ".join(WORDS[:7])]), 64)
     batch = rows.collate([0, 1], 0)
@@ -185,14 +185,14 @@ def test_cached_starts_and_ends_are_laid_on_other_tokens(tokenizer):
     torch.testing.assert_close(answers.logits(batch, values[batch["positions"]]), answers.logits(batch, values))
 
 
-def test_an_answer_that_is_missing_has_a_name_or_ends_the_run():
+def test_missing_answers_are_skipped_and_invalid_starts_are_refused():
     assert answers_of({"text": None, "answer_start": None}, "here") == []
     assert answers_of({"text": [None, "a"], "answer_start": [-1, None]}, "here") == [Answer("a", -1)]
     with pytest.raises(InputError, match="here: expected a number for an answer's start, found 'x'"):
         answers_of({"text": ["a"], "answer_start": ["x"]}, "here")
 
 
-def test_an_answer_is_looked_for_elsewhere_in_a_context_that_begins_with_an_empty_line(tmp_path):
+def test_answers_keep_their_place_in_a_context_that_begins_with_an_empty_line(tmp_path):
     context = f"\n{WORDS[0]} {WORDS[1]} and {WORDS[1]}"
     answer = Answer(WORDS[1], context.rindex(WORDS[1]))
     for split in ("train", "validation", "test"):

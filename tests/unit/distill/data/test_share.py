@@ -1,4 +1,4 @@
-"""Rows of a batch on one of several processes."""
+"""Tests the share of a batch that each of several processes gets."""
 
 import numpy as np
 import pytest
@@ -13,13 +13,13 @@ from distill.losses.config import LossConfig
 
 
 def made_up(lengths: list[int], labels: list[int] | None = None) -> Encoded:
-    """Row i is its own number, repeated."""
+    """Returns rows of the given lengths; row i consists of i + 1, repeated."""
     ids = [np.full(n, i + 1, np.int64) for i, n in enumerate(lengths)]
     return Encoded(ids, None, np.asarray(labels or range(len(lengths))), 0)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
-def test_the_processes_see_other_rows_than_one_process(ranks: int):
+def test_all_processes_together_get_the_rows_of_one_process(ranks: int):
     data = made_up([1 + i % 9 for i in range(43)])
     whole = TrainBatches(data, 6, 0, seed=2)
     parts = [TrainBatches(data, 6, 0, seed=2, rank=rank, ranks=ranks) for rank in range(ranks)]
@@ -30,7 +30,7 @@ def test_the_processes_see_other_rows_than_one_process(ranks: int):
             assert {share["input_ids"].shape[1] for share in shares} == {expected["input_ids"].shape[1]}
 
 
-def test_evaluation_on_several_processes_counts_a_row_twice():
+def test_evaluation_on_several_processes_counts_every_row_once():
     seen = [
         row
         for rank in range(4)
@@ -42,7 +42,7 @@ def test_evaluation_on_several_processes_counts_a_row_twice():
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_shares_of_a_loss_differ_from_the_whole(ranks: int):
+def test_losses_of_the_shares_average_to_the_loss_of_the_whole_batch(ranks: int):
     generator = torch.Generator().manual_seed(0)
     labels = [0, IGNORED, 2, 1, IGNORED]
     batch = dict(made_up([4, 1, 3, 7, 2], labels).collate(range(5), 0))
@@ -62,20 +62,20 @@ def test_shares_of_a_loss_differ_from_the_whole(ranks: int):
         torch.testing.assert_close(torch.stack([each[name] for each in found]).mean(), expected)
 
 
-def test_tokens_of_a_language_model_are_not_counted_as_rows():
+def test_shares_of_a_language_model_are_weighted_by_tokens():
     blocks = LanguageBlocks([np.arange(1, n + 1) for n in (5, 2, 3)])
     first, second = (share_of(blocks.collate(range(3), 0), rank, 2) for rank in range(2))
     assert first["shares"] == {"rows": 2 * 8 / 10, "labels": 2 * 6 / 7, "tokens": 2 * 8 / 10}
     assert second["shares"] == {"rows": 2 * 2 / 10, "labels": 2 * 1 / 7, "tokens": 2 * 2 / 10}
 
 
-def test_a_process_without_a_row_has_a_say():
+def test_a_process_without_rows_has_no_weight():
     spare = share_of(made_up([3, 2]).collate([0, 1], 0), 2, 3)
     assert spare["shares"] == {"rows": 0, "labels": 0, "tokens": 0}
     assert spare["labels"].tolist() == [IGNORED]
     assert len(spare["input_ids"]) == 1
 
 
-def test_one_process_gets_another_batch_than_it_collates():
+def test_the_share_of_a_single_process_has_no_additional_fields():
     batch = made_up([3, 2]).collate([0, 1], 0)
     assert share_of(batch, 0, 1).keys() == batch.keys()

@@ -1,4 +1,4 @@
-"""Losses between tokenizers against plain loops in float64, and their identities."""
+"""Tests losses across tokenizers against plain loops in float64, and their identities."""
 
 import jaxtyping
 import numpy as np
@@ -19,7 +19,7 @@ CASES = [(3, 11, 13), (1, 5, 4), (2, 23, 7)]  # batch, the student's vocabulary,
 
 
 def case(batch: int, vocabulary: int, teacher_vocabulary: int, seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
-    """Rows of 12 and 14 positions whose spans have 1 to 3 tokens on either side, some unanswered; pairs of ids."""
+    """Returns rows of 12 and 14 positions with spans of 1 to 3 tokens per side, some unlabelled, and pairs of ids."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 4, (batch, 4, 2))
     ends = sizes.cumsum(1)
@@ -48,11 +48,11 @@ def answered(batch: dict[str, Tensor]) -> list[tuple[int, list[int]]]:
     return found
 
 
-# The textbook: distributions as dicts from an outcome's name to its probability, in the precision of what comes in.
+# The textbook: distributions as dicts from an outcome's name to its probability, in the precision of the inputs.
 
 
 def textbook_outcomes(logits: Tensor, ids: list[int], names: list, others: dict) -> dict:
-    """`names`: what each column is called; `others`: name of a token -> whether it spells the span as well."""
+    """Returns outcomes; `names`: the name of each column; `others`: whether a token by name spells the span as well."""
     steps = softmax(logits)
     continued = 1.0
     for step, number in zip(steps[1:], ids[1:], strict=True):
@@ -118,7 +118,7 @@ def textbook_sorted(student: Tensor, teacher: Tensor, temperature: float) -> Ten
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_sorted_value_or_gradient_is_wrong(shape, temperature):
+def test_value_and_gradient_of_the_sorted_distance_match_the_textbook(shape, temperature):
     rows, *widths = shape
     student, teacher = draw(rows, widths[0], seed=1), draw(rows, widths[1], seed=2)
     same_value_and_gradient(
@@ -134,7 +134,7 @@ def test_sorted_value_or_gradient_is_wrong(shape, temperature):
     [AcrossConfig(), AcrossConfig(beta=0.3, temperature=2.0, shared_weight=0.5), AcrossConfig(shared_weight=0)],
     ids=["kl", "jensen_shannon", "rest"],
 )
-def test_spans_value_or_gradient_is_wrong(shape, config):
+def test_value_and_gradient_of_the_span_loss_match_the_textbook(shape, config):
     batch, shared = case(*shape)
     student, teacher = logits_for(batch, *shape[1:])
     same_value_and_gradient(
@@ -144,7 +144,7 @@ def test_spans_value_or_gradient_is_wrong(shape, config):
     )
 
 
-def test_the_sorted_distance_is_not_taken_where_spans_begin():
+def test_the_sorted_distance_is_taken_at_the_first_tokens_of_spans():
     batch, _ = case(3, 11, 13)
     student, teacher = logits_for(batch, 11, 13)
     rows = answered(batch)
@@ -157,7 +157,7 @@ def test_the_sorted_distance_is_not_taken_where_spans_begin():
 @pytest.mark.parametrize(
     "config", [AcrossConfig(shared_weight=0.4), AcrossConfig(beta=0.3), AcrossConfig(kind="sorted")]
 )
-def test_the_gradient_is_not_the_derivative(config):
+def test_the_gradient_equals_the_numerical_derivative(config):
     batch, shared = case(1, 5, 4, seed=3)
     sizes = [(end - first > 1, done - begun > 1) for _, (first, end, begun, done) in answered(batch)]
     assert sizes == [(True, False), (False, True)]
@@ -167,7 +167,7 @@ def test_the_gradient_is_not_the_derivative(config):
 
 
 @pytest.mark.parametrize("kind", ["spans", "sorted"])
-def test_chunks_or_a_second_backward_pass_change_the_gradient(kind):
+def test_chunks_and_a_second_backward_pass_do_not_change_the_gradient(kind):
     batch, shared = case(3, 11, 13)
     student, teacher = logits_for(batch, 11, 13)
     student.requires_grad_()
@@ -181,7 +181,7 @@ def test_chunks_or_a_second_backward_pass_change_the_gradient(kind):
 
 
 @pytest.mark.parametrize("kind", ["spans", "sorted"])
-def test_bf16_loses_more_than_its_logits_do_or_the_teacher_is_trained(kind):
+def test_bf16_loses_only_the_rounding_of_its_logits_and_the_teacher_is_not_trained(kind):
     batch, shared = case(3, 11, 13)
     student, teacher = (each.bfloat16().requires_grad_() for each in logits_for(batch, 11, 13))
     value = across_loss(student, teacher, batch, AcrossConfig(kind=kind), shared)
@@ -196,12 +196,12 @@ def test_bf16_loses_more_than_its_logits_do_or_the_teacher_is_trained(kind):
     across_loss(exact, teacher.float(), batch, AcrossConfig(kind=kind), shared).backward()
     torch.testing.assert_close(student.grad.float(), exact.grad, rtol=2**-7, atol=1e-6)
     with torch.inference_mode():
-        answers = teacher.detach().clone()  # as a frozen teacher gives them
+        answers = teacher.detach().clone()  # as a frozen teacher outputs them
     assert torch.equal(across_loss(student, answers, batch, AcrossConfig(kind=kind), shared), value)
 
 
 @pytest.mark.parametrize("kind", ["spans", "sorted"])
-def test_padding_or_unanswered_spans_count(kind):
+def test_padding_and_unlabelled_spans_have_no_effect(kind):
     batch, shared = case(3, 11, 13)
     student, teacher = logits_for(batch, 11, 13)
     value = across_loss(student, teacher, batch, AcrossConfig(kind=kind), shared)
@@ -223,7 +223,7 @@ def test_padding_or_unanswered_spans_count(kind):
 # --- identities
 
 
-def test_one_vocabulary_does_not_give_the_plain_divergence():
+def test_a_fully_shared_vocabulary_gives_the_plain_divergence():
     student, teacher = draw(2, 6, 9, seed=1), draw(2, 6, 9, seed=2)
     places = torch.arange(6)
     labels = torch.randint(0, 9, (2, 6), generator=torch.Generator().manual_seed(3))
@@ -239,7 +239,7 @@ def test_one_vocabulary_does_not_give_the_plain_divergence():
         torch.testing.assert_close(half, 0.5 * jensen_shannon(*rows, temperature=temperature, beta=0.3))
 
 
-def test_permuted_vocabularies_are_apart():
+def test_permuted_vocabularies_have_a_sorted_distance_of_zero():
     teacher = draw(7, 31, seed=2)
     student = teacher[:, torch.randperm(31, generator=torch.Generator().manual_seed(1))]
     assert sorted_distance(student, teacher) < 1e-6
@@ -248,12 +248,12 @@ def test_permuted_vocabularies_are_apart():
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_a_student_equal_to_its_teacher_is_moved(beta):
-    """As it is where the probabilities of the shared tokens alone are compared, which don't sum to 1."""
+def test_a_student_equal_to_its_teacher_has_zero_loss_and_gradient(beta):
+    """This fails if only the probabilities of the shared tokens are compared, since they don't sum to 1."""
     batch, shared = case(3, 11, 11)
     teacher = logits_for(batch, 11, 11)[1]
     rest = [torch.tensor(sorted(set(range(11)) - set(side.tolist()))) for side in shared.T]
-    order = torch.empty(11, dtype=torch.long)  # the student's columns in the teacher's
+    order = torch.empty(11, dtype=torch.long)  # the teacher's column for each of the student's
     order[torch.cat([shared[:, 0], rest[0]])] = torch.cat([shared[:, 1], rest[1]])
     batch["labels"] = order.argsort()[batch["teacher_labels"].clamp(min=0)]
     batch["spans"] = batch["spans"][..., [2, 3, 2, 3]]
@@ -264,13 +264,13 @@ def test_a_student_equal_to_its_teacher_is_moved(beta):
     assert student.grad.abs().max() < 1e-6
 
 
-def test_a_word_in_one_token_is_another_outcome_than_in_two():
+def test_a_word_in_one_token_is_the_same_outcome_as_in_two():
     batch = {
         "labels": torch.tensor([[1, 2]]),
         "teacher_labels": torch.tensor([[0]]),
         "spans": torch.tensor([[[0, 2, 0, 1]]]),
     }
-    shared = torch.tensor([[1, 1], [0, 2]])  # the word's beginning, and another word
+    shared = torch.tensor([[1, 1], [0, 2]])  # the first token of the word, and another word
     student = torch.tensor([[[0.5, 0.4, 0.1], [0.2, 0.2, 0.6]]]).log()  # word: 0.4 · 0.6; begun otherwise: 0.4 · 0.4
     teacher = torch.tensor([[[0.24, 0.16, 0.5, 0.1]]]).log()
     for config in (AcrossConfig(), AcrossConfig(beta=0.5)):
@@ -278,7 +278,7 @@ def test_a_word_in_one_token_is_another_outcome_than_in_two():
     assert across_loss(student.flip(1), teacher, batch, AcrossConfig(), shared) > 0.01
 
 
-def test_a_sure_student_makes_the_loss_infinite():
+def test_the_loss_of_an_overconfident_student_is_finite():
     batch, shared = case(3, 11, 13)
     student, teacher = logits_for(batch, 11, 13)
     student.scatter_(-1, batch["labels"][..., None], 200.0)
@@ -287,7 +287,8 @@ def test_a_sure_student_makes_the_loss_infinite():
         value = across_loss(student, teacher, batch, config, shared)
         assert value.isfinite()
         assert torch.autograd.grad(value, student)[0].isfinite().all()
-    whole = torch.stack([torch.arange(11), torch.arange(11)], 1)  # the student has no token of its own, the teacher two
+    # All of the student's tokens are shared, and all but two of the teacher's.
+    whole = torch.stack([torch.arange(11), torch.arange(11)], 1)
     assert across_loss(logits_for(batch, 11, 13)[0], teacher, batch, AcrossConfig(shared_weight=1), whole).isfinite()
 
 
@@ -297,12 +298,12 @@ def test_a_sure_student_makes_the_loss_infinite():
 @pytest.mark.parametrize(
     "settings", [{"kind": "gold"}, {"beta": 1.0}, {"beta": -0.1}, {"shared_weight": 1.1}, {"temperature": 0}]
 )
-def test_a_setting_without_a_meaning_is_taken(settings):
+def test_invalid_settings_are_refused(settings):
     with pytest.raises(InputError, match=f"across.{next(iter(settings))}: expected"):
         AcrossConfig(**settings)
 
 
-def test_a_batch_that_does_not_fit_is_read_at_the_wrong_places():
+def test_inconsistent_inputs_are_refused():
     batch, shared = case(3, 11, 13)
     student, teacher = logits_for(batch, 11, 13)
     for change, match in (
@@ -319,7 +320,7 @@ def test_a_batch_that_does_not_fit_is_read_at_the_wrong_places():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numpys_order_or_its_gradient_is_not_torchs(dtype):
+def test_sorting_with_numpy_gives_the_values_and_gradients_of_torch(dtype):
     ours = torch.randn(7, 300, dtype=dtype, generator=torch.Generator().manual_seed(0)).softmax(-1).requires_grad_()
     theirs = ours.detach().clone().requires_grad_()
     weights = torch.arange(300, dtype=dtype).cos()

@@ -1,4 +1,4 @@
-"""Losses with the head fused in: values and gradients of the plain ones, chunk by chunk."""
+"""Tests that losses fused with the language-modelling head have the values and gradients of the plain losses."""
 
 import pytest
 import torch
@@ -15,14 +15,14 @@ KINDS = ("sampled", "topk")
 
 
 def head(shape: tuple[int, ...], kind: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, weight and bias."""
+    """Returns hidden states, weight and bias."""
     positions, width, vocabulary, _ = shape
     drawn = draw(positions, width, seed=1, scale=1), draw(vocabulary, width, seed=2, scale=1), draw(vocabulary, seed=3)
     return tuple(each.to(kind).requires_grad_() for each in drawn)  # type: ignore[return-value]
 
 
 def targets(kind: str, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Ids with the last of every second row padding."""
+    """Returns sparse targets in which the last id of every second row is padding."""
     positions, _, vocabulary, k = shape
     log_probs = draw(positions, vocabulary, seed=4).log_softmax(-1)
     kept, ids = log_probs.topk(k)
@@ -41,7 +41,7 @@ FUSED = {"sampled": fused_sampled_cross_entropy, "topk": fused_topk_kl}
 @pytest.mark.parametrize("chunk", [1, 4000, 1 << 20])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_fusing_changes_value_or_gradients(kind, shape, chunk):
+def test_fusing_preserves_value_and_gradients(kind, shape, chunk):
     hidden, weight, bias = head(shape)
     given = targets(kind, shape)
     plain = PLAIN[kind](hidden @ weight.T + bias, *given)
@@ -52,7 +52,7 @@ def test_fusing_changes_value_or_gradients(kind, shape, chunk):
         torch.testing.assert_close(mine, book, rtol=1e-6, atol=1e-9)
 
 
-def test_one_id_of_weight_one_is_not_cross_entropy():
+def test_one_id_of_weight_one_gives_the_cross_entropy():
     hidden, weight, _ = head(SHAPES[1], torch.float32)
     labels = torch.randint(0, 37, (13,), generator=torch.Generator().manual_seed(5))
     ours = fused_sampled_cross_entropy(hidden, weight, labels[:, None], torch.ones(13, 1))
@@ -60,7 +60,7 @@ def test_one_id_of_weight_one_is_not_cross_entropy():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_second_backward_pass_finds_other_numbers(kind):
+def test_a_second_backward_pass_gives_the_same_gradients(kind):
     hidden, weight, _ = head(SHAPES[1])
     ours = FUSED[kind](hidden, weight, *targets(kind, SHAPES[1]))
     first = torch.autograd.grad(2 * ours, (hidden, weight), retain_graph=True)
@@ -69,7 +69,7 @@ def test_a_second_backward_pass_finds_other_numbers(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_frozen_head_gets_gradients(kind, monkeypatch):
+def test_a_frozen_head_gets_no_gradients(kind, monkeypatch):
     hidden, weight, _ = head(SHAPES[1])
     given, products = targets(kind, SHAPES[1]), []
     monkeypatch.setattr(fused, "add_product", lambda *_: products.append(1))
@@ -84,8 +84,8 @@ def test_a_frozen_head_gets_gradients(kind, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scale", [1.0, 40.0])
-def test_a_sure_student_gives_nan_or_a_rounded_tail(kind, scale):
-    """At 40 the likeliest id has all of the mass that float32 can tell."""
+def test_value_and_gradient_of_an_overconfident_student_are_accurate(kind, scale):
+    """At a scale of 40 the probability of the likeliest id rounds to 1 in float32."""
     hidden, weight, _ = head(SHAPES[2], torch.float32)
     given = targets(kind, SHAPES[2])
     sure = (hidden * scale).detach().requires_grad_()
@@ -98,7 +98,7 @@ def test_a_sure_student_gives_nan_or_a_rounded_tail(kind, scale):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_autocast_loses_more_than_the_plain_loss(kind):
+def test_under_autocast_the_error_is_no_larger_than_twice_that_of_the_plain_loss(kind):
     hidden, weight, _ = head(SHAPES[2], torch.float32)
     given = targets(kind, SHAPES[2])
     exact = torch.autograd.grad(PLAIN[kind](hidden.double() @ weight.double().T, *given), weight)[0]
@@ -110,7 +110,7 @@ def test_autocast_loses_more_than_the_plain_loss(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_without_positions_gives_nan(kind):
+def test_a_batch_without_positions_has_zero_loss_and_gradient(kind):
     shape = (0, 8, 37, 4)
     hidden, weight, _ = head(shape)
     value = FUSED[kind](hidden, weight, *targets(kind, shape))

@@ -1,4 +1,4 @@
-"""Losses against textbook formulas in float64, their identities, and the sums and shares made of them."""
+"""Tests losses against textbook formulas in float64, their identities, weighted sums and gradient shares."""
 
 import jaxtyping
 import pytest
@@ -16,7 +16,7 @@ SHAPES = [(1, 2), (3, 5), (17, 77), (5, 1001)]  # rows, classes
 CUBES = [(1, 1, 1), (2, 7, 3), (5, 13, 33)]  # batch, length, width
 
 
-# The textbook: probabilities by exp and division, sums over plain loops, in the precision of what comes in.
+# The textbook: probabilities by exp and division, sums over plain loops, in the precision of the inputs.
 
 
 def textbook_kl(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -41,7 +41,7 @@ def textbook_cosine(student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0, 7.0])
-def test_kl_value_or_gradient_is_wrong(shape, temperature):
+def test_value_and_gradient_of_kl_match_the_textbook(shape, temperature):
     student, teacher = draw(*shape, seed=1), draw(*shape, seed=2)
     same_value_and_gradient(
         lambda s: forward_kl(s, teacher, temperature=temperature),
@@ -51,14 +51,14 @@ def test_kl_value_or_gradient_is_wrong(shape, temperature):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_cross_entropy_value_or_gradient_is_wrong(shape):
+def test_value_and_gradient_of_cross_entropy_match_the_textbook(shape):
     labels = draw_labels(*shape)
     same_value_and_gradient(lambda s: cross_entropy(s, labels), lambda s: textbook_ce(s, labels), draw(*shape, seed=1))
 
 
 @pytest.mark.parametrize("shape", CUBES)
 @pytest.mark.parametrize(("ours", "book"), [(hidden_mse, textbook_mse), (hidden_cosine, textbook_cosine)])
-def test_hidden_value_or_gradient_is_wrong(shape, ours, book):
+def test_value_and_gradient_of_hidden_losses_match_the_textbook(shape, ours, book):
     teacher, mask = draw(*shape, seed=4), draw_mask(*shape[:2])
     same_value_and_gradient(
         lambda s: ours(s, teacher, mask), lambda s: book(s, teacher.double(), mask), draw(*shape, seed=3)
@@ -66,7 +66,7 @@ def test_hidden_value_or_gradient_is_wrong(shape, ours, book):
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
-def test_kl_of_a_distribution_with_itself_is_not_zero(temperature):
+def test_kl_of_a_distribution_with_itself_is_zero(temperature):
     logits = draw(9, 31, seed=1, scale=20).requires_grad_()
     value = forward_kl(logits, logits.detach().clone(), temperature=temperature)
     assert value.item() == 0
@@ -74,20 +74,20 @@ def test_kl_of_a_distribution_with_itself_is_not_zero(temperature):
     assert forward_kl(logits, logits.detach() + 5.0).abs() < 1e-5, "a constant on all logits changes no distribution"
 
 
-def test_kl_takes_student_and_teacher_in_the_wrong_order():
+def test_kl_is_taken_of_the_teacher_relative_to_the_student():
     sure, unsure = torch.tensor([[4.0, 0.0, 0.0]]), torch.zeros(1, 3)
     assert forward_kl(student=unsure, teacher=sure) == pytest.approx(0.9213, abs=1e-3)
     assert forward_kl(student=sure, teacher=unsure) == pytest.approx(1.6040, abs=1e-3)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0, 8.0])
-def test_kl_is_not_scaled_by_the_square_of_the_temperature(temperature):
+def test_kl_is_scaled_by_the_square_of_the_temperature(temperature):
     student, teacher = draw(7, 11, seed=1), draw(7, 11, seed=2)
     softened = forward_kl(student * temperature, teacher * temperature, temperature=temperature)
     torch.testing.assert_close(softened, temperature**2 * forward_kl(student, teacher), rtol=1e-5, atol=1e-6)
 
 
-def test_kl_gradient_shrinks_as_the_temperature_rises():
+def test_kl_gradient_approaches_its_limit_at_high_temperature():
     student, teacher = draw(7, 11, seed=1, scale=1), draw(7, 11, seed=2, scale=1)
     apart = student - teacher
     # Hinton et al. 2015, equation 4: the limit of the gradient at high temperature
@@ -97,7 +97,7 @@ def test_kl_gradient_shrinks_as_the_temperature_rises():
     assert (grad - limit).norm() < 0.03 * limit.norm()
 
 
-def test_ignored_labels_pull_on_the_student():
+def test_ignored_labels_have_no_effect():
     student, labels = draw(8, 5, seed=1).requires_grad_(), draw_labels(8, 5)
     other = torch.where((labels == IGNORED)[:, None], draw(8, 5, seed=6, scale=50), student.detach())
     value = cross_entropy(student, labels)
@@ -108,7 +108,7 @@ def test_ignored_labels_pull_on_the_student():
     assert grad[labels != IGNORED].abs().amin(0).min() > 0
 
 
-def test_a_batch_without_labels_gives_nan():
+def test_a_batch_without_labels_has_zero_loss_and_gradient():
     student = draw(4, 5, seed=1).requires_grad_()
     value = cross_entropy(student, torch.full((4,), IGNORED))
     assert value.item() == 0
@@ -116,7 +116,7 @@ def test_a_batch_without_labels_gives_nan():
 
 
 @pytest.mark.parametrize("loss", [hidden_mse, hidden_cosine])
-def test_padding_pulls_on_the_student(loss):
+def test_padding_has_no_effect_on_hidden_losses(loss):
     student, teacher, mask = draw(3, 7, 5, seed=1).requires_grad_(), draw(3, 7, 5, seed=2), draw_mask(3, 7)
     hole = (mask == 0)[..., None]
     value = loss(student, teacher, mask)
@@ -146,13 +146,13 @@ LABELS_64, MASK_4 = draw_labels(64, 77), draw_mask(4, 9)
 
 @pytest.mark.parametrize(("name", "shape", "ours", "book"), BF16, ids=[case[0] for case in BF16])
 @pytest.mark.parametrize("seed", range(3))
-def test_bf16_inputs_lose_more_than_their_own_rounding(name, shape, ours, book, seed):
+def test_bf16_inputs_lose_only_their_own_rounding(name, shape, ours, book, seed):
     student, teacher = draw(*shape, seed=seed), draw(*shape, seed=seed + 100)
     half = student.bfloat16(), teacher.bfloat16()
     exact = book(student.double(), teacher.double())
     error, naive_error = (ours(*half).double() - exact).abs(), (book(*half).double() - exact).abs()
     assert error <= 2 * naive_error + 1e-3 * exact.abs()
-    # The sums themselves lose nothing: what error there is came in with the inputs.
+    # The computation adds no error: all of the error comes from rounding the inputs.
     assert ours(*half).dtype == torch.float32
     torch.testing.assert_close(ours(*half).double(), book(*(part.double() for part in half)), rtol=1e-5, atol=1e-6)
 
@@ -167,13 +167,13 @@ def test_bf16_inputs_lose_more_than_their_own_rounding(name, shape, ours, book, 
         lambda: hidden_cosine(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4), torch.ones(2, 1, dtype=torch.long)),
     ],
 )
-def test_wrong_shapes_pass_unnoticed(call):
+def test_wrong_shapes_and_dtypes_are_refused(call):
     with pytest.raises(jaxtyping.TypeCheckError):
         call()
 
 
 def three_terms(config: LossConfig) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Terms of a student that is two matrices: `inner` makes hidden states, `outer` logits of their mean."""
+    """Returns the terms of a student of two matrices: `inner` gives hidden states, `outer` logits of their mean."""
     inner, outer = draw(6, 4, seed=1, scale=1).requires_grad_(), draw(4, 5, seed=2, scale=1).requires_grad_()
     hidden = draw(3, 7, 6, seed=3) @ inner
     labels = torch.tensor([0, IGNORED, 4])
@@ -184,7 +184,7 @@ def three_terms(config: LossConfig) -> tuple[dict[str, Tensor], list[Tensor]]:
 
 
 @pytest.mark.parametrize("kind", ["mse", "cosine"])
-def test_terms_or_their_sum_are_wrong(kind):
+def test_terms_and_their_weighted_sum_match_the_textbook(kind):
     config = LossConfig(kl=0.7, ce=0.2, hidden=3.0, temperature=3.0, hidden_kind=kind)
     terms, (inner, outer) = three_terms(config)
     inner, outer = inner.detach().double(), outer.detach().double()
@@ -203,12 +203,12 @@ def test_terms_or_their_sum_are_wrong(kind):
     torch.testing.assert_close(weighted_sum(config, terms).double(), total, rtol=1e-5, atol=1e-6)
 
 
-def test_a_term_of_weight_zero_is_computed():
+def test_a_term_of_weight_zero_is_not_computed():
     assert list(three_terms(LossConfig(kl=0.0, ce=1.0))[0]) == ["ce"]
     assert list(three_terms(LossConfig(kl=2.0, hidden=1.0))[0]) == ["kl", "hidden"]
 
 
-def test_gradient_shares_do_not_follow_the_gradients():
+def test_gradient_shares_are_proportional_to_the_norms_of_the_gradients():
     config = LossConfig(kl=0.7, ce=0.2, hidden=3.0)
     terms, parameters = three_terms(config)
     norms = {}
@@ -223,7 +223,7 @@ def test_gradient_shares_do_not_follow_the_gradients():
     assert parameters[0].grad is not None
 
 
-def test_the_share_of_a_single_term_is_not_one():
+def test_the_share_of_a_single_term_is_one():
     config = LossConfig(kl=2.5)
     assert gradient_shares(config, *three_terms(config)) == {"kl": 1.0}
 
@@ -244,13 +244,13 @@ def test_the_share_of_a_single_term_is_not_one():
         ({"layer_map": ""}, "found ''"),
     ],
 )
-def test_a_loss_that_cannot_be_is_accepted(settings, named):
+def test_an_invalid_loss_config_is_refused(settings, named):
     with pytest.raises(InputError, match="loss") as caught:
         LossConfig(**settings)
     assert named in str(caught.value)
 
 
-def test_the_teacher_is_asked_for_though_no_term_reads_it():
+def test_the_teacher_is_needed_only_if_a_term_uses_it():
     assert not LossConfig(kl=0.0, ce=1.0).needs_teacher
     assert LossConfig(kl=0.0, ce=1.0, hidden=0.1).needs_teacher
     assert LossConfig(kl=0.5).needs_teacher
@@ -270,12 +270,12 @@ def test_the_teacher_is_asked_for_though_no_term_reads_it():
         ("1:5", 1, 5, [(1, 5)]),
     ],
 )
-def test_layers_are_paired_otherwise_than_asked(layer_map, student, teacher, pairs):
+def test_layers_are_paired_as_requested(layer_map, student, teacher, pairs):
     assert layer_pairs(layer_map, student, teacher) == pairs
 
 
 @pytest.mark.parametrize("pair", ["3:6", "2:7"])
-def test_a_layer_that_is_not_there_is_paired(pair):
+def test_a_pair_with_a_layer_out_of_range_is_refused(pair):
     with pytest.raises(
         InputError, match=f"pair {pair} is out of range: the student has layers 0 to 2, the teacher 0 to 6"
     ):

@@ -1,4 +1,4 @@
-"""Every objective on logits, layers and texts against a textbook version in float64, and its identities."""
+"""Tests objectives on logits, layers and texts against textbook versions in float64, and their identities."""
 
 import inspect
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from support.distributions import IGNORED, draw, draw_labels, draw_mask, same_va
 SHAPES = [(1, 3), (3, 5), (7, 41)]
 T = 2.5
 
-# The textbook: probabilities, sums over plain loops, in the precision of what comes in.
+# The textbook: probabilities, sums over plain loops, in the precision of the inputs.
 
 
 def rowwise(
@@ -65,7 +65,7 @@ BOOK = {
 OF_LOGITS = {name: partial(loss, temperature=T) for name, loss in logits.DIVERGENCES.items() if name in BOOK}
 
 
-def test_an_objective_has_no_textbook():
+def test_every_objective_has_a_textbook_version_and_a_source():
     assert set(BOOK) | {"decoupled_kl"} == set(logits.DIVERGENCES)
     assert all(
         "Source: " in inspect.getdoc(loss) for name, loss in logits.DIVERGENCES.items() if name != "logit_cosine"
@@ -74,7 +74,7 @@ def test_an_objective_has_no_textbook():
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", BOOK)
-def test_value_or_gradient_is_wrong(name, shape):
+def test_value_and_gradient_match_the_textbook(name, shape):
     teacher = draw(*shape, seed=2)
     same_value_and_gradient(
         lambda s: OF_LOGITS[name](s, teacher), lambda s: BOOK[name](s, teacher.double()), draw(*shape, seed=1)
@@ -82,7 +82,7 @@ def test_value_or_gradient_is_wrong(name, shape):
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.5, 0.9])
-def test_the_share_of_jensen_shannon_is_the_other_models(beta):
+def test_beta_of_jensen_shannon_weights_the_teacher(beta):
     student, teacher = draw(5, 9, seed=1), draw(5, 9, seed=2)
     same_value_and_gradient(
         lambda s: logits.jensen_shannon(s, teacher, temperature=T, beta=beta),
@@ -93,7 +93,7 @@ def test_the_share_of_jensen_shannon_is_the_other_models(beta):
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1.0, 8.0), (0.3, 0.0), (0.0, 2.0)])
 @pytest.mark.parametrize("shape", [(1, 2), *SHAPES])
-def test_decoupled_value_or_gradient_is_wrong(shape, alpha, beta):
+def test_value_and_gradient_of_decoupled_kl_match_the_textbook(shape, alpha, beta):
     teacher, labels = draw(*shape, seed=2), draw_labels(*shape)
     same_value_and_gradient(
         lambda s: logits.decoupled_kl(s, teacher, labels, temperature=T, alpha=alpha, beta=beta),
@@ -102,7 +102,7 @@ def test_decoupled_value_or_gradient_is_wrong(shape, alpha, beta):
     )
 
 
-def test_rows_without_a_label_pull_on_a_decoupled_student():
+def test_rows_without_a_label_have_no_effect_on_decoupled_kl():
     student, teacher, labels = draw(8, 5, seed=1).requires_grad_(), draw(8, 5, seed=2), draw_labels(8, 5)
     (grad,) = torch.autograd.grad(logits.decoupled_kl(student, teacher, labels), student)
     assert grad[labels == IGNORED].abs().max() == 0
@@ -113,14 +113,14 @@ def test_rows_without_a_label_pull_on_a_decoupled_student():
 
 
 @pytest.mark.parametrize("name", [name for name in BOOK if name != "soft_cross_entropy"])
-def test_a_model_differs_from_itself(name):
+def test_a_model_has_zero_divergence_from_itself(name):
     own = draw(9, 31, seed=1).requires_grad_()
     value = OF_LOGITS[name](own, own.detach().clone())
     assert value.abs() < 2e-6
     assert torch.autograd.grad(value, own)[0].abs().max() < 1e-5
 
 
-def test_objectives_that_are_one_in_the_limit_are_not():
+def test_objectives_agree_in_their_limits_and_respect_their_bounds():
     student, teacher = draw(7, 11, seed=1), draw(7, 11, seed=2)
     forward, reverse = logits.forward_kl(student, teacher), logits.reverse_kl(student, teacher)
     torch.testing.assert_close(reverse, logits.forward_kl(teacher, student))
@@ -136,7 +136,7 @@ def test_objectives_that_are_one_in_the_limit_are_not():
 
 
 @pytest.mark.parametrize("name", BOOK)
-def test_the_padding_of_a_vocabulary_pulls_or_gives_nan(name):
+def test_padding_of_the_vocabulary_has_no_effect(name):
     student, teacher = draw(6, 9, seed=1), draw(6, 9, seed=2)
     wide = [torch.cat([each, torch.full((6, 3), -torch.inf)], -1) for each in (student, teacher)]
     wide[0].requires_grad_()
@@ -149,7 +149,7 @@ def test_the_padding_of_a_vocabulary_pulls_or_gives_nan(name):
 
 @pytest.mark.parametrize("name", BOOK)
 @pytest.mark.parametrize("seed", range(2))
-def test_bf16_logits_lose_more_than_their_own_rounding(name, seed):
+def test_bf16_logits_lose_only_their_own_rounding(name, seed):
     student, teacher = draw(64, 77, seed=seed), draw(64, 77, seed=seed + 100)
     half = student.bfloat16(), teacher.bfloat16()
     exact = BOOK[name](student.double(), teacher.double())
@@ -204,7 +204,7 @@ MAPS = {"mse": (features.attention_mse, score_pairs), "kl": (features.attention_
 
 @pytest.mark.parametrize("kind", MAPS)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 3, 5, 5), (3, 2, 7, 7)])
-def test_attention_value_or_gradient_is_wrong(kind, shape):
+def test_value_and_gradient_of_attention_losses_match_the_textbook(kind, shape):
     ours, book = MAPS[kind]
     teacher, mask = draw(*shape, seed=4), draw_mask(shape[0], shape[2])
     same_value_and_gradient(
@@ -213,7 +213,7 @@ def test_attention_value_or_gradient_is_wrong(kind, shape):
 
 
 @pytest.mark.parametrize("heads", [1, 2, 6])
-def test_relations_value_or_gradient_is_wrong(heads):
+def test_value_and_gradient_of_the_relation_loss_match_the_textbook(heads):
     teacher, mask = draw(3, 7, 24, seed=4, scale=1), draw_mask(3, 7)
     same_value_and_gradient(
         lambda s: features.relation_kl(s, teacher, mask, heads=heads),
@@ -222,14 +222,14 @@ def test_relations_value_or_gradient_is_wrong(heads):
     )
 
 
-def test_a_relation_head_is_cut_where_none_can_be():
+def test_a_number_of_relation_heads_that_does_not_divide_the_width_is_refused():
     values, mask = draw(2, 3, 12, seed=1), draw_mask(2, 3)
     with pytest.raises(InputError, match="expected a number that divides the width 12"):
         features.relation_kl(values, values, mask, heads=5)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 2), (3, 7, 5)])
-def test_normalized_states_value_or_gradient_is_wrong(shape):
+def test_value_and_gradient_of_the_normalized_mse_match_the_textbook(shape):
     teacher, mask = draw(*shape, seed=4), draw_mask(*shape[:2])
     same_value_and_gradient(
         lambda s: features.hidden_normalized_mse(s, teacher, mask),
@@ -249,7 +249,7 @@ OF_LAYERS: dict[str, tuple[Callable, tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", OF_LAYERS)
-def test_padding_pulls_on_a_layer(name):
+def test_padding_has_no_effect_on_layer_losses(name):
     loss, shape = OF_LAYERS[name]
     mask = draw_mask(3, 7)
     student, teacher = draw(*shape, seed=1, scale=1).requires_grad_(), draw(*shape, seed=2, scale=1)
@@ -266,7 +266,7 @@ def test_padding_pulls_on_a_layer(name):
 
 
 @pytest.mark.parametrize("name", OF_LAYERS)
-def test_texts_of_one_row_are_compared_with_each_other(name):
+def test_texts_of_one_row_are_not_compared_with_each_other(name):
     loss, shape = OF_LAYERS[name]
     sizes, own = [(2, 4), (3, 1), (5,)], torch.zeros(3, 7, dtype=torch.long)
     student, teacher = (draw(*shape, seed=seed, scale=1) for seed in (1, 2))
@@ -283,7 +283,7 @@ def test_texts_of_one_row_are_compared_with_each_other(name):
 
 
 @pytest.mark.parametrize("name", OF_LAYERS)
-def test_bf16_layers_lose_more_than_their_own_rounding(name):
+def test_bf16_layers_lose_only_their_own_rounding(name):
     loss, shape = OF_LAYERS[name]
     mask = draw_mask(3, 7)
     half = [draw(*shape, seed=seed, scale=1).bfloat16() for seed in (1, 2)]
@@ -323,7 +323,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("texts", [2, 7])
-def test_vectors_value_or_gradient_is_wrong(name, texts):
+def test_value_and_gradient_of_embedding_losses_match_the_textbook(name, texts):
     ours, book, width = TEXTS[name]
     teacher = draw(texts, width, seed=2)
     same_value_and_gradient(
@@ -333,7 +333,7 @@ def test_vectors_value_or_gradient_is_wrong(name, texts):
 
 
 @pytest.mark.parametrize("loss", [features.similarity_mse, features.similarity_kl])
-def test_a_single_text_gives_nan(loss):
+def test_a_single_text_has_zero_similarity_loss_and_gradient(loss):
     student = draw(1, 6, seed=1).requires_grad_()
     value = loss(student, draw(1, 9, seed=2))
     assert value.abs() < 1e-6
@@ -343,7 +343,7 @@ def test_a_single_text_gives_nan(loss):
 # --- several teachers
 
 
-def test_a_mixture_is_not_the_sum_of_its_parts():
+def test_a_mixture_is_the_weighted_sum_of_its_parts():
     given, weights = [draw(5, 7, seed=seed) for seed in (1, 2, 3)], torch.rand(5, 3)
     weights = weights / weights.sum(1, keepdim=True)
     wanted = sum(weights[:, i, None] * softmax(each / T) for i, each in enumerate(given))
@@ -354,7 +354,7 @@ def test_a_mixture_is_not_the_sum_of_its_parts():
     )
 
 
-def test_a_teacher_that_guesses_counts_as_much_as_one_that_knows():
+def test_confident_teachers_get_larger_weights():
     sure, guess = torch.tensor([[9.0, 0, 0], [0.0, 0, 0]]), torch.tensor([[0.0, 0, 0], [0.0, 9, 0]])
     weights = teachers.by_confidence([sure, guess], [1.0, 1.0], sharpness=2.0)
     torch.testing.assert_close(weights.sum(1), torch.ones(2))
@@ -374,6 +374,6 @@ def test_a_teacher_that_guesses_counts_as_much_as_one_that_knows():
         lambda: features.similarity_mse(torch.zeros(2, 5), torch.zeros(3, 5)),
     ],
 )
-def test_wrong_shapes_pass_unnoticed(call):
+def test_wrong_shapes_are_refused(call):
     with pytest.raises(jaxtyping.TypeCheckError):
         call()

@@ -1,4 +1,4 @@
-"""Losses on sparse teacher targets against the dense ones, and a module whose student answers for every token."""
+"""Tests losses on sparse teacher targets against dense losses, and students with logits for every token."""
 
 import jaxtyping
 import pytest
@@ -21,7 +21,7 @@ SHAPES = [(1, 2, 1), (3, 5, 2), (17, 77, 9), (5, 1001, 24), (4, 13, 12)]  # posi
 TRAIN = TrainConfig(dropout=0)
 IGNORED = -100
 
-# The textbook: whole distributions by exp and division, loops over ids, in the precision of what comes in.
+# The textbook: full distributions by exp and division, loops over ids, in the precision of the inputs.
 
 
 def textbook_sampled(student: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def textbook_topk(student: Tensor, ids: Tensor, log_probs: Tensor, tail: Tensor)
 
 
 def sampled(positions: int, vocabulary: int, k: int, seed: int = 3) -> tuple[Tensor, Tensor]:
-    """Draws of which some hit the same id, and whose last is padding in every other position."""
+    """Returns draws with some repeated ids, of which the last is padding in every second position."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, vocabulary, (positions, k), generator=generator)
     weights = torch.rand(positions, k, generator=generator) + 0.1
@@ -62,7 +62,7 @@ def padded(ids: Tensor, filling: Tensor, value: float) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sampled_value_or_gradient_is_wrong(shape):
+def test_value_and_gradient_of_sampled_cross_entropy_match_the_textbook(shape):
     ids, weights = sampled(*shape)
     same_value_and_gradient(
         lambda s: sampled_cross_entropy(s, ids, weights),
@@ -72,7 +72,7 @@ def test_sampled_value_or_gradient_is_wrong(shape):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_topk_value_or_gradient_is_wrong(shape):
+def test_value_and_gradient_of_topk_kl_match_the_textbook(shape):
     ids, log_probs, tail = top(draw(*shape[:2], seed=2), shape[2])
     same_value_and_gradient(
         lambda s: topk_kl(s, ids, log_probs, tail),
@@ -82,7 +82,7 @@ def test_topk_value_or_gradient_is_wrong(shape):
 
 
 @pytest.mark.parametrize("ids_dtype", [torch.int32, torch.int64])
-def test_the_written_backward_is_not_the_derivative(ids_dtype):
+def test_the_custom_backward_equals_the_numerical_derivative(ids_dtype):
     student = draw(4, 7, seed=1).double().requires_grad_()
     ids, weights = sampled(4, 7, 3)
     kept, log_probs, tail = top(draw(4, 7, seed=2), 3)
@@ -93,7 +93,7 @@ def test_the_written_backward_is_not_the_derivative(ids_dtype):
 
 
 @pytest.mark.parametrize("loss", ["sampled", "topk"])
-def test_a_second_backward_pass_finds_other_numbers(loss):
+def test_a_second_backward_pass_gives_the_same_gradient(loss):
     student = draw(4, 7, seed=1).requires_grad_()
     calls = {"sampled": (sampled_cross_entropy, sampled(4, 7, 3)), "topk": (topk_kl, top(draw(4, 7, seed=2), 3))}
     function, target = calls[loss]
@@ -102,7 +102,7 @@ def test_a_second_backward_pass_finds_other_numbers(loss):
     assert torch.equal(first, second)
 
 
-def test_sampled_with_whole_distributions_is_not_soft_cross_entropy():
+def test_sampled_cross_entropy_of_full_distributions_is_soft_cross_entropy():
     student, teacher = draw(9, 31, seed=1), draw(9, 31, seed=2)
     ids, p = torch.arange(31).expand(9, 31), teacher.softmax(-1)
     value = sampled_cross_entropy(student, ids, p)
@@ -116,7 +116,7 @@ def test_sampled_with_whole_distributions_is_not_soft_cross_entropy():
 
 
 @pytest.mark.parametrize("left_over", [0.0, 1e-7])
-def test_topk_with_every_id_is_not_the_dense_kl(left_over):
+def test_topk_kl_of_every_id_is_the_dense_kl(left_over):
     student, teacher = draw(9, 31, seed=1).requires_grad_(), draw(9, 31, seed=2)
     ids, log_probs, _ = top(teacher, 31)
     value, dense = topk_kl(student, ids, log_probs, torch.full((9,), left_over)), forward_kl(student, teacher)
@@ -125,7 +125,7 @@ def test_topk_with_every_id_is_not_the_dense_kl(left_over):
     torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-7)
 
 
-def test_topk_of_a_distribution_with_itself_is_not_zero_or_above_the_dense_kl():
+def test_topk_kl_is_zero_for_equal_distributions_and_grows_with_k():
     student, teacher = draw(9, 31, seed=1), draw(9, 31, seed=2).requires_grad_()
     value = topk_kl(teacher, *top(teacher.detach(), 5))
     assert value.abs() < 1e-6
@@ -135,7 +135,7 @@ def test_topk_of_a_distribution_with_itself_is_not_zero_or_above_the_dense_kl():
     assert values[0] > 0
 
 
-def test_padding_pulls_on_the_student():
+def test_padded_ids_have_no_effect():
     student = draw(9, 31, seed=1).requires_grad_()
     ids, weights = sampled(9, 31, 4)
     kept, log_probs, tail = top(draw(9, 31, seed=2), 4)
@@ -151,14 +151,14 @@ def test_padding_pulls_on_the_student():
 
 
 @pytest.mark.parametrize("extreme", [60.0, 1e4])
-def test_a_sure_student_gives_nan_or_a_rounded_tail(extreme):
+def test_value_and_gradient_of_an_overconfident_student_are_accurate(extreme):
     student = draw(3, 11, seed=1)
-    student[:, 2] += extreme  # the others' mass is below what float32 can tell from 1
+    student[:, 2] += extreme  # the mass of the other ids is below the resolution of float32 at 1
     ids, log_probs = torch.tensor([[2, 5]] * 3), torch.tensor([[0.6, 0.3]] * 3).log()
     for tail in (torch.full((3,), 0.1), torch.zeros(3)):
         x, y = student.clone().requires_grad_(), student.double().requires_grad_()
         value = topk_kl(x, ids, log_probs, tail)
-        # log-softmax and logsumexp in float64: the textbook's exp would be 0 at 1e4
+        # log-softmax and logsumexp in float64: the textbook's exp would underflow to 0 at 1e4
         log_q, others = y.log_softmax(-1), [0, 1, 3, 4, 6, 7, 8, 9, 10]
         p, rest = log_probs.double().exp(), tail.double()
         wanted = (p * (p.log() - log_q[:, [2, 5]])).sum(-1) + torch.special.xlogy(rest, rest)
@@ -168,7 +168,7 @@ def test_a_sure_student_gives_nan_or_a_rounded_tail(extreme):
         torch.testing.assert_close(grad.double(), wanted_grad, rtol=1e-5, atol=1e-6)
 
 
-def test_an_id_that_the_student_forbids_gives_nan():
+def test_an_id_of_zero_student_probability_gives_finite_losses_and_gradients():
     student = draw(3, 11, seed=1)
     student[:, 0] = -torch.inf
     student.requires_grad_()
@@ -187,7 +187,7 @@ def test_an_id_that_the_student_forbids_gives_nan():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_gradient_of_samples_is_biased(seed):
+def test_the_gradient_of_samples_is_unbiased(seed):
     student, teacher = draw(5, 13, seed=seed).requires_grad_(), draw(5, 13, seed=seed + 50)
     p, draws, times = teacher.softmax(-1), 8, 4000
     (dense,) = torch.autograd.grad(F.cross_entropy(student, p), student)
@@ -195,14 +195,14 @@ def test_the_gradient_of_samples_is_biased(seed):
     ids = torch.multinomial(p.repeat(times, 1), draws, replacement=True, generator=generator)
     many = student.repeat(times, 1)
     (mean,) = torch.autograd.grad(sampled_cross_entropy(many, ids, torch.full(ids.shape, 1 / draws)), student)
-    # The share of one id in draws · times draws, divided by the 5 positions: 5 standard deviations, and rounding.
+    # 5 standard deviations of an id's share in draws · times draws, divided by the 5 positions, and rounding.
     spread = (p * (1 - p) / (draws * times)).sqrt() / 5
     assert ((mean - dense).abs() <= 5 * spread + 1e-6).all()
     assert (mean - dense).abs().max() > 1e-6, "these samples tell as much as the distributions"
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_bf16_inputs_lose_more_than_their_own_rounding(seed):
+def test_bf16_inputs_lose_only_their_own_rounding(seed):
     student, (ids, weights) = draw(64, 77, seed=seed), sampled(64, 77, 9)
     kept, log_probs, tail = top(draw(64, 77, seed=seed + 100), 9)
     cases = [
@@ -219,7 +219,7 @@ def test_bf16_inputs_lose_more_than_their_own_rounding(seed):
         torch.testing.assert_close(value.double(), rounded, rtol=1e-5, atol=1e-6)
 
 
-def test_a_batch_without_positions_gives_nan():
+def test_a_batch_without_positions_has_zero_loss():
     student, ids, numbers = (
         torch.zeros(0, 5, requires_grad=True),
         torch.zeros(0, 2, dtype=torch.long),
@@ -239,15 +239,15 @@ def test_a_batch_without_positions_gives_nan():
         lambda s, i, w: topk_kl(s, i, w, w[:, :1]),  # would give every position every tail
     ],
 )
-def test_wrong_shapes_pass_unnoticed(call):
+def test_wrong_shapes_and_dtypes_are_refused(call):
     with pytest.raises(jaxtyping.TypeCheckError):
         call(torch.zeros(3, 5), torch.zeros(3, 3, dtype=torch.long), torch.ones(3, 3))
 
 
-# --- chosen by what the teacher gives
+# --- losses selected by the teacher's signals
 
 
-def test_the_form_of_the_signals_chooses_another_loss():
+def test_the_form_of_the_signals_selects_the_loss():
     student, teacher = draw(9, 31, seed=1), draw(9, 31, seed=2)
     ids, weights = sampled(9, 31, 4)
     kept, log_probs, tail = top(teacher, 4)
@@ -263,7 +263,7 @@ def test_the_form_of_the_signals_chooses_another_loss():
     ]
 
 
-def test_sparse_signals_are_softened_afterwards():
+def test_sparse_signals_refuse_another_temperature():
     student, (ids, weights), (kept, log_probs, tail) = (
         draw(9, 31, seed=1),
         sampled(9, 31, 4),
@@ -277,17 +277,17 @@ def test_sparse_signals_are_softened_afterwards():
 @pytest.mark.parametrize(
     ("names", "found"), [((), "nothing"), (("ids", "tail"), "ids, tail"), (("weights",), "weights")]
 )
-def test_signals_without_a_distribution_are_accepted(names, found):
+def test_signals_without_a_distribution_are_refused(names, found):
     with pytest.raises(InputError, match=rf"loss.kl: expected .*, found {found}: there is no distribution"):
         distribution_loss(torch.zeros(2, 3), dict.fromkeys(names, torch.zeros(2)), 1.0)
 
 
-# --- a student that answers for every token
+# --- students with logits for every token
 
 
 @pytest.fixture
 def labelled(token_batch) -> dict[str, Tensor]:
-    """The padded batch with a label a token: one of 5, none at every fourth token, nonsense in the padding."""
+    """Returns the padded batch with labels per token: 5 classes, none at every fourth token, meaningless in padding."""
     labels = torch.randint(0, 5, token_batch["input_ids"].shape, generator=torch.Generator().manual_seed(8))
     labels[:, 3::4] = IGNORED
     return token_batch | {"labels": labels.masked_fill(token_batch["attention_mask"] == 0, 4)}
@@ -297,7 +297,7 @@ def tagger(loss: LossConfig, signals=None) -> DistillationModule:
     return DistillationModule(build_model("bert", "ForTokenClassification"), loss=loss, train=TRAIN, signals=signals)
 
 
-def test_padding_counts_for_a_student_that_answers_for_every_token(labelled):
+def test_padding_has_no_effect_on_a_student_with_logits_for_every_token(labelled):
     teacher = OnlineTeacher(build_model("bert", "ForTokenClassification", hidden_act="relu"))
     module = tagger(LossConfig(kl=1, ce=1), teacher)
     kept = labelled["attention_mask"].bool()
@@ -309,16 +309,16 @@ def test_padding_counts_for_a_student_that_answers_for_every_token(labelled):
     torch.testing.assert_close(terms["ce"], wanted)
     changed = labelled | {"labels": torch.where(kept, labelled["labels"], 1)}
     assert module.terms(changed)["ce"] == terms["ce"]
-    # A row without padding takes another way there.
+    # A batch without padding takes another code path.
     full = {name: value[:1] for name, value in labelled.items()}
     torch.testing.assert_close(
         module.terms(full)["kl"], forward_kl(logits[0], teachers[0], temperature=2.0), rtol=1e-4, atol=1e-5
     )
 
 
-def test_positions_outside_the_batchs_own_count(labelled):
+def test_only_the_selected_positions_of_a_batch_count(labelled):
     positions = torch.zeros(6, 11, dtype=torch.long)
-    positions[:, ::3] = 1  # in the padding too: no cache has anything there
+    positions[:, ::3] = 1  # in the padding too, for which no cache has signals
     inside = labelled["attention_mask"].bool() & positions.bool()
     student = tagger(LossConfig(kl=0, ce=1))
     logits = student(labelled).logits[inside]
@@ -335,7 +335,7 @@ def test_positions_outside_the_batchs_own_count(labelled):
     assert all(p.grad is not None for name, p in module.named_parameters() if "classifier" in name)
 
 
-def test_validation_counts_padding_or_weighs_batches_by_samples(labelled):
+def test_validation_ignores_padding_and_weights_batches_by_labels(labelled):
     seen = []
 
     class Keep(torch.nn.Module):

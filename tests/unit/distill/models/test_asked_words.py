@@ -1,4 +1,4 @@
-"""Heads of language models that answer only where they are asked, and cached distributions of other temperatures."""
+"""Tests of logits restricted to requested positions, and of the temperature of cached distributions."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def batch_of(positions: bool) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("positions", [True, False])
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra", "modernbert", "llama", "gpt2"])
-def test_a_head_that_is_asked_for_few_positions_says_something_else_there(family, positions):
+def test_logits_at_requested_positions_equal_those_of_the_full_forward(family, positions):
     encoder = family in ("bert", "roberta", "distilbert", "electra")
     model = build_model(family, "ForMaskedLM") if encoder else decoder_of(family)
     batch = batch_of(positions)
@@ -53,11 +53,11 @@ def test_a_head_that_is_asked_for_few_positions_says_something_else_there(family
         asked = model(**inputs).logits
     assert asked.shape == whole.shape
     torch.testing.assert_close(asked, whole, rtol=1e-5, atol=1e-6)
-    assert model(**inputs).logits.dim() == 3  # asked for everything again
+    assert model(**inputs).logits.dim() == 3  # outside the context the logits cover all positions again
 
 
 @pytest.mark.parametrize("hidden", [True, False])
-def test_a_teacher_says_words_that_nobody_asked_for(hidden):
+def test_a_teacher_returns_logits_at_requested_positions_only_and_hidden_states_everywhere(hidden):
     model, batch = build_model("bert", "ForMaskedLM"), batch_of(True)
     answers = ("logits", "hidden") if hidden else ("logits",)
     everywhere = {**batch, "positions": batch["attention_mask"]}
@@ -71,7 +71,7 @@ def test_a_teacher_says_words_that_nobody_asked_for(hidden):
         assert said["hidden"][-1].shape[:2] == (3, 9), "a teacher's layers are read at every token"
 
 
-def test_a_gradient_through_the_asked_positions_is_not_the_whole_models():
+def test_gradients_through_the_requested_positions_equal_those_of_the_full_forward():
     model, batch = build_model("bert", "ForMaskedLM"), batch_of(True)
     inputs = {name: value for name, value in batch.items() if name != "positions"}
     found = []
@@ -89,20 +89,20 @@ def test_a_gradient_through_the_asked_positions_is_not_the_whole_models():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_a_head_that_raises_goes_on_answering_for_few_positions():
+def test_the_restriction_to_requested_positions_ends_when_the_body_raises():
     model, batch = build_model("bert", "ForMaskedLM"), batch_of(True)
     with pytest.raises(ZeroDivisionError), asked_words(model, batch):
         raise ZeroDivisionError
     assert model(input_ids=batch["input_ids"]).logits.dim() == 3
 
 
-def test_a_classifier_is_asked_for_words():
+def test_a_classifiers_logits_are_unaffected():
     model, batch = build_model("bert"), batch_of(False)
     with asked_words(model, batch):
         assert model(**batch).logits.shape == (3, 5)
 
 
-def test_a_language_students_validation_loss_counts_what_it_is_not_asked():
+def test_the_label_loss_of_a_masked_language_student_counts_labelled_positions_only():
     model, batch = build_model("bert", "ForMaskedLM"), batch_of(True)
     batch["labels"] = torch.where(batch["positions"], batch["input_ids"], -100)
     batch["labels"][1, 6:] = -100
@@ -113,7 +113,7 @@ def test_a_language_students_validation_loss_counts_what_it_is_not_asked():
 
 
 @pytest.mark.parametrize("kind", ["topk", "sampled"])
-def test_a_cached_distribution_is_compared_with_a_student_of_another_temperature(kind):
+def test_the_loss_on_a_cached_distribution_uses_its_temperature_and_rejects_another(kind):
     torch.manual_seed(2)
     student, teacher = torch.randn(4, 11, dtype=torch.float64), torch.randn(4, 11, dtype=torch.float64)
     soft = (teacher / 3).softmax(-1)

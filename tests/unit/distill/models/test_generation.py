@@ -1,4 +1,4 @@
-"""Sequences that a model writes, each after its own prompt alone whatever shares the batch, and rows to learn them."""
+"""Tests of generated continuations, which don't depend on the rest of the batch, and of training rows made of them."""
 
 import numpy as np
 import pytest
@@ -25,9 +25,9 @@ from support.ranks import run_ranks
 from support.tiny_models import build_model, scatter
 
 WORDS = 50
-END, ENDS = 1, [1, *range(20, 25)]  # enough of them that some sequence ends early
+END, ENDS = 1, [1, *range(20, 25)]  # enough end tokens that some sequences end early
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12], [13], [14, 15, 16, 17, 18, 19, 33]]
-FAMILIES = {  # a kind of position or of window each
+FAMILIES = {  # each has another kind of positions or of attention window
     "Llama": {"intermediate_size": 48, "num_key_value_heads": 2},
     "GPT2": {},
     "Bloom": {},
@@ -37,7 +37,7 @@ FAMILIES = {  # a kind of position or of window each
 
 
 def decoder(family: str = "Llama", seed: int = 7, **changes: object) -> transformers.PreTrainedModel:
-    """A tiny decoder."""
+    """Returns a tiny decoder of the family in eval mode."""
     sizes = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     names = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": ENDS}
     config = getattr(transformers, f"{family}Config")(**(sizes | names | FAMILIES[family] | changes))
@@ -58,7 +58,7 @@ def written(model: nn.Module, prompts: list[list[int]], new_tokens: int = 12, **
 
 @torch.no_grad()
 def likeliest(model: nn.Module, prompt: list[int], new_tokens: int) -> list[int]:
-    """Step by step, each on the whole sequence anew: no cache, no padding."""
+    """Returns the greedy continuation, computed with one full forward per token, without a KV cache or padding."""
     new: list[int] = []
     while len(new) < new_tokens and not set(ENDS) & set(new):
         new.append(int(model(input_ids=torch.tensor([prompt + new])).logits[0, -1].argmax()))
@@ -67,14 +67,14 @@ def likeliest(model: nn.Module, prompt: list[int], new_tokens: int) -> list[int]
 
 @torch.no_grad()
 def log_probs_of(model: nn.Module, prompt: list[int], new: Tensor, temperature: float = 1.0) -> Tensor:
-    """In one forward over prompt and continuation."""
+    """Returns the log-probabilities of `new`, computed in one forward over prompt and continuation."""
     ids = torch.cat([torch.tensor(prompt), new])
     logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].double() / temperature
     return logits.log_softmax(-1).gather(1, new[:, None])[:, 0].float()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_padding_on_the_left_moves_positions_or_is_attended_to(family):
+def test_greedy_continuations_in_a_padded_batch_equal_those_of_each_prompt_alone(family):
     model = decoder(family)
     ids, log_probs = written(model, PROMPTS, temperature=0).rows()
     for prompt, found, said in zip(PROMPTS, ids, log_probs, strict=True):
@@ -84,7 +84,7 @@ def test_padding_on_the_left_moves_positions_or_is_attended_to(family):
 
 @pytest.mark.parametrize("top_p", [1.0, 0.6])
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
-def test_a_drawn_continuation_depends_on_who_shares_the_batch(family, top_p):
+def test_a_sampled_continuation_depends_on_prompt_and_seed_but_not_on_the_batch(family, top_p):
     model, settings = decoder(family), {"temperature": 1.3, "top_p": top_p, "seed": 3}
     together, said = written(model, PROMPTS, **settings).rows()
     backwards = written(model, PROMPTS[::-1], **settings).rows()[0][::-1]
@@ -98,7 +98,7 @@ def test_a_drawn_continuation_depends_on_who_shares_the_batch(family, top_p):
     assert any(each.tolist() != likeliest(model, p, 12) for each, p in zip(together, PROMPTS, strict=True))
 
 
-def test_something_follows_the_end_or_the_end_is_lost():
+def test_a_continuation_ends_with_its_end_token_followed_by_padding_only():
     model = decoder()
     found = written(model, PROMPTS, temperature=1.0, seed=5)
     assert found.ids.shape == found.log_probs.shape == (len(PROMPTS), int(found.lengths.max()))
@@ -112,7 +112,7 @@ def test_something_follows_the_end_or_the_end_is_lost():
     assert 0 < ended < len(PROMPTS)
 
 
-def test_tokens_outside_the_nucleus_are_drawn_or_those_inside_too_often():
+def test_tokens_are_sampled_from_the_nucleus_with_their_renormalized_probabilities():
     n, top_p, temperature = 3000, 0.7, 2.0
     logits = torch.randn(WORDS, generator=torch.Generator().manual_seed(3)) * 4
     p = (logits.double() / temperature).softmax(-1)
@@ -124,11 +124,11 @@ def test_tokens_outside_the_nucleus_are_drawn_or_those_inside_too_often():
     drawn = Streams(prompts, temperature, 0, top_p)(torch.empty(0), logits.expand(n, -1)).argmax(-1)
     share = torch.bincount(drawn, minlength=WORDS) / n
     assert not share[expected == 0].any()
-    # 5 deviations of a binomial share
+    # 5 standard deviations of a binomial proportion
     assert ((share - expected).abs() <= 5 * (expected * (1 - expected) / n).sqrt() + 1e-3).all()
 
 
-def test_writing_leaves_dropout_off_checkpointing_without_a_cache_or_a_frozen_part_in_training():
+def test_generation_ignores_and_restores_training_modes_settings_and_the_random_state():
     model = decoder(attention_dropout=0.5)
     expected = written(model, PROMPTS, temperature=1.0)
     model.generation_config.repetition_penalty = 3.0
@@ -150,7 +150,7 @@ def test_writing_leaves_dropout_off_checkpointing_without_a_cache_or_a_frozen_pa
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_failure_while_writing_leaves_the_model_in_eval_mode():
+def test_a_failed_generation_restores_training_mode_and_generation_config():
     model = decoder().train()
     own = model.generation_config
     with pytest.raises(IndexError):
@@ -159,7 +159,7 @@ def test_a_failure_while_writing_leaves_the_model_in_eval_mode():
     assert model.generation_config is own
 
 
-def test_an_encoder_writes():
+def test_generation_with_anything_but_a_causal_model_is_refused():
     two_ways = transformers.BertLMHeadModel(build_model("bert").config)
     t5 = transformers.T5Config(vocab_size=WORDS, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
     for model in (build_model("bert", "ForMaskedLM"), two_ways, transformers.T5ForConditionalGeneration(t5)):
@@ -167,11 +167,11 @@ def test_an_encoder_writes():
             written(model, [[5, 6]])
 
 
-SPLIT = ((0, 2, 3), (1, 4))  # the second's all end early
+SPLIT = ((0, 2, 3), (1, 4))  # prompts of each process; all continuations of the second process end early
 
 
 def write_in_parts(rank: int) -> tuple[list[list[int]], Tensor]:
-    """What this process writes after its own prompts with half of the weights, and a gradient afterwards."""
+    """Returns this process's continuations by a model sharded across two processes, and a gradient taken afterwards."""
     model = apply_layout(decoder(), Layout(fsdp=2), mesh_of(Layout(fsdp=2), "cpu"))
     model.train()
     ids = written(model, [PROMPTS[i] for i in SPLIT[rank]], temperature=1.0, seed=5).rows()[0]
@@ -179,7 +179,7 @@ def write_in_parts(rank: int) -> tuple[list[list[int]], Tensor]:
     return [each.tolist() for each in ids], model.lm_head.weight.grad.full_tensor()
 
 
-def test_processes_that_share_a_model_wait_for_one_that_has_written_all_or_learn_with_old_weights():
+def test_sharded_processes_that_finish_generating_at_different_steps_stay_in_sync():
     model = decoder()
     expected = [each.tolist() for each in written(model, PROMPTS, temperature=1.0, seed=5).rows()[0]]
     model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits.square().mean().backward()
@@ -190,12 +190,12 @@ def test_processes_that_share_a_model_wait_for_one_that_has_written_all_or_learn
         torch.testing.assert_close(gradient, model.lm_head.weight.grad, atol=1e-5, rtol=1e-4)
 
 
-# Sequences to learn from
+# Sequences as training data
 
 TEXTS = [np.array(prompt) for prompt in PROMPTS]
 
 
-def test_a_cache_gives_other_sequences_than_the_teacher_or_others_prompts(tmp_path):
+def test_cached_and_online_sequences_equal_the_teachers_continuations_in_prompt_order(tmp_path):
     model, samples = decoder(), from_rows(TEXTS, None, None, 0)
     teacher = OnlineTeacher(model, ["generated"], new_tokens=6, temperature=1.0, seed=2)
     write_cache(
@@ -208,7 +208,7 @@ def test_a_cache_gives_other_sequences_than_the_teacher_or_others_prompts(tmp_pa
         assert [each.tolist() for each in found.continuations] == [each.tolist() for each in expected]
 
 
-def test_signals_of_another_kind_are_taken_for_sequences(tmp_path):
+def test_signals_without_sequences_and_mismatched_or_empty_sequences_are_refused(tmp_path):
     samples = samples_of(LanguageBlocks(TEXTS), 0)
     write_cache(tmp_path, Identity("t", "w", (TopK(WORDS, k=4),)), samples, OnlineTeacher(decoder()))
     with pytest.raises(InputError, match="expected a teacher's generated sequences, found ids, log_probs, tail"):
@@ -219,7 +219,7 @@ def test_signals_of_another_kind_are_taken_for_sequences(tmp_path):
         Sequences([*TEXTS[:1], np.zeros(0, np.int64)], TEXTS[:2])
 
 
-def test_a_prompt_or_the_padding_is_learnt():
+def test_labels_and_positions_cover_the_continuations_but_not_prompts_or_padding():
     rows = Sequences(TEXTS, [np.array(new) for new in ([30, 31], [32, END], [33], [34, 35, 36], [37])])
     batch = rows.collate([1, 4, 3], 0)
     assert rows.lengths.tolist() == [5, 4, 4, 4, 8]
@@ -233,11 +233,11 @@ def test_a_prompt_or_the_padding_is_learnt():
     wanted[0, 1:3], wanted[1, 6], wanted[2, :3] = torch.tensor([32, END]), 37, torch.tensor([34, 35, 36])
     assert torch.equal(batch["labels"], wanted)
     assert torch.equal(batch["positions"], wanted != IGNORED)
-    samples = from_rows(rows.input_ids, None, rows.positions, 0)  # as a cache of distributions at these places wants it
+    samples = from_rows(rows.input_ids, None, rows.positions, 0)  # for a cache of distributions at these positions
     assert torch.equal(samples.batch([1, 4, 3])["positions"], batch["positions"])
 
 
-def test_the_loss_on_sequences_is_more_than_the_mean_over_their_continuations():
+def test_the_loss_on_sequences_is_the_mean_over_the_tokens_of_their_continuations():
     model, teacher = decoder(seed=1), decoder()
     sequences = teacher_sequences(OnlineTeacher(teacher, ["generated"], new_tokens=5), from_rows(TEXTS, None, None, 0))
     batch = sequences.collate(range(len(TEXTS)), 0)
@@ -258,7 +258,7 @@ def test_the_loss_on_sequences_is_more_than_the_mean_over_their_continuations():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_id_that_another_model_has_no_row_for_is_written(temperature):
+def test_generation_limited_to_a_smaller_vocabulary_emits_and_normalizes_over_its_ids_only(temperature):
     model = decoder(eos_token_id=END)
     free = written(model, PROMPTS, temperature=temperature)
     assert int(free.ids.max()) >= 30
@@ -270,13 +270,13 @@ def test_an_id_that_another_model_has_no_row_for_is_written(temperature):
     assert torch.allclose(log_probs[0], expected, atol=1e-5)
 
 
-def test_the_end_of_the_tokenizer_or_of_the_model_ends_nothing(tokenizer):
+def test_end_tokens_are_those_of_the_model_and_the_tokenizer_together(tokenizer):
     assert ends_of(decoder(eos_token_id=None), tokenizer) == [tokenizer.sep_token_id]
     assert ends_of(decoder(eos_token_id=[40, 41]), tokenizer) == sorted({40, 41, tokenizer.sep_token_id})
 
 
 @pytest.mark.parametrize("spec", ["teacher", "layers=1", "fresh,layers=1"])
-def test_a_student_goes_on_after_its_teachers_end(spec):
+def test_a_student_keeps_the_end_tokens_of_its_teachers_generation_config(spec):
     teacher = decoder()
     teacher.generation_config.eos_token_id = [3, 4]
     assert build_student(teacher, spec).generation_config.eos_token_id == [3, 4]

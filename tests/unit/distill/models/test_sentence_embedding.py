@@ -1,4 +1,4 @@
-"""Sentence embedding: data, rows, scores and terms, and a student that learns a teacher's vectors from plain text."""
+"""Tests of sentence embedding: data, rows, scores, loss terms, and training on a teacher's vectors of plain text."""
 
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def pair(i: int, j: int, number: object = 1.5) -> dict[str, Any]:
     return {"sentence1": f"text {i}", "sentence2": f"text {j}", "score": number}
 
 
-def test_a_sentence_is_left_out_or_trained_on_twice(tmp_path):
+def test_each_distinct_sentence_is_trained_on_once_and_dropped_rows_are_counted(tmp_path):
     folder = written(
         tmp_path / "data", [pair(1, 2), pair(2, 3, None), pair(4, 4), {"sentence1": " ", "sentence2": "5"}]
     )
@@ -85,7 +85,7 @@ def test_a_sentence_is_left_out_or_trained_on_twice(tmp_path):
     }  # fmt: skip
 
 
-def test_a_pair_is_held_out_and_its_sentences_are_trained_on(tmp_path):
+def test_sentences_of_held_out_pairs_are_not_trained_on(tmp_path):
     rows = [pair(2 * i, 2 * i + 1, i / 10) for i in range(40)] + [pair(3, 200, 1), pair(0, 201, 1)]
     config = DataConfig(path=str(written(tmp_path / "data", rows)), validation_fraction=0.25, test_fraction=0.25)
     splits = load_sentences(config, seed=3)
@@ -101,7 +101,7 @@ def test_a_pair_is_held_out_and_its_sentences_are_trained_on(tmp_path):
     assert load_sentences(config, seed=4) != splits
 
 
-def test_lines_of_a_text_file_are_not_trained_on(tmp_path):
+def test_lines_of_a_text_file_are_trained_on(tmp_path):
     folder = written(tmp_path / "data", [{"text": "a b", "text2": "b c", "label": 3}] * 2, "test")
     written(folder, [{"text": "d", "text2": "e", "label": "0.5"}] * 2, "validation")
     (folder / "train.txt").write_text("one sentence\nanother \n", encoding="utf-8")
@@ -135,7 +135,7 @@ def test_lines_of_a_text_file_are_not_trained_on(tmp_path):
         ([{"score": 1}], [pair(1, 2)], "train: no text column"),
     ],
 )
-def test_data_that_no_student_could_be_measured_on_is_read(train, test, error, tmp_path):
+def test_data_without_texts_or_scored_pairs_is_refused(train, test, error, tmp_path):
     folder = written(tmp_path / "data", train)
     for split in ("validation", "test") if test else ():
         written(folder, test, split)
@@ -147,7 +147,7 @@ def test_data_that_no_student_could_be_measured_on_is_read(train, test, error, t
 
 
 def some_pairs(count: int = 30) -> Examples:
-    """Pairs that share more words the higher their number, of many lengths."""
+    """Returns pairs of texts of various lengths that share more words the higher their score."""
     rng = np.random.default_rng(0)
     firsts, seconds, numbers = [], [], []
     for i in range(count):
@@ -166,7 +166,7 @@ def said(model: PooledModel, batch: dict[str, Tensor]) -> Tensor:
 
 
 def cosines_of(model: PooledModel, tokenizer: Any, part: Examples) -> np.ndarray:
-    """Of each pair, its sentences read in two batches."""
+    """Returns the cosine of each pair; all first sentences form one batch, all second sentences another."""
     first, second = (
         said(model, tokenizer(texts, padding=True, return_tensors="pt")).double().numpy()
         for texts in (part.texts, part.pairs)
@@ -174,7 +174,7 @@ def cosines_of(model: PooledModel, tokenizer: Any, part: Examples) -> np.ndarray
     return np.array([a @ b / (a @ a * (b @ b)) ** 0.5 for a, b in zip(first, second, strict=True)])
 
 
-def test_a_pair_is_torn_apart_between_batches_or_processes(tokenizer):
+def test_pairs_split_across_batches_or_processes_are_scored_as_whole_pairs(tokenizer):
     model, part = pooled_bert(), some_pairs()
     rows = TASK.encode(tokenizer, part, 32)
     assert len(rows) == 60
@@ -186,13 +186,13 @@ def test_a_pair_is_torn_apart_between_batches_or_processes(tokenizer):
         scorer.update(numbers, batch, said(model, batch))
     assert list(scorer.scores()) == ["Spearman", "Pearson"]
     assert scorer.scores()["Spearman"] == pytest.approx(wanted, abs=1e-9)
-    # A correlation moves by at most the shift of one side, both as vectors, over the length of that side.
+    # With each side as a vector, a correlation changes by at most the norm of the change over the norm of the side.
     shift = bound(torch.from_numpy(cosines), torch.from_numpy(exact)) * len(exact) ** 0.5
     moves = 2 * shift / float(np.linalg.norm(exact - exact.mean()))
     assert moves < 1e-4
     assert scorer.scores()["Pearson"] == pytest.approx(pearsonr(exact, part.labels).statistic, abs=moves)
     np.testing.assert_allclose(scorer.decisions(), cosines.round(1), atol=1e-9)
-    # In training: a batch of one text leaves a process without a row, and it gets one that doesn't count.
+    # In training, a batch of one text leaves one of two processes without a row; it gets a row that doesn't count.
     gathered = TASK.metric()
     for rank in range(2):
         for batch in EvalBatches(rows, 59, 0, rank=rank, ranks=2):
@@ -201,7 +201,7 @@ def test_a_pair_is_torn_apart_between_batches_or_processes(tokenizer):
     assert gathered.compute() == pytest.approx(wanted, abs=1e-5)
 
 
-def test_half_a_pair_breaks_the_check_before_a_training():
+def test_the_metric_of_incomplete_pairs_is_0_and_pairs_are_joined_across_updates():
     metric = TASK.metric()
     vectors = torch.tensor([[1.0, 0], [0, 1], [1, 1], [1, 0], [1, 2], [2, 1], [5, 5]])
     labels = torch.tensor([[4.0, 3], [1, 2], [1, 2], [4, 3], [0, 1], [0, 1], [IGNORED, IGNORED]])
@@ -210,10 +210,10 @@ def test_half_a_pair_breaks_the_check_before_a_training():
     metric = TASK.metric()
     for rows in ([6, 5, 0], [2, 4], [3], [1]):
         metric.update(vectors[rows], labels[rows])
-    assert metric.compute() == pytest.approx(0.5, abs=1e-5)  # cosines .8, .71 and 1 of numbers 1, 2 and 3
+    assert metric.compute() == pytest.approx(0.5, abs=1e-5)  # cosines .8, .71 and 1 of pairs with scores 1, 2 and 3
 
 
-def test_texts_without_a_number_are_scored(tokenizer):
+def test_texts_without_a_score_get_ignored_labels(tokenizer):
     rows = TASK.encode(tokenizer, Examples(["badi", "goka"], None), 32)
     assert (rows.labels == IGNORED).all()
     joined = TASK.encode(tokenizer, some_pairs(2), 32).joined(rows)
@@ -221,7 +221,7 @@ def test_texts_without_a_number_are_scored(tokenizer):
     assert rows.joined(TASK.encode(tokenizer, Examples([], None), 32)) is rows
 
 
-# --- terms
+# --- loss terms
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_texts_without_a_number_are_scored(tokenizer):
         ({"embedding_kind": "mse", "similarity_kind": "kl"}, (embedding_mse, similarity_kl)),
     ],
 )
-def test_a_term_compares_other_vectors_than_it_says(settings, functions):
+def test_embedding_terms_compare_projected_vectors_and_similarity_terms_the_students_own(settings, functions):
     own, projected, taught = (torch.randn(6, width, generator=torch.Generator().manual_seed(3)) for width in (4, 8, 8))
     config = LossConfig(kl=0, embedding=2, similarity=0.5, **settings)
     pairs = {"embedding": [(projected, taught)], "similarity": [(own, taught)]}
@@ -244,7 +244,7 @@ def test_a_term_compares_other_vectors_than_it_says(settings, functions):
     assert (config.reads_logits, config.of_labels, config.of_outputs.embedding) == (True, False, 2)
 
 
-def test_vectors_are_learnt_as_a_distribution():
+def test_embedding_terms_beside_kl_or_ce_and_unknown_kinds_are_refused():
     for settings in ({"embedding": 1}, {"kl": 0, "ce": 1, "similarity": 1}):
         with pytest.raises(InputError, match="expected kl and ce 0 beside them"):
             LossConfig(**settings)
@@ -252,7 +252,7 @@ def test_vectors_are_learnt_as_a_distribution():
         LossConfig(kl=0, similarity=1, similarity_kind="cosine")  # type: ignore[arg-type]
 
 
-def test_cached_vectors_teach_otherwise_than_asked_ones(tokenizer):
+def test_cached_and_online_teacher_vectors_give_the_same_terms(tokenizer):
     teacher = pooled_bert(SentenceForm("cls", (Projection(12),)))
     student = build_student(pooled_bert(), "layers=2,hidden=16")
     batch = TASK.encode(tokenizer, Examples([text for text, _ in make_rows(6, 1)], None), 32).collate(range(6), 0)
@@ -279,7 +279,7 @@ def test_cached_vectors_teach_otherwise_than_asked_ones(tokenizer):
         untold.terms(batch)
 
 
-# --- a training
+# --- training
 
 
 def rank_of_cosines(student: PooledModel, teacher: PooledModel, batch: dict[str, Tensor]) -> float:
@@ -288,10 +288,10 @@ def rank_of_cosines(student: PooledModel, teacher: PooledModel, batch: dict[str,
 
 
 @pytest.mark.parametrize("spec", ["layers=2", "layers=2,hidden=16"])
-def test_a_student_comes_no_nearer_to_its_teacher(spec, tokenizer, tmp_path):
+def test_training_brings_a_students_vectors_closer_to_its_teachers(spec, tokenizer, tmp_path):
     teacher = pooled_bert()
     with torch.no_grad():
-        teacher.get_input_embeddings().weight.mul_(5)  # texts differ by their words
+        teacher.get_input_embeddings().weight.mul_(5)  # so that texts of different tokens get different vectors
     student = build_student(teacher, spec)
     texts, pairs = Examples([text for text, _ in make_rows(160, 1)], None), some_pairs()
     splits = Splits((), texts, pairs, pairs, Examples([], None), {})
@@ -316,13 +316,13 @@ def test_a_student_comes_no_nearer_to_its_teacher(spec, tokenizer, tmp_path):
     assert after["similarity"] < 0.8 * before["similarity"]
     assert rank_of_cosines(student, teacher, unseen) > rank + 0.15
     torch.testing.assert_close(copied(student.pooler), unread, rtol=0, atol=0)
-    # What was told in training is what the scorer finds of the weights that came out.
+    # The score reported in training equals the scorer's score of the trained weights.
     scorer, batches = TASK.scorer(data.test), EvalBatches(data.test, 32, 0)
     for numbers, each in zip(batches.order, batches, strict=True):
         scorer.update(numbers, each, said(student, each))
     assert trainer.callback_metrics["val/score"] == pytest.approx(scorer.scores()["Spearman"], abs=1e-5)
     assert "val/loss" not in trainer.callback_metrics
-    # The projection stays behind.
+    # The projection isn't saved with the student.
     student.save_pretrained(tmp_path)
     again, told = PooledModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(told.values())
@@ -334,12 +334,12 @@ def copied(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
-def test_a_missing_text_file_ends_with_a_traceback(tmp_path):
+def test_a_missing_text_file_is_refused_with_its_path(tmp_path):
     with pytest.raises(InputError, match=r"nowhere.txt'?: no such file"):
         unlabelled_sentences(DataConfig(str(tmp_path), unlabelled=str(tmp_path / "nowhere.txt")))
 
 
-def test_what_rounding_leaves_of_equal_cosines_ranks_pairs(tokenizer):
+def test_cosines_that_differ_by_rounding_only_count_as_ties(tokenizer):
     rows = TASK.encode(tokenizer, some_pairs(6), 32)
     rng, found = np.random.default_rng(0), []
     for _ in range(2):

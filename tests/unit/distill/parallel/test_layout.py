@@ -1,4 +1,4 @@
-"""Layouts as they are written."""
+"""Tests of parsing layouts and of fitting them to a model."""
 
 import pytest
 
@@ -25,7 +25,7 @@ READ = {
 
 
 @pytest.mark.parametrize(("text", "processes"), READ)
-def test_a_layout_is_read_as_another(text, processes):
+def test_a_layout_is_parsed_and_its_text_form_parses_to_the_same_layout(text, processes):
     layout = parse_layout(text, processes)
     assert layout == READ[text, processes]
     assert layout.processes == processes
@@ -47,14 +47,14 @@ def test_a_layout_is_read_as_another(text, processes):
         ("fsdp=2,hsdp=2x1", 4, ("fsdp is given twice",)),
     ],
 )
-def test_a_bad_layout_is_taken(text, processes, words):
+def test_an_invalid_layout_is_refused_with_an_explanation(text, processes, words):
     with pytest.raises(InputError) as refused:
         parse_layout(text, processes, "student.layout")
     assert str(refused.value).startswith("student.layout")
     assert all(word in str(refused.value) for word in words), refused.value
 
 
-def test_a_layout_that_the_model_cannot_take_is_taken():
+def test_a_layout_that_does_not_fit_the_models_heads_or_layers_is_refused():
     with pytest.raises(InputError, match=r"12 attention heads.*tp may be 1, 2, 4"):
         fitting(Layout(tp=8), 12, 4, 6, "teacher.layout")
     with pytest.raises(InputError, match="2 key and value heads"):
@@ -64,7 +64,7 @@ def test_a_layout_that_the_model_cannot_take_is_taken():
     fitting(Layout(tp=2, fsdp=4), 12, 4, 6, "teacher.layout")
 
 
-def test_what_a_layout_cuts():
+def test_a_layout_reports_whether_weights_are_sharded_and_its_data_parallel_size():
     assert not parse_layout("zero2", 2).sharded
     assert parse_layout("hsdp=2x2", 4).sharded
     assert parse_layout("hsdp=2x2,tp=2", 8).data_parallel == 4

@@ -1,4 +1,4 @@
-"""A model cut into stages on processes of their own answers and learns as the whole model in one process does."""
+"""Tests that a model split into pipeline stages computes the outputs and gradients of the whole model."""
 
 import itertools
 from collections.abc import Callable
@@ -28,7 +28,7 @@ AUTO = {"bert": CLASSIFIER, "distilbert": CLASSIFIER, "bert-tied": MASKED, "llam
 TIED = {"llama-tied": "model.embed_tokens.weight", "bert-tied": "bert.embeddings.word_embeddings.weight"}
 CASES = [*((family, 2) for family in AUTO), ("llama-tied", 4)]
 HIDDEN = (0, 2, LAYERS)
-SHAPES = ((6, 11), (5, 7), (1, 4), (7, 5), (6, 11))  # rows, length; 5 and 7 rows don't go into 3 micro-batches
+SHAPES = ((6, 11), (5, 7), (1, 4), (7, 5), (6, 11))  # rows, length; 5 and 7 rows don't divide into 3 micro-batches
 
 
 def model_of(family: str) -> transformers.PreTrainedModel:
@@ -55,7 +55,7 @@ def model_of(family: str) -> transformers.PreTrainedModel:
 
 
 def batch_of(rows: int, length: int, seed: int = 0) -> dict[str, Tensor]:
-    """Rows of different lengths, the first one without padding."""
+    """Returns a batch of rows of different lengths, the first without padding."""
     draw = torch.Generator().manual_seed(1000 * rows + length + seed)
     lengths = torch.randint(2, length + 1, (rows,), generator=draw)
     lengths[0] = length
@@ -63,11 +63,14 @@ def batch_of(rows: int, length: int, seed: int = 0) -> dict[str, Tensor]:
     return {"input_ids": torch.randint(5, VOCABULARY, (rows, length), generator=draw) * mask, "attention_mask": mask}
 
 
-# The same loss over a batch in one process, and over its micro-batches in the last stage.
+# The same loss, computed over a batch in one process or over its micro-batches in the last stage
 
 
 def targets_of(family: str, batch: dict[str, Tensor]) -> dict[str, object]:
-    """A class a sample, or a label at every third token; and a teacher's logits, for language models a list a row."""
+    """Returns labels and a teacher's logits.
+
+    Classifiers get a class per sample, language models labels at a third of the tokens and a list of logits per row.
+    """
     draw, mask = torch.Generator().manual_seed(3), batch["attention_mask"]
     if AUTO[family] is CLASSIFIER:
         rows = len(mask)
@@ -81,7 +84,7 @@ def targets_of(family: str, batch: dict[str, Tensor]) -> dict[str, object]:
 
 
 def loss_of(family: str, whole: dict[str, object]) -> Callable[[Tensor, dict], Tensor]:
-    """Mean over the batch `whole`, whatever part of it the loss is called with."""
+    """Returns a loss function normalized by the size of the batch `whole`, whichever part of it is passed."""
     count = max(1, int((whole["labels"] != -100).sum()))  # type: ignore[attr-defined]
 
     def classes(logits: Tensor, part: dict) -> Tensor:
@@ -131,17 +134,17 @@ def answers_and_gradients(rank: int, count: int, family: str, folder: Path) -> d
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]} on {case[1]}")
 def ran(request, tmp_path_factory) -> tuple:
-    """Family, the whole model, and what each process found."""
+    """Returns the family, the whole model and the results of each process."""
     family, count = request.param
     folder = tmp_path_factory.mktemp(family)
     model_of(family).save_pretrained(folder / "model")
     found = run_ranks(answers_and_gradients, count, count, family, folder / "model", limit=SECONDS)
-    # Loaded as the stages are: a product of one row sums in an order that depends on where in memory the matrix lies.
+    # Loaded from files like the stages, since the summation order of a one-row product depends on the matrix's address.
     return family, AUTO[family].from_pretrained(folder / "model"), found
 
 
 def gradients_of(family: str, model: transformers.PreTrainedModel) -> tuple[list[float], dict[str, Tensor]]:
-    """Losses and gradients of the same two batches in one process."""
+    """Returns losses and gradients of the same two batches in one process."""
     model.zero_grad()
     losses = []
     for shape in SHAPES[:2]:
@@ -154,7 +157,7 @@ def gradients_of(family: str, model: transformers.PreTrainedModel) -> tuple[list
 
 
 @torch.no_grad()
-def test_every_process_gets_the_whole_models_answers_whatever_the_shape(ran):
+def test_every_process_gets_the_logits_and_hidden_states_of_the_whole_model(ran):
     family, model, found = ran
     for parts, rank in itertools.product((1, 3), range(len(found))):
         for shape, mine in zip(SHAPES, found[rank]["answers"][parts], strict=True):
@@ -164,11 +167,11 @@ def test_every_process_gets_the_whole_models_answers_whatever_the_shape(ran):
             pairs += [(mine["hidden"][number], theirs.hidden_states[number]) for number in HIDDEN]
             for a, b in pairs:
                 assert a.shape == b.shape
-                # One micro-batch is the whole batch: the very same operations.
+                # With one micro-batch the operations are the same, so the results are bit-identical.
                 assert torch.equal(a, b) if parts == 1 else (a - b).abs().max() <= 1e-5
 
 
-def test_gradients_are_those_of_the_mean_loss_over_the_whole_batch(ran):
+def test_losses_and_gradients_are_those_of_the_mean_loss_over_the_whole_batch(ran):
     family, model, found = ran
     losses, gradients = gradients_of(family, model)
     for parts in (1, 4):
@@ -183,10 +186,10 @@ def test_gradients_are_those_of_the_mean_loss_over_the_whole_batch(ran):
                 assert close, name
             seen |= set(each["gradients"][parts])
         assert seen == set(gradients)
-    assert [len(mine) for mine in found[0]["losses"][4]] == [3, 3]  # 6 rows in twos; 2, 2 and 1 of 5
+    assert [len(mine) for mine in found[0]["losses"][4]] == [3, 3]  # micro-batches of 2, 2, 2 and of 2, 2, 1 rows
 
 
-def test_a_matrix_in_two_stages_gets_bit_for_bit_the_same_gradient(ran):
+def test_a_weight_tied_across_two_stages_gets_bit_identical_gradients(ran):
     family, model, found = ran
     shared = set(found[0]["gradients"][1]) & set(found[-1]["gradients"][1])
     assert shared == ({TIED[family]} if family in TIED else set())
@@ -205,7 +208,7 @@ def test_gradients_are_clipped_by_their_norm_over_all_stages(ran):
             torch.testing.assert_close(mine, model.get_parameter(name).grad, rtol=1e-4, atol=1e-7)
 
 
-def test_the_stages_together_are_the_model_and_each_holds_its_share_only(ran):
+def test_the_stages_partition_the_model_and_none_holds_more_than_its_share(ran):
     family, model, found = ran
     whole = model.state_dict()
     assert set().union(*(each["state"] for each in found)) == set(whole)
@@ -238,7 +241,7 @@ def in_two_pipelines(rank: int, count: int, folder: Path) -> dict:
     }
 
 
-def test_two_pipelines_in_one_world_don_t_meet(tmp_path):
+def test_two_pipelines_in_one_world_do_not_interfere(tmp_path):
     model = model_of("llama-tied")
     model.save_pretrained(tmp_path / "model")
     found = run_ranks(in_two_pipelines, 4, 4, tmp_path / "model", limit=SECONDS)
@@ -252,7 +255,7 @@ def test_two_pipelines_in_one_world_don_t_meet(tmp_path):
         assert (each["logits"] - logits).abs().max() <= 1e-5
         for name, mine in each["once"].items():
             assert (mine - model.get_parameter(name).grad).abs().max() <= 1e-5, name
-            # Once more, with activations computed anew in backward.
+            # The second step accumulated the same gradient, with activations recomputed in the backward pass.
             assert (each["twice"][name] - 2 * mine).abs().max() <= 1e-5, name
 
 
@@ -272,7 +275,7 @@ def refused_in_processes(rank: int, count: int, folder: Path) -> list[str]:
     return messages
 
 
-def test_a_stage_in_the_wrong_process_and_a_state_that_isn_t_there_are_refused(tmp_path):
+def test_wrong_stages_missing_hidden_states_and_unsplit_models_are_refused(tmp_path):
     build_model("bert").save_pretrained(tmp_path / "model")
     for rank, messages in enumerate(run_ranks(refused_in_processes, 2, 2, tmp_path / "model", limit=SECONDS)):
         assert f"stage {1 - rank} of 2 was loaded in process {rank} of a group of 2" in messages[0]
@@ -285,7 +288,7 @@ def test_a_stage_in_the_wrong_process_and_a_state_that_isn_t_there_are_refused(t
 
 
 def chained(stages: list[transformers.PreTrainedModel], batch: dict[str, Tensor]) -> StageForward:
-    """The last of the stages after a forward through all."""
+    """Returns the last stage after a forward pass through all stages."""
     given, rest = batch["input_ids"], {"attention_mask": batch["attention_mask"]}
     for stage in stages:
         forward = StageForward(stage)
@@ -299,7 +302,7 @@ OTHERS = {
     "gpt2": ("GPT2{}", "LMHeadModel", {}),  # adds positions outside the embeddings
     "gemma2": ("Gemma2{}", "ForCausalLM", DECODER),  # scales the embeddings
     "qwen2": ("Qwen2{}", "ForCausalLM", DECODER | {"use_sliding_window": True, "max_window_layers": 3}),
-    "bloom": ("Bloom{}", "ForCausalLM", {}),  # layers answer with tuples
+    "bloom": ("Bloom{}", "ForCausalLM", {}),  # layers return tuples
     "modernbert": ("ModernBert{}", "ForSequenceClassification", {"local_attention": 4, "intermediate_size": 64}),
 }
 
@@ -318,7 +321,7 @@ def other_model(family: str) -> transformers.PreTrainedModel:
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["roberta", "electra", "electra-projected", *OTHERS])
-def test_other_families_are_cut_whatever_they_do_before_and_between_their_layers(family, tmp_path):
+def test_the_chained_stages_of_other_families_give_the_logits_of_the_whole_model(family, tmp_path):
     model, batch = other_model(family), batch_of(4, 9)
     model.save_pretrained(tmp_path)
     auto = CAUSAL if "LM" in type(model).__name__ else CLASSIFIER
@@ -327,7 +330,7 @@ def test_other_families_are_cut_whatever_they_do_before_and_between_their_layers
 
 
 @torch.no_grad()
-def test_a_stage_is_loaded_in_the_type_asked_for_with_buffers_as_they_are(tmp_path):
+def test_a_stage_is_loaded_in_the_requested_dtype_and_its_buffers_keep_theirs(tmp_path):
     model_of("llama").save_pretrained(tmp_path)
     whole = CAUSAL.from_pretrained(tmp_path, dtype=torch.bfloat16)
     stages = [load_stage(tmp_path, CAUSAL, index, 2, dtype=torch.bfloat16) for index in range(2)]
@@ -337,7 +340,7 @@ def test_a_stage_is_loaded_in_the_type_asked_for_with_buffers_as_they_are(tmp_pa
     assert type(stages[0]) is type(whole)
 
 
-def test_a_weight_that_the_files_lack_is_named_by_the_stage_that_needs_it(tmp_path):
+def test_a_weight_missing_from_the_files_is_named_by_the_stage_that_needs_it(tmp_path):
     build_model("bert").save_pretrained(tmp_path)
     name = "bert.encoder.layer.3.output.dense.bias"
     kept = {key: value for key, value in load_file(tmp_path / "model.safetensors").items() if key != name}
@@ -348,7 +351,7 @@ def test_a_weight_that_the_files_lack_is_named_by_the_stage_that_needs_it(tmp_pa
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_the_largest_share_is_as_small_as_can_be(count):
+def test_the_largest_share_is_minimal(count):
     for seed in range(20):
         sizes = torch.randint(1, 30, (7,), generator=torch.Generator().manual_seed(seed)).tolist()
         starts = even_starts(tuple(sizes), count)
@@ -385,7 +388,7 @@ def test_families_whose_layers_share_weights_are_refused(family, message):
         stage_layers(getattr(transformers, f"{family}Model")(config), 2)
 
 
-def test_a_family_that_runs_its_modules_in_another_order_than_it_has_them_is_refused():
+def test_a_model_that_runs_its_modules_in_an_unexpected_order_is_refused():
     model = model_of("llama")
     body = model.model
     norm, layers = body._modules.pop("norm"), body._modules.pop("layers")

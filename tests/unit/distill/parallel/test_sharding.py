@@ -1,4 +1,4 @@
-"""A model that lies on several processes says, learns and weighs the same as in one."""
+"""Tests that a model sharded across processes has the outputs, gradients and weights of the model in one process."""
 
 import os
 import time
@@ -24,7 +24,7 @@ from support.tiny_models import VOCABULARY, build_model, scatter
 
 CLASSIFIERS = ("bert", "roberta", "distilbert", "electra-projected")
 DECODERS = ("llama", "llama-tied", "qwen3")
-WORDS = 51  # odd: tp=2 cuts the vocabulary unevenly
+WORDS = 51  # odd, so that tp=2 splits the vocabulary unevenly
 
 
 def auto_class(family: str) -> type:
@@ -63,7 +63,7 @@ def tiny(family: str) -> transformers.PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of each family, in a folder of its name."""
+    """Returns a folder with a checkpoint of each family, in a subfolder named after the family."""
     folder = tmp_path_factory.mktemp("models")
     for family in (*CLASSIFIERS, "bert-mlm", *DECODERS):
         tiny(family).save_pretrained(folder / family)
@@ -71,7 +71,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch_of(family: str, rows: int = 8, length: int = 9) -> dict[str, torch.Tensor]:
-    """Rows of unlike length, with padding on the right; each id of the vocabulary may stand in one, also the pad's."""
+    """Returns rows of different lengths, padded on the right, with any id of the vocabulary, including the pad id."""
     words = WORDS if family in DECODERS else len(VOCABULARY)
     generator = torch.Generator().manual_seed(3)
     lengths = torch.randint(2, length + 1, (rows, 1), generator=generator)
@@ -84,13 +84,13 @@ def loss_of(logits: torch.Tensor) -> torch.Tensor:
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference, as a share of the largest value."""
+    """Returns the largest absolute difference relative to the largest value of `b`."""
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-3))
 
 
 @dataclass
 class Found:
-    """How a laid-out model compares with the model in one process, as one process sees it."""
+    """Comparison of a model under a layout with the model in one process, as measured by one process."""
 
     share: float
     loaded: bool
@@ -105,7 +105,7 @@ class Found:
 
 
 def share_of(model: nn.Module) -> float:
-    """Share of the weights that this process holds."""
+    """Returns the share of the weights that this process holds."""
     parameters = list(model.parameters())
     local = sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in parameters)
     return local / sum(each.numel() for each in parameters)
@@ -132,7 +132,7 @@ def compare_one(folder: Path, family: str, layout: Layout) -> Found:
     mine = {name: values.chunk(places)[place] for name, values in batch.items()}
     with torch.no_grad():
         logits, expected = model(**mine).logits, plain(**mine).logits
-    reshard(model)  # or the optimizer would get the weights that the forward left whole
+    reshard(model)  # otherwise the optimizer would get the weights that the forward left unsharded
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.05, foreach=False) for each in (model, plain)]
     loss_of(model(**mine).logits).backward()
     loss_of(plain(**batch).logits).backward()
@@ -162,7 +162,10 @@ def compare_one(folder: Path, family: str, layout: Layout) -> Found:
 
 
 def norm_and_clip(model: nn.Module) -> float:
-    """Ours for a model that is laid out, torch's for a plain one, both to a norm that all gradients exceed."""
+    """Clips gradients to a norm that they all exceed, with our function for sharded models and torch's for plain ones.
+
+    Returns the norm before clipping.
+    """
     parameters = list(model.parameters())
     if any(isinstance(each, DTensor) for each in parameters):
         return float(clip_gradients(parameters, 0.1))
@@ -188,7 +191,7 @@ def compared(folders: Path) -> dict[int, list[dict[tuple[str, str], Found]]]:
 
 
 def case_of(compared: dict, folders: Path, processes: int, case: tuple[str, str]) -> list[Found]:
-    """What each process found; all cases of a number of processes run in one launch."""
+    """Returns the results of each process; all cases of a number of processes run in one launch."""
     if processes not in compared:
         cases = TWO if processes == 2 else FOUR
         compared[processes] = run_ranks(compare, processes, folders, processes, cases)
@@ -199,7 +202,7 @@ def case_of(compared: dict, folders: Path, processes: int, case: tuple[str, str]
     ("processes", "case"),
     [pytest.param(n, case, id="-".join(case)) for n, cases in ((2, TWO), (4, FOUR)) for case in cases],
 )
-def test_a_model_laid_out_equals_the_model_in_one_process(compared, folders, processes, case):
+def test_a_model_with_a_layout_computes_and_trains_as_in_one_process(compared, folders, processes, case):
     every = case_of(compared, folders, processes, case)
     for found in every:
         assert found.loaded
@@ -215,14 +218,14 @@ def test_a_model_laid_out_equals_the_model_in_one_process(compared, folders, pro
     assert len({found.norm for found in every}) == 1
 
 
-# A frozen teacher, options, and a mesh that some processes aren't in: one launch
+# A frozen teacher, options, and a mesh without some of the processes, all in one launch
 
 EXACT = ("bert", "distilbert", "electra-projected", "bert-mlm", *DECODERS)
 
 
 @torch.no_grad()
 def options(rank: int, folders: Path) -> dict[str, object]:
-    """What a process of two found in forwards of frozen models, by the name of the test that reads it."""
+    """Returns what one of two processes found in forwards of frozen models, keyed by check."""
     found: dict[str, object] = {}
     tensor, parts = (mesh_of(parse_layout(text, 2), "cpu") for text in ("tp=2", "fsdp=2"))
     for family in EXACT:
@@ -266,12 +269,12 @@ def optional(folders: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("family", EXACT)
-def test_an_exact_tensor_parallel_teacher_gives_the_same_bits(optional, family):
+def test_an_exact_tensor_parallel_teacher_is_bit_identical_to_the_plain_model(optional, family):
     for found in optional:
         assert all(found[f"exact {family}"])
 
 
-def test_a_frozen_model_is_in_parts_again_after_a_forward(optional):
+def test_a_frozen_model_is_sharded_again_after_a_forward(optional):
     for found in optional:
         before, after, same, trained = found["frozen"]
         assert same
@@ -279,14 +282,14 @@ def test_a_frozen_model_is_in_parts_again_after_a_forward(optional):
         assert after == before < 0.53
 
 
-def test_offloading_and_gathering_ahead_change_no_bit(optional):
+def test_offloading_and_prefetching_leave_logits_bit_identical(optional):
     for found in optional:
         assert found["offload"]
         assert found["prefetch 0"]
         assert found["prefetch 3"]
 
 
-def test_a_policy_computes_in_bfloat16_and_gives_float32(optional):
+def test_a_mixed_precision_policy_computes_in_bfloat16_and_returns_float32(optional):
     for found in optional:
         dtype, off, rounded = found["policy"]
         assert dtype == torch.float32
@@ -294,38 +297,38 @@ def test_a_policy_computes_in_bfloat16_and_gives_float32(optional):
         assert rounded == 0
 
 
-def test_weights_may_be_loaded_in_another_type_and_buffers_keep_theirs(optional):
+def test_weights_are_loaded_in_the_requested_dtype_and_buffers_keep_theirs(optional):
     for found in optional:
         assert found["half"] == ({torch.bfloat16}, torch.float32)
 
 
-def test_a_process_outside_a_mesh_knows_it(optional):
+def test_a_process_outside_a_mesh_has_no_coordinate_in_it(optional):
     assert [found["outside"] for found in optional] == [(False, None), (True, (0, 1))]
 
 
-def test_a_layout_that_cuts_nothing_leaves_the_model_to_ddp(optional):
+def test_a_layout_that_shards_nothing_leaves_plain_parameters(optional):
     assert all(found["uncut"] for found in optional)
 
 
-def test_the_whole_weights_come_to_the_process_that_keeps_them(optional):
+def test_the_full_weights_are_gathered_only_in_the_process_that_keeps_them(optional):
     assert optional[0]["keys"] == list(tiny("llama").state_dict())
     assert optional[1]["keys"] == []
 
 
-# What is refused, in one process: before any mesh is used
+# Refusals, in one process, before any mesh is used
 
 
 def loading(folder: Path, kind: type = transformers.AutoModelForCausalLM) -> None:
     load_sharded(folder, kind, Layout(fsdp=2), mesh=None)
 
 
-def test_weights_missing_or_left_over_are_named(folders):
+def test_missing_and_unexpected_weights_are_named(folders):
     names = r"missing 4 \(bert.pooler.dense.weight, .*\); left over 5 \(cls.predictions.bias, "
     with pytest.raises(InputError, match=f"bert-mlm.*BertForSequenceClassification: {names}"):
         loading(folders / "bert-mlm", transformers.AutoModelForSequenceClassification)
 
 
-def test_weights_of_another_shape_are_named(folders, tmp_path):
+def test_weights_of_a_different_shape_are_named(folders, tmp_path):
     model = decoder("llama")
     model.save_pretrained(tmp_path)
     decoder("llama", intermediate_size=48).config.save_pretrained(tmp_path)
@@ -333,7 +336,7 @@ def test_weights_of_another_shape_are_named(folders, tmp_path):
         loading(tmp_path)
 
 
-def test_a_file_cut_short_is_named(tmp_path):
+def test_a_truncated_file_is_named(tmp_path):
     decoder("llama").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -341,7 +344,7 @@ def test_a_file_cut_short_is_named(tmp_path):
         loading(tmp_path)
 
 
-def test_a_missing_file_of_several_is_named(tmp_path):
+def test_a_missing_file_of_a_sharded_checkpoint_is_named(tmp_path):
     decoder("llama").save_pretrained(tmp_path, max_shard_size="20KB")
     gone = sorted(tmp_path.glob("model-*.safetensors"))[1]
     gone.unlink()
@@ -349,13 +352,13 @@ def test_a_missing_file_of_several_is_named(tmp_path):
         loading(tmp_path)
 
 
-def test_a_family_without_a_plan_is_told_to_use_fsdp():
+def test_a_family_without_a_tensor_parallel_plan_is_refused_in_favour_of_fsdp():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4))
     with pytest.raises(InputError, match=r"GPT2LMHeadModel.*no tensor-parallel plan.*fsdp=N"):
         tensor_plan(model, exact=False)
 
 
-def test_a_plan_that_cuts_in_an_unknown_way_is_refused():
+def test_a_plan_with_an_unknown_parallel_style_is_refused():
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(vocab_size=50, **sizes, num_local_experts=2))
     with pytest.raises(InputError, match=r"experts.*which isn't known here"):
@@ -382,7 +385,7 @@ def test_plain_gradients_are_clipped_as_torch_clips_them():
         torch.testing.assert_close(mine.grad, other.grad)
 
 
-def test_gradients_within_the_norm_are_left_alone():
+def test_gradients_within_the_norm_are_unchanged():
     weight = nn.Parameter(torch.zeros(2))
     weight.grad = torch.tensor([3.0, 4.0])
     assert clip_gradients([weight, nn.Parameter(torch.zeros(1))], 10.0) == 5.0
@@ -410,15 +413,15 @@ def never_ends(rank: int) -> None:
     time.sleep(1000)
 
 
-def test_an_error_in_a_process_reaches_the_test():
+def test_an_error_in_a_process_is_raised_in_the_test():
     with pytest.raises(RanksError, match="rank 1.*\n(.*\n)*.*the second one fails"):
         run_ranks(fails_on_one, 2)
 
 
-def test_a_world_that_died_is_started_once_more(tmp_path):
+def test_a_world_with_a_process_that_died_is_restarted_once(tmp_path):
     assert run_ranks(dies_once, 2, tmp_path / "died") == [0, 1]
 
 
-def test_a_world_that_hangs_is_ended():
+def test_a_world_that_exceeds_its_time_limit_is_ended():
     with pytest.raises(RanksError, match="not done after 1 s"):
         run_ranks(never_ends, 1, limit=1)

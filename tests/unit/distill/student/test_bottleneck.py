@@ -1,4 +1,4 @@
-"""Bottleneck students: the stock class, as much of the teacher as fits, and an inverted bottleneck's own layers."""
+"""Tests of bottleneck students: the stock class and the weights taken over from the teacher."""
 
 import pytest
 import torch
@@ -25,8 +25,8 @@ def parameters(config: MobileBertConfig) -> int:
         return transformers.MobileBertModel(config).num_parameters()
 
 
-def test_the_presets_have_other_sizes_than_the_paper():
-    """Sun et al. 2020, table 1 and 3: 25.3M and 15.1M parameters beside a teacher with 512 between its blocks."""
+def test_the_presets_have_the_sizes_and_parameter_counts_of_the_paper():
+    """Sun et al. 2020, table 1 and 3: 25.3M and 15.1M parameters, for a teacher of width 512 between its blocks."""
     inverted = student_config(BERT_LARGE, "inverted-bottleneck")
     assert (inverted.hidden_size, inverted.intra_bottleneck_size, inverted.embedding_size) == (512, 1024, 128)
     assert (inverted.intermediate_size, inverted.num_feedforward_networks) == (4096, 1)
@@ -43,7 +43,7 @@ def test_the_presets_have_other_sizes_than_the_paper():
 
 @pytest.mark.parametrize("preset", ["mobilebert", "mobilebert-tiny", "inverted-bottleneck"])
 @pytest.mark.parametrize("family", MODELS)
-def test_a_stock_class_cannot_load_the_student(family, preset, token_batch, tmp_path):
+def test_the_stock_mobilebert_class_loads_the_saved_student(family, preset, token_batch, tmp_path):
     teacher = build_model(family)
     if preset == "inverted-bottleneck" and family == "distilbert":
         with pytest.raises(InputError, match="expected a teacher whose layers fit into its blocks"):
@@ -61,7 +61,7 @@ def test_a_stock_class_cannot_load_the_student(family, preset, token_batch, tmp_
     assert not torch.equal(states(other, token_batch)[-1], states(student, token_batch)[-1])
 
 
-def test_a_seed_gives_other_blocks_or_draws_from_the_global_stream(token_batch):
+def test_a_student_is_reproducible_from_its_seed_without_the_global_random_state(token_batch):
     teacher = build_model("bert")
     before = torch.get_rng_state()
     one = build_student(teacher, "mobilebert", seed=5)
@@ -73,16 +73,16 @@ def test_a_seed_gives_other_blocks_or_draws_from_the_global_stream(token_batch):
 
 
 @pytest.mark.parametrize("family", ["bert", "electra-projected", "distilbert"])
-def test_with_embeddings_of_full_rank_the_words_are_not_the_teachers(family, token_batch):
+def test_embeddings_of_full_rank_reproduce_the_teachers_table(family, token_batch):
     teacher = build_model(family)
     rank = min(teacher.get_input_embeddings().weight.shape[1], 32)
     student = build_student(teacher, f"mobilebert,embeddings={rank}")
     made, wanted = wide_table(student), wide_table(teacher).clone()
-    wanted[0] = 0  # the padding's, so that a text in a batch has the neighbours it has alone
+    wanted[0] = 0  # the padding row, so that a text in a padded batch has the same neighbours as alone
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_text_is_read_otherwise_in_a_padded_batch(token_batch):
+def test_a_text_gets_the_same_hidden_states_alone_and_in_a_padded_batch(token_batch):
     student = build_student(build_model("bert"), "mobilebert")
     whole = states(student, token_batch)[-1]
     for row, length in enumerate(token_batch["attention_mask"].sum(1).tolist()):
@@ -90,8 +90,8 @@ def test_a_text_is_read_otherwise_in_a_padded_batch(token_batch):
         torch.testing.assert_close(whole[row : row + 1, :length], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_the_first_layer_sees_nothing_like_the_teachers(token_batch):
-    """A scale and a shift stand for the norm, so it is near and no more; a student drawn at random is far."""
+def test_the_embedding_output_approximates_the_teachers(token_batch):
+    """A scale and a shift replace the norm, so the match is approximate; a randomly initialized student is far off."""
     teacher = build_model("bert")
     wanted = states(teacher, token_batch)[0]
     mask = token_batch["attention_mask"].bool()
@@ -104,7 +104,7 @@ def test_the_first_layer_sees_nothing_like_the_teachers(token_batch):
     assert near < 0.2 < drawn
 
 
-def test_an_inverted_bottleneck_as_wide_as_its_teacher_is_not_its_teacher_inside(token_batch):
+def test_an_inverted_bottleneck_as_wide_as_its_teacher_has_the_teachers_inner_weights(token_batch):
     teacher = build_model("bert")
     student = build_student(teacher, "inverted-bottleneck")
     block, layer = student.mobilebert.encoder.layer[2], teacher.bert.encoder.layer[2]
@@ -116,7 +116,7 @@ def test_an_inverted_bottleneck_as_wide_as_its_teacher_is_not_its_teacher_inside
     torch.testing.assert_close(block.bottleneck.input.dense.weight, rows.T)
 
 
-def test_a_head_that_computes_the_same_is_not_taken_over():
+def test_the_teachers_pooler_and_classifier_are_copied():
     for family, pooler, head in (
         ("bert", "bert.pooler.dense", "classifier"),
         ("roberta", "classifier.dense", "classifier.out_proj"),
@@ -127,7 +127,7 @@ def test_a_head_that_computes_the_same_is_not_taken_over():
         assert torch.equal(student.classifier.weight, teacher.get_submodule(head).weight)
 
 
-def test_a_student_of_a_bottleneck_teacher_does_not_start_from_its_words(token_batch):
+def test_a_student_of_a_bottleneck_teacher_starts_from_the_best_low_rank_embeddings(token_batch):
     inverted = build_student(build_model("bert"), "inverted-bottleneck")
     student = build_student(inverted, "mobilebert,embeddings=4")
     assert student.config.hidden_size == inverted.config.hidden_size == 16
@@ -139,7 +139,7 @@ def test_a_student_of_a_bottleneck_teacher_does_not_start_from_its_words(token_b
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_the_line_is_not_that_of_least_squares():
+def test_the_fitted_line_is_that_of_least_squares():
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     scale, shift = line_through(x, 2 * x + torch.tensor([1.0, 0.0, -3.0]))
     torch.testing.assert_close(scale, torch.full((3,), 2.0))
@@ -156,7 +156,7 @@ def test_the_line_is_not_that_of_least_squares():
         ("mobilebert,mobilebert-tiny", "expected one preset among"),
     ],
 )
-def test_blocks_that_cannot_be_are_built(spec, named):
+def test_impossible_blocks_are_refused(spec, named):
     with pytest.raises(InputError, match="student") as caught:
         student_config(build_model("bert").config, spec)
     assert named in str(caught.value)

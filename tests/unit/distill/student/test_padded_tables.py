@@ -1,4 +1,4 @@
-"""Teacher and student with one tokenizer and tables of words that are padded to other numbers of rows."""
+"""Tests of teacher and student with one tokenizer and vocabulary tables padded to different numbers of rows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ from distill.train.module import DistillationModule
 from support.tiny_models import build_model
 
 WORDS = 60  # of the tokenizer
-TABLES = [(64, WORDS), (WORDS, 64), (72, 64), (64, 64)]  # rows of teacher and student
+TABLES = [(64, WORDS), (WORDS, 64), (72, 64), (64, 64)]  # vocabulary rows of teacher and student
 SOFT = 1.5
 LOSS = LossConfig(kl=1, temperature=SOFT)
 
@@ -58,7 +58,7 @@ def signals_of(kind: str, teacher: LlamaForCausalLM, blocks: LanguageBlocks, fol
 
 
 def expected_loss(given: dict, own: Tensor, taught: Tensor, mask: Tensor) -> Tensor:
-    """On both cut to the rows that both have."""
+    """Returns the loss on both logits truncated to the vocabulary rows that both models have."""
     width = min(own.shape[-1], taught.shape[-1])
     own, taught = own[mask][:, :width], taught[mask][:, :width]
     if "logits" in given:
@@ -75,7 +75,7 @@ def expected_loss(given: dict, own: Tensor, taught: Tensor, mask: Tensor) -> Ten
 
 @pytest.mark.parametrize("tables", TABLES)
 @pytest.mark.parametrize("kind", ["online", "dense", "sampled", "topk"])
-def test_rows_that_pad_a_table_are_learnt_or_stop_the_training(kind, tables, blocks, tmp_path):
+def test_vocabulary_rows_that_only_one_model_has_are_ignored_in_loss_and_gradient(kind, tables, blocks, tmp_path):
     teacher, student = decoder(tables[0], 1), decoder(tables[1], 2)
     batch = blocks.collate(range(4), 0)
     signals = signals_of(kind, teacher, blocks, tmp_path / "cache")
@@ -92,7 +92,7 @@ def test_rows_that_pad_a_table_are_learnt_or_stop_the_training(kind, tables, blo
     assert gradient[width:].abs().sum() == 0
 
 
-def test_padding_that_a_teacher_forbids_gives_nan_or_counts(blocks):
+def test_vocabulary_rows_at_minus_infinity_in_the_teacher_leave_the_loss_finite(blocks):
     teacher, student = decoder(64, 1), decoder(64, 2)
     teacher.lm_head = torch.nn.Linear(16, 64)
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_padding_that_a_teacher_forbids_gives_nan_or_counts(blocks):
     torch.testing.assert_close(found, F.kl_div(q, p, reduction="batchmean", log_target=True) * SOFT**2)
 
 
-def test_classes_are_cut_like_words(token_batch):
+def test_different_numbers_of_classes_are_refused(token_batch):
     teacher, student = build_model("bert"), build_model("bert", num_labels=3)
     module = DistillationModule(student, loss=LOSS, train=TrainConfig(), signals=OnlineTeacher(teacher))
     with pytest.raises(InputError, match=r"as many classes as the teacher's 5, found the student's 3: classes would"):

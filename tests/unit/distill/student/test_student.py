@@ -1,4 +1,4 @@
-"""Students cut from their teacher: the right part of it, in a stock class, and no size that can't be."""
+"""Tests of students built from a teacher: specs, selected weights, and loading with the stock class."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ from support.tiny_models import build_model
 
 TEACHER = Sizes(tuple(range(12)), 768, 12, 3072)
 HEAD_WIDTH = 8  # of the tiny teachers
-# Parts of a layer: BERT's name and DistilBERT's.
+# Parts of a layer by their names in BERT and in DistilBERT.
 PARTS = {
     "query": ("attention.self.query", "attention.q_lin"),
     "key": ("attention.self.key", "attention.k_lin"),
@@ -46,7 +46,7 @@ def logits(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
 
 
 def positions(few: Tensor, many: Tensor) -> Tensor:
-    """Where each number of `few` stands in `many`; all of them must be there, and in order."""
+    """Returns the position in `many` of each number of `few`, and checks that all are there, in the same order."""
     found = few[:, None] == many[None]
     assert (found.sum(1) == 1).all(), "a number of the student isn't the teacher's"
     where = found.int().argmax(1)
@@ -55,7 +55,7 @@ def positions(few: Tensor, many: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("spec", ["layers=4", "layers=0,1,2,3", "hidden=32,heads=4,ffn=64"])
-def test_a_student_of_the_teachers_size_answers_otherwise(teacher, token_batch, spec):
+def test_a_student_of_the_teachers_size_gives_bit_identical_logits(teacher, token_batch, spec):
     answers = logits(teacher, token_batch)
     assert answers.std(0).min() > 0.05, "the teacher says the same of every text"
     assert torch.equal(logits(build_student(teacher, spec), token_batch), answers)
@@ -72,7 +72,7 @@ def test_a_student_of_the_teachers_size_answers_otherwise(teacher, token_batch, 
         ("layers=3,0", [3, 0]),
     ],
 )
-def test_other_layers_are_selected(teacher, token_batch, spec, kept):
+def test_the_student_has_the_layers_that_the_spec_selects(teacher, token_batch, spec, kept):
     by_hand = copy.deepcopy(teacher)
     layers = layers_of(by_hand)
     chosen = [layers[i] for i in kept]
@@ -90,7 +90,7 @@ def drop_neurons(model: PreTrainedModel, layer: int, dropped: Tensor) -> None:
     part(model, layer, "down").weight.data[:, dropped] = 0
 
 
-def test_dropped_neurons_still_act_or_kept_ones_do_not(teacher, token_batch):
+def test_a_narrow_student_computes_as_the_teacher_without_its_weakest_neurons(teacher, token_batch):
     student, masked = build_student(teacher, "ffn=24"), copy.deepcopy(teacher)
     for i in range(4):
         up, down = part(teacher, i, "up").weight.double(), part(teacher, i, "down").weight.double()
@@ -100,7 +100,7 @@ def test_dropped_neurons_still_act_or_kept_ones_do_not(teacher, token_batch):
     assert not torch.allclose(logits(student, token_batch), logits(teacher, token_batch), atol=1e-2)
 
 
-def test_neurons_that_do_nothing_are_kept_and_others_dropped(teacher, token_batch):
+def test_neurons_with_zero_weights_are_dropped_first(teacher, token_batch):
     for i in range(4):
         drop_neurons(teacher, i, torch.randperm(64, generator=torch.Generator().manual_seed(i))[:40])
     student = build_student(teacher, "ffn=24")
@@ -116,7 +116,7 @@ WIDTHS = [
 
 
 @pytest.mark.parametrize(("spec", "sizes"), WIDTHS)
-def test_a_width_is_cut_differently_in_two_weights(teacher, spec, sizes):
+def test_a_width_is_reduced_to_the_same_coordinates_in_every_weight(teacher, spec, sizes):
     student = build_student(teacher, spec)
     assert family_of(student.config).sizes(student.config) == Sizes(tuple(range(sizes[0])), *sizes[1:])
     _, width, heads, _ = sizes
@@ -142,7 +142,7 @@ def test_a_width_is_cut_differently_in_two_weights(teacher, spec, sizes):
         for name in ("attention norm", "output norm"):
             assert torch.equal(mine[name].weight, full[name].weight[hidden]), name
             assert torch.equal(mine[name].bias, full[name].bias[hidden]), name
-        # A new head is part of one old head, the same for queries and values.
+        # Each head of the student is part of one head of the teacher, the same for queries and values.
         owner = (qk // HEAD_WIDTH).reshape(heads, -1)
         assert (owner == owner[:, :1]).all()
         assert torch.equal(owner, (vo // HEAD_WIDTH).reshape(heads, -1))
@@ -151,14 +151,14 @@ def test_a_width_is_cut_differently_in_two_weights(teacher, spec, sizes):
 
 
 def strongest_heads(full: dict[str, nn.Module], count: int) -> list[int]:
-    """The heads with the largest sum of squares over all their weights, in rising order."""
+    """Returns the heads with the largest sum of squares over all their weights, in ascending order."""
     rows = [full["query"].weight, full["key"].weight, full["value"].weight, full["out"].weight.T]
     strength = [sum((w[i : i + HEAD_WIDTH] ** 2).sum().item() for w in rows) for i in range(0, 32, HEAD_WIDTH)]
     return sorted(sorted(range(4), key=lambda head: -strength[head])[:count])
 
 
 def check_outside_the_layers(student: PreTrainedModel, teacher: PreTrainedModel, hidden: Tensor) -> None:
-    """Embeddings and head: every axis as long as the teacher's width is cut, no other is."""
+    """Checks that embeddings and head are reduced to `hidden` on every axis of the teacher's width, and on no other."""
     mine, full = (
         {name: weight for name, weight in model.state_dict().items() if ".layer." not in name}
         for model in (student, teacher)
@@ -171,7 +171,7 @@ def check_outside_the_layers(student: PreTrainedModel, teacher: PreTrainedModel,
 
 
 @torch.no_grad()
-def test_the_strongest_coordinates_are_dropped(teacher):
+def test_the_weakest_coordinates_are_dropped(teacher):
     weak = torch.tensor([0, 5, 6, 7, 13, 20, 21, 25, 29, 30, 31])  # hidden coordinates
     weak_qk, weak_vo = (
         torch.tensor([3, *range(8, 16), 19, 27]),
@@ -194,13 +194,13 @@ def test_the_strongest_coordinates_are_dropped(teacher):
 
 
 def scores(model: PreTrainedModel, inputs: Tensor, heads: int) -> Tensor:
-    """Attention scores of the first layer, [heads, length, length], by the formula of Vaswani et al. 2017."""
+    """Returns the attention scores of the first layer, [heads, length, length], by Vaswani et al. 2017."""
     q, k = (part(model, 0, name)(inputs).unflatten(-1, (heads, -1)).transpose(0, 1) for name in ("query", "key"))
     return q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
 
 
 @torch.no_grad()
-def test_narrower_heads_see_sharper_scores(teacher):
+def test_the_attention_scores_of_narrower_heads_keep_their_scale(teacher):
     student = build_student(teacher, "hidden=20,heads=4")
     hidden = positions(part(student, 0, "output norm").weight, part(teacher, 0, "output norm").weight)
     kept = positions(part(student, 0, "key").bias, part(teacher, 0, "key").bias)
@@ -214,7 +214,7 @@ def test_narrower_heads_see_sharper_scores(teacher):
 
 
 @pytest.mark.parametrize("spec", ["distilbert", "half", "layers=3,hidden=20,heads=4,ffn=40"])
-def test_the_stock_class_cannot_load_the_student(teacher, token_batch, spec, tmp_path):
+def test_the_stock_class_loads_the_saved_student(teacher, token_batch, spec, tmp_path):
     student = build_student(teacher, spec)
     student.save_pretrained(tmp_path)
     stock = getattr(transformers, type(teacher).__name__)
@@ -226,7 +226,7 @@ def test_the_stock_class_cannot_load_the_student(teacher, token_batch, spec, tmp
     assert sum(weight.numel() for weight in again.state_dict().values()) < 0.9 * teacher.num_parameters()
 
 
-def test_the_student_shares_weights_with_its_teacher_or_is_frozen(teacher, token_batch):
+def test_the_student_is_trainable_and_shares_no_weights_with_its_teacher(teacher, token_batch):
     before = logits(teacher, token_batch)
     torch.manual_seed(1)
     student = build_student(frozen(teacher), "layers=2")
@@ -257,13 +257,13 @@ def test_the_student_shares_weights_with_its_teacher_or_is_frozen(teacher, token
         (" ffn = 100 , layers=1, 2", Sizes((1, 2), 768, 12, 100)),
     ],
 )
-def test_a_spec_is_read_otherwise(spec, sizes):
+def test_a_spec_is_resolved_to_its_sizes(spec, sizes):
     assert is_relative(spec)
     assert resolve(spec, TEACHER) == sizes
 
 
 @pytest.mark.parametrize("count", range(1, 13))
-def test_evenly_spread_layers_repeat_or_leave_out_an_end(count):
+def test_evenly_spread_layers_are_distinct_and_include_both_ends(count):
     layers = resolve(f"layers={count}", TEACHER).layers
     assert len(set(layers)) == count
     assert layers[0] == 0
@@ -294,18 +294,18 @@ def test_evenly_spread_layers_repeat_or_leave_out_an_end(count):
         ("heads=6", "at most 64, the teacher's head width; found 128"),
     ],
 )
-def test_a_student_that_cannot_be_is_built(spec, named):
+def test_an_impossible_spec_is_refused(spec, named):
     with pytest.raises(InputError, match="student") as caught:
         resolve(spec, TEACHER)
     assert named in str(caught.value)
 
 
-def test_a_checkpoint_is_taken_for_a_size():
+def test_a_checkpoint_name_or_path_is_not_a_spec():
     assert not is_relative("google/bert_uncased_L-4_H-256_A-4")
     assert not is_relative("./runs/student")
 
 
-def test_a_folder_with_an_equals_sign_is_read_as_sizes_or_a_folder_changes_what_a_spec_means(tmp_path, monkeypatch):
+def test_paths_with_equals_signs_are_not_specs_and_a_specs_meaning_ignores_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("lr=1e-4", "layers=2", "half"):
         (tmp_path / name).mkdir()
@@ -315,11 +315,11 @@ def test_a_folder_with_an_equals_sign_is_read_as_sizes_or_a_folder_changes_what_
         assert is_relative(spec), spec
 
 
-def test_an_unknown_family_is_cut():
+def test_an_unknown_family_is_refused():
     with pytest.raises(InputError, match="type 'albert'; known are bert, roberta"):
         family_of(transformers.AlbertConfig())
 
 
-def test_narrow_embeddings_meet_layers_as_narrow():
+def test_a_hidden_size_as_narrow_as_the_teachers_embeddings_is_refused():
     with pytest.raises(InputError, match="hidden=24: the teacher's embeddings have this width too"):
         build_student(build_model("electra-projected"), "hidden=24,heads=3")

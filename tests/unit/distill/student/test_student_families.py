@@ -1,4 +1,4 @@
-"""Students of every family: what is cut away did nothing, or what is left computes as with it masked."""
+"""Tests of students of every family: removed units had no effect, or the rest computes as with them masked."""
 
 import copy
 import re
@@ -80,13 +80,13 @@ def close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_a_family_is_cut_without_being_known():
+def test_every_supported_family_has_a_tiny_model_here():
     known = {build_model(family).config.model_type for family in MODELS} | set(FURTHER)
     assert known == set(FAMILIES), "a family without a tiny model here"
 
 
 @pytest.mark.parametrize("family", FURTHER)
-def test_a_student_of_the_teachers_sizes_answers_otherwise(family):
+def test_a_student_of_the_teachers_sizes_gives_bit_identical_outputs(family):
     teacher = built(family)
     own = family_of(teacher.config).sizes(teacher.config)
     student = build_student(teacher, f"layers=4,hidden={own.hidden},heads={own.heads},ffn={own.ffn}")
@@ -94,7 +94,7 @@ def test_a_student_of_the_teachers_sizes_answers_otherwise(family):
 
 
 def with_layers(teacher: PreTrainedModel, chosen: list[int]) -> PreTrainedModel:
-    """The teacher with these of its own layers, whatever number they were made with."""
+    """Returns a copy of the teacher that consists of the chosen layers only, in that order."""
     rewired = copy.deepcopy(teacher)
     stack = rewired.get_submodule(layer_names(rewired)[0].rpartition(".")[0])
     assert isinstance(stack, nn.ModuleList)
@@ -111,9 +111,9 @@ def with_layers(teacher: PreTrainedModel, chosen: list[int]) -> PreTrainedModel:
 CHOSEN = [(family, chosen) for family in (*FURTHER, "electra") for chosen in ([0, 3], [1, 3], [2, 0])]
 
 
-# ModernBERT's first layer has no norm, see below.
+# ModernBERT's first layer has no attention norm; see below.
 @pytest.mark.parametrize(("family", "chosen"), [each for each in CHOSEN if each[0] != "modernbert" or not each[1][0]])
-def test_a_student_has_other_layers_than_those_asked_for(family, chosen):
+def test_a_student_has_the_requested_layers_in_the_requested_order(family, chosen):
     teacher = built(family)
     student = build_student(teacher, f"layers={chosen[0]},{chosen[1]}")
     rewired = with_layers(teacher, chosen)
@@ -123,7 +123,7 @@ def test_a_student_has_other_layers_than_those_asked_for(family, chosen):
 
 
 @pytest.mark.parametrize("family", ["modernbert", "qwen2", "qwen3", "gemma2", "gemma3_text"])
-def test_a_window_is_so_wide_that_no_test_sees_which_layer_has_it(family):
+def test_the_tiny_models_outputs_depend_on_which_layer_has_the_window(family):
     teacher = built(family)
     config, kinds = copy.deepcopy(teacher.config), teacher.config.layer_types
     config.layer_types = kinds[1:] + kinds[:1]
@@ -134,13 +134,13 @@ def test_a_window_is_so_wide_that_no_test_sees_which_layer_has_it(family):
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForMaskedLM", "Model"])
-def test_a_first_layer_of_modernbert_that_had_a_norm_fails_or_computes_without_it(bias, head):
+def test_the_norm_of_a_modernbert_layer_that_becomes_the_first_is_folded_into_its_weights(bias, head):
     kind = getattr(transformers, f"ModernBert{head}")
     settings = SIZES | FURTHER["modernbert"][1] | {"norm_bias": bias, "attention_bias": bias, "norm_eps": 1e-12}
     teacher = kind(transformers.ModernBertConfig(**settings)).eval()
     scatter(teacher)
     embeddings = teacher.base_model.embeddings
-    # One scale for all coordinates, no shift, and an eps that isn't seen.
+    # One scale for all coordinates, no shift, and a negligible eps, so that folding is exact.
     torch.nn.init.constant_(embeddings.norm.weight, 0.7)
     if bias:
         torch.nn.init.zeros_(embeddings.norm.bias)
@@ -149,7 +149,7 @@ def test_a_first_layer_of_modernbert_that_had_a_norm_fails_or_computes_without_i
     assert build_student(teacher, "layers=1,3,2,0,hidden=16,heads=2,ffn=20").config.num_hidden_layers == 4
 
 
-def test_a_norm_that_is_gone_is_further_than_one_that_is_folded():
+def test_folding_the_norm_is_closer_to_the_teacher_than_dropping_it():
     teacher = copy.deepcopy(built("modernbert"))
     wanted = answers(with_layers(teacher, [1, 3]))
     folded = build_student(teacher, "layers=1,3")
@@ -162,7 +162,7 @@ def test_a_norm_that_is_gone_is_further_than_one_that_is_folded():
 
 
 def masked(teacher: PreTrainedModel, spec: str) -> Tensor:
-    """Answers of the teacher with everything that the spec drops set to 0 where it is read."""
+    """Returns the outputs of the teacher with the weights of the heads and neurons that the spec drops set to 0."""
     family, copied = family_of(teacher.config), copy.deepcopy(teacher)
     old = family.sizes(teacher.config)
     new, lengths = resolve(spec, old), axis_lengths(old)
@@ -184,17 +184,17 @@ def masked(teacher: PreTrainedModel, spec: str) -> Tensor:
 
 
 @pytest.mark.parametrize("family", FURTHER)
-def test_a_student_with_fewer_neurons_computes_otherwise_than_its_teacher_without_them(family):
+def test_a_student_with_fewer_neurons_computes_as_the_teacher_with_the_others_masked(family):
     teacher = built(family)
     student = build_student(teacher, "ffn=20")
     assert close(answers(student), masked(teacher, "ffn=20"))
     assert not close(answers(student), answers(teacher))
 
 
-# A head of its own width, so that fewer heads leave the rest as it was.
+# Families whose head width is independent of the hidden size, so that fewer heads leave the rest unchanged.
 @pytest.mark.parametrize("family", [name for name in FURTHER if family_of(built(name).config).free])
 @pytest.mark.parametrize("heads", [1, 2, 3])
-def test_a_student_with_fewer_heads_computes_otherwise_than_its_teacher_without_them(family, heads):
+def test_a_student_with_fewer_heads_computes_as_the_teacher_with_the_others_masked(family, heads):
     teacher = built(family)
     shared = teacher.config.num_key_value_heads
     if heads % shared and heads % (4 // shared):
@@ -212,7 +212,7 @@ REFUSED |= {("mobilebert", "half"): "expected the teacher's 4"}
 
 @pytest.mark.parametrize("family", FURTHER)
 @pytest.mark.parametrize("preset", CUTS)
-def test_a_preset_is_neither_built_nor_refused_with_what_is_possible(family, preset, tmp_path):
+def test_a_preset_is_built_as_a_loadable_student_or_refused_with_the_reason(family, preset, tmp_path):
     teacher = built(family)
     refusal = REFUSED.get((family, preset))
     if refusal:
@@ -230,8 +230,8 @@ def test_a_preset_is_neither_built_nor_refused_with_what_is_possible(family, pre
 
 
 @pytest.mark.parametrize("family", [name for name in FURTHER if name not in ("modernbert", "mobilebert")])
-def test_hidden_coordinates_that_do_nothing_are_kept_and_others_dropped(family):
-    """Every weight that writes or reads the last eight is 0: these are the ones to go."""
+def test_hidden_coordinates_with_zero_weights_are_the_ones_dropped(family):
+    """Every matrix that writes or reads the last eight coordinates is 0 there, so these are dropped."""
     teacher = copy.deepcopy(built(family))
     known = family_of(teacher.config)
     weights = teacher.state_dict()
@@ -255,7 +255,7 @@ TASKS += [(name, "ForCausalLM") for name in ("llama", "qwen2", "qwen3", "gemma",
 
 
 @pytest.mark.parametrize(("family", "head"), TASKS)
-def test_a_head_for_words_is_not_cut_with_the_rest(family, head):
+def test_a_language_modelling_head_keeps_its_vocabulary_and_takes_the_students_width(family, head):
     teacher = built(family, head)
     student = build_student(teacher, "layers=2,hidden=16,heads=2,ffn=20")
     assert answers(student).shape == answers(teacher).shape
@@ -263,7 +263,7 @@ def test_a_head_for_words_is_not_cut_with_the_rest(family, head):
     assert torch.equal(answers(same), answers(teacher))
 
 
-def test_embeddings_of_full_rank_but_one_are_no_longer_near():
+def test_factorized_embeddings_are_the_best_low_rank_fit_and_approach_the_teachers_output():
     teacher = built("deberta-v2")
     table = teacher.get_input_embeddings().weight
     wide = answers(teacher)
@@ -295,14 +295,14 @@ def test_embeddings_of_full_rank_but_one_are_no_longer_near():
         ("bert", "fresh,tiny", "found tiny"),
     ],
 )
-def test_what_a_family_cannot_do_is_done_or_refused_without_what_can(family, spec, named):
+def test_a_spec_that_the_family_cannot_build_is_refused_with_what_it_can(family, spec, named):
     with pytest.raises(InputError, match="student") as caught:
         student_config(built(family).config, spec)
     assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert", "llama", "gpt2"])
-def test_a_fresh_student_depends_on_the_teachers_weights_or_not_on_the_seed(family):
+def test_a_fresh_student_has_the_requested_sizes_and_is_reproducible_from_its_seed(family):
     teacher = built(family)
     spec = "fresh,layers=5,hidden=64,heads=8,ffn=100"
     student = build_student(teacher, spec, seed=1)
@@ -313,7 +313,7 @@ def test_a_fresh_student_depends_on_the_teachers_weights_or_not_on_the_seed(fami
     assert student.config.vocab_size == teacher.config.vocab_size
 
 
-def test_a_fresh_student_of_a_preset_has_the_teachers_widths_where_layers_are_named():
+def test_a_fresh_student_of_a_preset_keeps_the_presets_widths_when_layers_are_given():
     config = student_config(built("bert").config, "fresh,minilm-l6-h384,layers=7")
     preset = student_config(built("bert").config, "fresh,minilm-l6-h384")
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (7, 16, preset.intermediate_size)
@@ -324,7 +324,7 @@ def test_a_fresh_student_of_a_preset_has_the_teachers_widths_where_layers_are_na
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
 @pytest.mark.parametrize("spec", ["layers=2", "hidden=16,heads=2"])
-def test_a_decoder_that_tags_words_is_not_cut(family, spec):
+def test_a_decoder_for_token_classification_is_reduced_with_its_head(family, spec):
     student = build_student(built(family, "ForTokenClassification"), spec)
     assert student.score.bias.shape == (2,)
     assert student.score.weight.shape[1] == student.config.hidden_size

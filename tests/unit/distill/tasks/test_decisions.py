@@ -1,4 +1,4 @@
-"""What answers come to, by the kind of model: files in few bits are compared by that."""
+"""Tests of the decisions derived from a model's outputs, by which quantized files are compared."""
 
 import numpy as np
 import pytest
@@ -24,19 +24,19 @@ def rows(*shape: int) -> np.ndarray:
         ("span", rows(40, 2), np.full(4, 10)),
     ],
 )
-def test_anything_passes_as_the_same(kind, expected, lengths):
+def test_decisions_survive_small_noise_but_not_permuted_outputs(kind, expected, lengths):
     assert same(kind, expected + 1e-6, expected, lengths).all()
     assert same(kind, 187 * expected[::-1] + 3, expected, lengths).mean() < 0.6
 
 
-def test_one_label_of_many_may_be_another():
+def test_one_different_label_makes_a_multi_label_decision_different():
     expected = rows(10, 100)
     found = expected.copy()
     found[3, 7] *= -1
     assert same("labels", found, expected, NONE).tolist() == [True] * 3 + [False] + [True] * 6
 
 
-def test_spans_are_compared_token_by_token():
+def test_spans_are_compared_by_their_start_and_end_per_text():
     expected = np.zeros((7, 2))
     expected[[1, 2, 4, 6], [0, 1, 0, 1]] = 5  # two texts of 3 and 4 tokens
     assert same("span", expected + rows(7, 2) * 1e-3, expected, np.array([3, 4])).tolist() == [True] * 4
@@ -45,7 +45,7 @@ def test_spans_are_compared_token_by_token():
     assert same("span", moved, expected, np.array([3, 4])).tolist() == [True, True, True, False]
 
 
-def test_a_model_is_of_another_kind():
+def test_the_kind_of_decision_follows_from_the_models_head():
     assert kind_of(build_model("bert")) == "class"
     assert kind_of(build_model("bert", num_labels=1)) == "number"
     assert kind_of(build_model("bert", problem_type="multi_label_classification")) == "labels"

@@ -1,4 +1,4 @@
-"""Tasks beside one class a text: their data, their rows on tokens, and scores like the textbook's."""
+"""Tests of multi-label, regression, tagging and span tasks: data, encoded rows, losses and scores."""
 
 import json
 import math
@@ -54,10 +54,10 @@ def same(values) -> dict:
     return {"train": values, "validation": values, "test": values}
 
 
-# --- several labels, numbers
+# --- multi-label and regression
 
 
-def test_several_labels_are_read_as_one_or_in_another_order(tmp_path):
+def test_lists_of_labels_are_read_from_lists_json_and_delimited_text(tmp_path):
     cells = [["b", "a"], [], ["c"], ["a"]]
     config = table(tmp_path / "lists", text=same(["one", "two", "three", "four"]), label=same(cells))
     splits = Several.read(config, 0)
@@ -76,7 +76,7 @@ def test_several_labels_are_read_as_one_or_in_another_order(tmp_path):
         Several.read(table(tmp_path / "bad", text=same(list("abcd")), label=bad), 0)
 
 
-def test_a_cell_that_is_no_number_is_learnt(tmp_path):
+def test_numbers_are_read_as_labels_and_other_cells_are_refused(tmp_path):
     config = table(tmp_path / "good", text=same(["one", "two"]), text2=same(["a", "b"]), label=same([0.5, 3.0]))
     splits = Numbers.read(config, 0)
     assert splits.train.labels == [0.5, 3.0]
@@ -88,7 +88,7 @@ def test_a_cell_that_is_no_number_is_learnt(tmp_path):
             Numbers.read(table(tmp_path / "bad", text=same(["one", "two"]), label=label), 0)
 
 
-def test_unlabelled_rows_count_in_a_loss_or_a_score(tokenizer):
+def test_unlabelled_rows_are_marked_ignored_and_left_out_of_the_loss(tokenizer):
     task = Several(("a", "b", "c"))
     known = task.encode(tokenizer, Examples(["ba ka", "le mi"], None, [[1, 0, 1], [0, 0, 0]]), 16)
     assert known.labels.dtype == np.float32
@@ -105,7 +105,7 @@ def test_unlabelled_rows_count_in_a_loss_or_a_score(tokenizer):
     assert squared_error(said, torch.from_numpy(more.labels)) == pytest.approx(0.5)
 
 
-def test_a_number_that_marks_unlabelled_rows_is_not_learnt_or_scored(tokenizer):
+def test_a_number_equal_to_the_ignored_marker_still_counts_as_a_label(tokenizer):
     task = Numbers(("number",))
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi", "so"], None, [float(IGNORED), 0.0, 100.0]), 16)
     labels = torch.from_numpy(rows.labels)
@@ -131,7 +131,7 @@ def module(task, loss, signals=None, head="ForSequenceClassification", **changes
     )
 
 
-def test_the_loss_of_several_labels_is_not_the_stock_models(tokenizer):
+def test_the_multi_label_loss_equals_the_stock_models(tokenizer):
     task = Several(("a", "b", "c", "d", "e"))
     labels = [[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so", "de"], None, labels), 16)
@@ -141,7 +141,7 @@ def test_the_loss_of_several_labels_is_not_the_stock_models(tokenizer):
     torch.testing.assert_close(made.terms(batch)["ce"], stock)
 
 
-def test_numbers_are_softened_or_their_loss_is_not_the_stock_models(tokenizer):
+def test_regression_losses_are_squared_errors_without_temperature(tokenizer):
     task = Numbers(("number",))
     one = {"id2label": {0: "number"}, "label2id": {"number": 0}, "problem_type": "regression"}
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so", "de"], None, [0.5, 2.0, -1.0]), 16)
@@ -154,8 +154,8 @@ def test_numbers_are_softened_or_their_loss_is_not_the_stock_models(tokenizer):
     torch.testing.assert_close(terms["kl"], (said - taught).square().mean())
 
 
-def test_several_labels_are_taught_otherwise_than_one_by_one(tokenizer):
-    """The KL between sigmoids, label by label."""
+def test_the_multi_label_kl_is_the_mean_kl_between_sigmoids(tokenizer):
+    """The expected value is the mean over labels of the KL between the sigmoids."""
     task = Several(("a", "b", "c", "d", "e"))
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so"], None, [[1, 0, 0, 0, 0]] * 2), 16)
     batch = rows.collate(range(2), 0)
@@ -167,7 +167,7 @@ def test_several_labels_are_taught_otherwise_than_one_by_one(tokenizer):
     torch.testing.assert_close(made.terms(batch)["kl"], wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_scores_are_not_the_textbooks(tokenizer):
+def test_scores_equal_those_of_sklearn_and_scipy(tokenizer):
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, 3)) for _ in range(20)]
     true = rng.integers(0, 2, (20, 3))
@@ -207,7 +207,7 @@ def tagged(tmp_path) -> DataConfig:
     return table(tmp_path / "tagged", tokens=same(SENTENCES), tags=same(TAGS))
 
 
-def test_a_conll_file_reads_otherwise_than_columns(tagged, tmp_path):
+def test_a_conll_file_gives_the_same_words_and_tags_as_columns(tagged, tmp_path):
     splits = load_tagged(tagged)
     assert [[word.strip() for word in words] for words in splits.train.texts] == SENTENCES
     assert splits.labels == ("O", "B-person", "B-place", "I-place")
@@ -229,8 +229,8 @@ def test_a_conll_file_reads_otherwise_than_columns(tagged, tmp_path):
 
 @pytest.mark.parametrize("make", [byte_level, wordpiece, sentencepiece])
 @pytest.mark.parametrize("prefixed", [False, True])
-def test_words_are_read_as_other_pieces_than_in_text(make, prefixed, tmp_path):
-    """A tagger is trained on words and used on text: byte-level tokenizers read `the` after a blank as another word."""
+def test_tagged_words_are_tokenized_as_in_running_text(make, prefixed, tmp_path):
+    """A tagger is trained on words but used on text, and byte-level tokenizers encode `the` and ` the` differently."""
     tokenizer = deepcopy(make())
     if prefixed and make is byte_level:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -241,12 +241,12 @@ def test_words_are_read_as_other_pieces_than_in_text(make, prefixed, tmp_path):
     assert rows.input_ids[0].tolist() == tokenizer(" ".join(words))["input_ids"]
     assert rows.places == [list(range(7))]
     assert load_bare_words(config).texts == part.texts
-    counted = count_words(tokenizer, part.texts)  # what pruning keeps is what is read
+    counted = count_words(tokenizer, part.texts)  # vocabulary pruning counts the same tokens
     assert counted.nonzero()[0].tolist() == sorted({*rows.input_ids[0].tolist()})
 
 
-def test_a_blank_is_tagged_for_the_number_after_it(tmp_path):
-    """Pre-tokenizers of Llama 3 and Qwen leave a number's blank alone."""
+def test_a_number_is_tagged_at_its_digits_rather_than_the_blank_before_it(tmp_path):
+    """The pre-tokenizers of Llama 3 and Qwen make the blank before a number a piece of its own."""
     tokenizer = deepcopy(byte_level())
     apart = pre_tokenizers.Split(Regex(r"\p{N}| ?[^\s\p{N}]+|\s+"), "isolated")
     bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -261,7 +261,7 @@ def test_a_blank_is_tagged_for_the_number_after_it(tmp_path):
     assert rows.labels[0][rows.firsts[0]].tolist() == [0, 1, 2]
 
 
-def test_a_run_reads_its_own_words_with_a_second_blank(tmp_path):
+def test_words_that_a_run_stored_are_read_back_unchanged(tmp_path):
     config = table(tmp_path / "tagged", tokens=same(SENTENCES), tags=same(TAGS))
     part = load_tagged(config).train
     (tmp_path / "kept").mkdir()
@@ -271,8 +271,8 @@ def test_a_run_reads_its_own_words_with_a_second_blank(tmp_path):
 
 
 @pytest.mark.parametrize("normalized", [False, True])
-def test_a_word_is_tagged_at_a_blank_or_has_two_before_it(normalized, tmp_path):
-    """SentencePiece writes blanks as `▁`; Llama 2's tokenizer puts one before each word, whether it has one or not."""
+def test_a_decoder_tags_a_word_at_its_first_piece_that_is_not_a_blank(normalized, tmp_path):
+    """SentencePiece writes blanks as `▁`; Llama 2's tokenizer prepends one to every word, even if it has one."""
     tokenizer = deepcopy(sentencepiece())
     if normalized:
         backend = tokenizer.backend_tokenizer
@@ -290,8 +290,8 @@ def test_a_word_is_tagged_at_a_blank_or_has_two_before_it(normalized, tmp_path):
     assert rows.labels[0][rows.firsts[0]].tolist() == part.labels[0]
 
 
-def test_an_encoder_is_asked_elsewhere_than_where_its_tags_are_learnt(tmp_path):
-    """It reads both ways, and whoever trained it put a word's tag on its first piece, were that a blank alone."""
+def test_an_encoder_tags_a_word_at_its_first_piece_even_if_it_is_a_blank(tmp_path):
+    """Encoders attend in both directions and are trained with a word's tag on its first piece, even a blank one."""
     tokenizer = deepcopy(sentencepiece())
     tokenizer.add_special_tokens({"cls_token": "<s>", "mask_token": "<unk>"})
     part = load_tagged(table(tmp_path / "tagged", tokens=same([["the", "zq"]]), tags=same([["O", "B-x"]]))).train
@@ -300,13 +300,13 @@ def test_an_encoder_is_asked_elsewhere_than_where_its_tags_are_learnt(tmp_path):
     assert [pieces[i] for i in np.flatnonzero(rows.firsts[0])][1] == "▁"
 
 
-def test_an_empty_word_gets_a_position(tmp_path):
+def test_an_empty_word_gets_no_position(tmp_path):
     words, tags = ["the", "", "mill"], ["O", "O", "B-place"]
     part = load_tagged(table(tmp_path / "tagged", tokens=same([words]), tags=same([tags]))).train
     assert encode_tagged(byte_level(), part, 64).places == [[0, 2]]
 
 
-def test_sentences_are_held_out_twice_or_by_chance(tmp_path):
+def test_sentences_are_split_disjointly_and_reproducibly_by_seed(tmp_path):
     rows = [[word] for word in WORDS[:30]]
     (tmp_path / "one").mkdir()
     tags = [["B-x"] if i % 2 else ["O"] for i in range(30)]
@@ -331,7 +331,7 @@ def test_sentences_are_held_out_twice_or_by_chance(tmp_path):
         ([["a", "b"]], [["O", "-100"]], "row 1: expected a tag a word, found -100 for 'b'"),
     ],
 )
-def test_misaligned_tags_are_learnt(words, tags, named, tmp_path):
+def test_misaligned_or_missing_tags_are_refused(words, tags, named, tmp_path):
     kinds = {
         "tokens": same(pa.array(words, pa.list_(pa.string()))),
         "tags": same(pa.array(tags, pa.list_(pa.string()))),
@@ -340,13 +340,13 @@ def test_misaligned_tags_are_learnt(words, tags, named, tmp_path):
         load_tagged(table(tmp_path / "bad", **kinds))
 
 
-def test_unknown_tags_in_test_go_unsaid(tmp_path):
+def test_tags_that_occur_only_in_test_are_refused(tmp_path):
     tags = same(TAGS) | {"test": [["B-thing", "O", "O", "O", "O"], *TAGS[1:]]}
     with pytest.raises(InputError, match=r"test has tags that train lacks: 'B-thing' \(1 words\)"):
         load_tagged(table(tmp_path / "bad", tokens=same(SENTENCES), tags=tags))
 
 
-def test_a_line_without_a_tag_is_read(tmp_path):
+def test_a_line_without_a_tag_is_refused(tmp_path):
     (tmp_path / "train.conll").write_text("Ann B-person\nvisits\n")
     with pytest.raises(
         InputError, match="line 2: expected a word and its tag, in 2 columns as most lines are, found 'visits'"
@@ -362,7 +362,7 @@ def test_a_line_without_a_tag_is_read(tmp_path):
         ("\tVB\tO", "line 2: expected a word and its tag, in 3 columns"),
     ],
 )
-def test_another_column_is_read_as_the_tag(line, found, tmp_path):
+def test_a_line_with_other_columns_than_most_is_refused(line, found, tmp_path):
     file = tmp_path / "train.conll"
     file.write_text(f"EU\tNNP\tB-ORG\n{line}\nGerman\tJJ\tO\n\nPeter\tNNP\tB-PER\n")
     with pytest.raises(InputError, match=found):
@@ -372,7 +372,7 @@ def test_another_column_is_read_as_the_tag(line, found, tmp_path):
         read_conll(file)
 
 
-def test_columns_of_both_kinds_or_numbers_are_read_as_words(tmp_path):
+def test_separators_are_detected_per_file_and_columns_of_numbers_are_refused(tmp_path):
     file = tmp_path / "train.conll"
     file.write_text("#\ta comment\na NN\tO\nb NN\tB-x\n")
     assert read_conll(file)["tokens"].to_pylist() == [["a", "b"]]
@@ -383,7 +383,7 @@ def test_columns_of_both_kinds_or_numbers_are_read_as_words(tmp_path):
         read_conll(file)
 
 
-def test_a_word_is_cut_at_its_blank_or_takes_the_files_first_mark(tmp_path):
+def test_words_keep_their_blanks_and_the_files_byte_order_mark_is_dropped(tmp_path):
     file = tmp_path / "train.conll"
     lines = ["-DOCSTART-\tO", "  ", "New York\tB-LOC", "10\u00a0000\tB-NUM", "a\u2028b\tO", "", "Ann\tB-PER"]
     for end in ("\n", "\r\n"):
@@ -393,7 +393,7 @@ def test_a_word_is_cut_at_its_blank_or_takes_the_files_first_mark(tmp_path):
         assert rows["tags"].to_pylist() == [["B-LOC", "B-NUM", "O"], ["B-PER"]]
 
 
-def test_a_word_is_taken_for_a_comment_or_a_comment_for_a_word(tmp_path):
+def test_comments_before_a_sentence_are_distinguished_from_words_with_a_hash(tmp_path):
     file = tmp_path / "train.conll"
     file.write_text("# newdoc\n# id = 1\n#text here\n# O\n1 O\nis O\n\n#\nsay O\n# O\n#tag B-x\n# B-y\n\n# O\n")
     rows = read_conll(file)
@@ -406,7 +406,7 @@ def test_a_word_is_taken_for_a_comment_or_a_comment_for_a_word(tmp_path):
         read_conll(file)
 
 
-def test_a_tag_is_laid_on_another_piece_than_its_words_first(tokenizer):
+def test_a_words_tag_lies_on_its_first_piece_and_words_without_pieces_are_skipped(tokenizer):
     words = [["baka", "xq", "\u200b", "deka", "fika"]]
     rows = encode_tagged(tokenizer, Tagged(words, [[1, 2, 3, 4, 0]]), 64)
     pieces = tokenizer.convert_ids_to_tokens(rows.input_ids[0])
@@ -425,7 +425,7 @@ def test_a_tag_is_laid_on_another_piece_than_its_words_first(tokenizer):
     assert torch.equal(bare["positions"], batch["positions"])
 
 
-def test_a_taggers_loss_is_not_the_stock_models_or_padding_counts(tokenizer):
+def test_a_taggers_loss_equals_the_stock_models_and_the_mean_over_its_shares(tokenizer):
     task = TokenClassification(("O", "B-a", "I-a", "B-b", "I-b"))
     rng = np.random.default_rng(1)
     words = [list(rng.choice(WORDS, n)) for n in (5, 2, 9)]
@@ -441,8 +441,8 @@ def test_a_taggers_loss_is_not_the_stock_models_or_padding_counts(tokenizer):
     torch.testing.assert_close(torch.stack(parts).mean(), made.terms(batch)["ce"])
 
 
-def test_spans_are_scored_otherwise_than_the_conll_script_does(tokenizer):
-    """A span counts when its type and both ends are right; words that don't fit count as outside."""
+def test_spans_are_scored_as_the_conll_script_does(tokenizer):
+    """A span counts when its type and both ends are right; words lost to truncation count as outside."""
     names = ("O", "B-a", "I-a", "B-b")
     task = TokenClassification(names)
     tags = [[1, 2, 0, 3], [0, 1, 0, 0]]
@@ -456,7 +456,7 @@ def test_spans_are_scored_otherwise_than_the_conll_script_does(tokenizer):
     scorer.update(np.array([1]), {}, logits[1:])
     scorer.update(np.array([0]), {}, logits[:1])
     found = scorer.scores()
-    # Of the true spans (a 0-1, b 3; a 1) two are found, of four said (a 0, b 3; a 1, a 3).
+    # Two of the three true spans (a 0-1, b 3; a 1) are among the four predicted ones (a 0, b 3; a 1, a 3).
     assert found["recall"] == pytest.approx(2 / 3)
     assert found["precision"] == pytest.approx(2 / 4)
     assert found["span F1"] == pytest.approx(2 * 2 / (3 + 4))
@@ -473,7 +473,7 @@ def test_spans_are_scored_otherwise_than_the_conll_script_does(tokenizer):
     assert scorer.scores() == {"accuracy": 0.5}
 
 
-def test_the_metric_of_words_counts_the_outside(tokenizer):
+def test_the_metric_of_tags_is_the_micro_f1_without_the_outside_tag(tokenizer):
     task = TokenClassification(("O", "B-a", "I-a"))
     rng = np.random.default_rng(3)
     true, logits = torch.tensor(rng.integers(0, 3, 40)), torch.tensor(rng.normal(size=(40, 3)), dtype=torch.float32)
@@ -486,7 +486,7 @@ def test_the_metric_of_words_counts_the_outside(tokenizer):
     assert float(metric.compute()) == pytest.approx(wanted)
 
 
-def test_a_cache_is_asked_about_pieces_that_start_no_word(tokenizer):
+def test_cache_samples_request_only_the_pieces_that_start_a_word(tokenizer):
     rows = encode_tagged(tokenizer, Tagged([["baka", "xq"], ["deka"]], [[1, 0], [1]]), 16)
     samples = from_rows(rows.input_ids, rows.token_type_ids, rows.firsts, 0)
     asked = samples.batch([0, 1])
@@ -498,7 +498,7 @@ def test_a_cache_is_asked_about_pieces_that_start_no_word(tokenizer):
 # --- spans of text
 
 
-def test_a_span_may_lie_in_the_padding_or_its_loss_is_not_the_stock_models(tokenizer):
+def test_the_span_loss_excludes_padding_and_averages_start_and_end(tokenizer):
     model = build_model("bert", "ForQuestionAnswering", id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1})
     ids = torch.randint(5, 60, (3, 8), generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[1] * 8, [1] * 6 + [0] * 2, [1] * 5 + [0] * 3])

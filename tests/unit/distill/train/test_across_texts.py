@@ -1,4 +1,4 @@
-"""Losses between tokenizers on real batches of text: where models are asked, and a student that learns from one."""
+"""Tests of losses across tokenizers on batches of text: the compared positions, and training on such a teacher."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def tiny_decoder(vocabulary: int, seed: int) -> GPT2LMHeadModel:
         return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, bos_token_id=0, eos_token_id=0, **sizes)).eval()
 
 
-def test_a_causal_model_is_asked_at_the_token_itself():
+def test_the_loss_of_causal_models_compares_logits_one_position_before_each_aligned_span():
     student, teacher = wordpiece(), byte_level()
     rows = encode_twice(student, teacher, SENTENCES, 20, 30)
     batch = rows.collate([0, 3], 0)
@@ -49,7 +49,7 @@ def test_a_causal_model_is_asked_at_the_token_itself():
         assert said.replace("##", "").replace(" ", "") == heard.replace(" ", "")
 
 
-def test_a_masked_model_is_asked_elsewhere_than_at_hidden_words():
+def test_the_loss_of_masked_models_has_gradients_at_the_masked_positions_only():
     student, teacher = wordpiece(), byte_level(masked=True)
     rows = encode_twice(student, teacher, SENTENCES, 20, 30)
     batch = TwiceMasked.of(rows, MaskConfig(rate=0.4), student, teacher).collate(range(len(rows)), 0)
@@ -68,8 +68,8 @@ def fitted(model: PreTrainedModel, steps: int, rate: float, loss) -> None:
         optimizer.step()
 
 
-def test_a_student_of_another_tokenizer_learns_nothing_from_its_teacher():
-    """Sorted distances alone make it sure of anything: they need labels beside them, as in their paper."""
+def test_a_causal_student_learns_from_a_teacher_with_another_tokenizer():
+    """Sorted distances alone would make the student confident in any token; as in their paper, they need labels."""
     student_words, teacher_words = wordpiece(), byte_level()
     rows = encode_twice(student_words, teacher_words, SENTENCES[:4], 64, 64)
     batch = rows.collate(range(len(rows)), 0)
@@ -100,7 +100,7 @@ def tiny_encoder(vocabulary: int, seed: int) -> BertForMaskedLM:
         return BertForMaskedLM(BertConfig(vocab_size=vocabulary, max_position_embeddings=64, **sizes)).eval()
 
 
-def test_a_masked_student_of_another_tokenizer_learns_nothing_from_its_teacher():
+def test_a_masked_student_learns_from_a_teacher_with_another_tokenizer():
     student_words, teacher_words = wordpiece(), byte_level(masked=True)
     rows = encode_twice(student_words, teacher_words, [" ".join(SENTENCES[:5])], 32, 32)
     data = TwiceMasked.of(rows, MaskConfig(passes=1), student_words, teacher_words)
@@ -125,7 +125,7 @@ def test_a_masked_student_of_another_tokenizer_learns_nothing_from_its_teacher()
     assert guessed() > 0.9
 
 
-def test_a_broken_teacher_of_another_tokenizer_is_believed():
+def test_a_teacher_with_another_tokenizer_and_non_finite_logits_is_refused():
     student_words, teacher_words = wordpiece(), byte_level()
     batch = encode_twice(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)
     teacher = tiny_decoder(len(teacher_words), 1)

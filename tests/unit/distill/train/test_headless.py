@@ -1,4 +1,4 @@
-"""Language students that learn a sample or top-k without their logits: what they learn with them, to the rounding."""
+"""Tests that the fused loss on sampled or top-k signals equals the loss on the student's logits up to rounding."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -77,7 +77,7 @@ def learnt(module: DistillationModule, batch: dict, half: bool = False) -> tuple
 
 @pytest.fixture
 def with_logits(monkeypatch):
-    """Calls something with the logits made as ever."""
+    """Returns a function that calls another with the fused loss disabled, so that logits are computed."""
 
     def run(call, *given: Any) -> Any:
         with monkeypatch.context() as patch:
@@ -90,7 +90,7 @@ def with_logits(monkeypatch):
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "bf16"])
 @pytest.mark.parametrize("kind", ["sampled", "topk"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "modernbert"])
-def test_a_student_without_logits_learns_something_else(family, kind, half, with_logits, tmp_path):
+def test_the_fused_loss_gives_the_loss_and_gradients_of_the_loss_on_logits(family, kind, half, with_logits, tmp_path):
     rows = rows_of(family)
     signals = cached(kind, rows, build(family, 64), tmp_path / "c")
     module = DistillationModule(build(family), loss=LOSS, train=TrainConfig(dropout=0), signals=signals)
@@ -106,7 +106,7 @@ def test_a_student_without_logits_learns_something_else(family, kind, half, with
         assert error < (5e-2 if half else 1e-4) * value.norm() + (1e-3 if half else 1e-6) * whole, name
 
 
-def test_a_layer_beside_the_words_teaches_nothing(with_logits, tmp_path):
+def test_the_fused_loss_with_a_hidden_term_gives_the_terms_computed_with_logits(with_logits, tmp_path):
     rows, teacher = rows_of("llama"), build("llama", 64)
     signals = cached("sampled", rows, teacher, tmp_path / "c")
     states = OnlineTeacher(teacher, ("hidden",))
@@ -124,7 +124,7 @@ def test_a_layer_beside_the_words_teaches_nothing(with_logits, tmp_path):
     torch.testing.assert_close(found, expected)
 
 
-def test_logits_exist_although_nobody_reads_them(tmp_path):
+def test_the_fused_loss_computes_no_logits_unless_the_head_has_hooks(tmp_path):
     rows = rows_of("llama")
     signals = cached("sampled", rows, build("llama", 64), tmp_path / "c")
     module = DistillationModule(build("llama"), loss=LOSS, train=TrainConfig(dropout=0), signals=signals)
@@ -132,7 +132,7 @@ def test_logits_exist_although_nobody_reads_them(tmp_path):
     module.terms(batch)
     module.student.lm_head.register_forward_hook(lambda _, given, output: made.append(output.shape))
     module.terms(batch)
-    assert [shape[0] for shape in made] == [28]  # a head that is watched is asked as ever
+    assert [shape[0] for shape in made] == [28]  # a head with hooks is called as usual
     module.student.lm_head._forward_hooks.clear()
     module.student.register_forward_hook(lambda _, given, output: made.append(output.logits.shape))
     module.terms(batch)
@@ -150,7 +150,7 @@ def test_logits_exist_although_nobody_reads_them(tmp_path):
         ("cohere", {"logit_scale": 0.3}, False),
     ],
 )
-def test_logits_that_are_bent_or_scaled_are_taken_for_the_heads(family, changes, plain):
+def test_scaled_or_soft_capped_logits_are_detected_without_side_effects(family, changes, plain):
     model, batch = build(family, **changes).train(), rows_of("bert").collate(range(4), 0)
     state = torch.get_rng_state()
     assert says_what_its_head_says(model, batch) is plain
@@ -167,13 +167,13 @@ def test_logits_that_are_bent_or_scaled_are_taken_for_the_heads(family, changes,
         (LossConfig(kl=1), ("logits",)),
     ],
 )
-def test_logits_that_a_term_reads_are_not_made(loss, signals):
+def test_losses_that_read_logits_are_not_fused(loss, signals):
     batch = rows_of("llama").collate(range(2), 0)
     module = DistillationModule(build("llama"), loss=loss, train=TrainConfig())
     assert not module.headless.fits(batch, dict.fromkeys(signals))
 
 
-def test_small_gradients_vanish_in_float16_or_a_classifier_has_words(token_batch):
+def test_float16_autocast_and_classifiers_are_not_fused(token_batch):
     module = DistillationModule(build("llama"), loss=LOSS, train=TrainConfig())
     signals = dict.fromkeys(("ids", "weights"))
     batch = rows_of("llama").collate(range(2), 0)

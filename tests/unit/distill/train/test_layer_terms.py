@@ -1,4 +1,4 @@
-"""Attention and relations: read from the layers that they are told, in memory and from a cache."""
+"""Tests of attention and relation terms, computed from the configured layers in memory and from a cache."""
 
 import re
 from dataclasses import replace
@@ -62,7 +62,7 @@ def module(loss: LossConfig, signals, spec: str = "layers=2") -> DistillationMod
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert"])
-def test_scores_are_not_those_that_the_model_attends_by(family, rows):
+def test_attention_scores_of_captured_queries_and_keys_give_the_models_attention(family, rows):
     model, batch = build_model(family), rows.collate(range(6), 0)
     model.set_attn_implementation("eager")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
@@ -74,7 +74,7 @@ def test_scores_are_not_those_that_the_model_attends_by(family, rows):
         torch.testing.assert_close(scores.softmax(-1), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_teacher_itself_has_something_to_learn(rows):
+def test_the_terms_of_a_student_equal_to_its_teacher_are_0(rows):
     own = OnlineTeacher(build_model("bert"), BOTH.teacher_answers)
     terms = module(BOTH, own, "teacher").terms(rows.collate(range(8), 0))
     assert list(terms) == ["kl", "attention", "relations"]
@@ -87,7 +87,7 @@ def gradients(made: DistillationModule, term: Tensor) -> dict[str, Tensor]:
     return {name: grad for name, grad in zip(named, found, strict=True) if grad is not None}
 
 
-def test_relations_pull_on_another_layer_than_the_last(rows):
+def test_relations_train_the_last_student_layer_on_the_chosen_teacher_layer(rows):
     loss = LossConfig(kl=0, relations=1, relation_heads=2, relation_layer=3)
     teacher = OnlineTeacher(build_model("bert"), loss.teacher_answers)
     made, batch = module(loss, teacher, "layers=2,hidden=16"), rows.collate(range(8), 0)
@@ -99,7 +99,7 @@ def test_relations_pull_on_another_layer_than_the_last(rows):
     assert made.terms(batch)["relations"] != last
 
 
-def test_cached_vectors_pull_elsewhere_than_the_teacher_in_memory(rows, tmp_path):
+def test_cached_vectors_give_the_terms_and_gradients_of_the_teacher_in_memory(rows, tmp_path):
     batch, teacher = rows.collate(range(8), 0), OnlineTeacher(build_model("bert"), BOTH.teacher_answers)
     layers = lessons(BOTH, LayerSizes(2, 32, 4), SIZE).vector_layers
     assert layers == (1, 3)
@@ -116,7 +116,7 @@ def test_cached_vectors_pull_elsewhere_than_the_teacher_in_memory(rows, tmp_path
         assert torch.cosine_similarity(*pulls, dim=0) > 0.999
 
 
-def test_vectors_that_were_not_kept_are_taken_for_others(rows, tmp_path):
+def test_vectors_of_a_layer_missing_from_the_cache_are_refused(rows, tmp_path):
     identity = Identity("t", "t", (Dense(5), Relations(SIZES["hidden"], layers=(0,))))
     teacher = OnlineTeacher(build_model("bert"), BOTH.teacher_answers)
     write_cache(tmp_path / "c", identity, samples_of(rows, 0), teacher)
@@ -124,12 +124,12 @@ def test_vectors_that_were_not_kept_are_taken_for_others(rows, tmp_path):
         module(BOTH, CacheReader(tmp_path / "c", identity)).terms(rows.collate(range(8), 0))
 
 
-def test_the_names_of_divergences_are_others_than_the_functions():
+def test_the_divergence_names_are_those_of_the_functions():
     assert tuple(FUNCTIONS) == DIVERGENCES
 
 
 @pytest.mark.parametrize("name", DIVERGENCES)
-def test_a_divergence_cannot_be_trained_on(name, rows):
+def test_every_divergence_gives_a_positive_term_with_finite_gradients(name, rows):
     loss = LossConfig(divergence=name)
     made = module(loss, OnlineTeacher(build_model("bert"), loss.teacher_answers))
     term = made.terms(rows.collate(range(8), 0))["kl"]
@@ -146,7 +146,7 @@ def test_a_divergence_cannot_be_trained_on(name, rows):
         (LossConfig(attention=1, layer_map="0:0"), SIZE, "a pair of layers for loss.attention, found the embeddings"),
     ],
 )
-def test_layers_that_cannot_be_compared_are(loss, student, told):
+def test_layers_that_cannot_be_compared_are_refused(loss, student, told):
     with pytest.raises(InputError, match=told):
         lessons(loss, student, SIZE)
 
@@ -163,12 +163,12 @@ def test_layers_that_cannot_be_compared_are(loss, student, told):
         ({"attention": 1.0, "layer_map": "learned"}, "loss.layer_map learned: expected loss.attention 0"),
     ],
 )
-def test_settings_that_mean_nothing_are_accepted(settings, told):
+def test_meaningless_settings_are_refused(settings, told):
     with pytest.raises(InputError, match=told):
         LossConfig(**settings)
 
 
-def test_a_run_caches_other_layers_than_its_loss_reads(tmp_path: Path, words, data_folder):
+def test_a_run_with_attention_and_relation_terms_trains_from_its_cache(tmp_path: Path, words, data_folder):
     taught = saved(build_model("bert"), words, tmp_path / "taught")
     asked = ("--loss.relations", "1", "--loss.relation_heads", "4", "--loss.attention", "1", "--epochs", "1")
     distill.main(
@@ -179,7 +179,7 @@ def test_a_run_caches_other_layers_than_its_loss_reads(tmp_path: Path, words, da
     assert "train/relations_gradient_share" in log.read_text()
 
 
-def test_a_run_starts_with_heads_that_cannot_be_compared(tmp_path, words, data_folder, monkeypatch, capsys):
+def test_a_run_with_different_numbers_of_heads_is_refused(tmp_path, words, data_folder, monkeypatch, capsys):
     taught = saved(build_model("bert"), words, tmp_path / "taught")
     asked = ("--loss.attention", "1", "--student", "layers=2,hidden=16,heads=2")
     said = refused(distill, small_run(taught, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
@@ -187,7 +187,7 @@ def test_a_run_starts_with_heads_that_cannot_be_compared(tmp_path, words, data_f
     assert not (tmp_path / "run" / "teacher").exists()
 
 
-# --- heads that share keys and values, and blocks narrower than the states between them
+# --- grouped-query attention, and bottleneck blocks narrower than the hidden states
 
 
 def grouped(layers: int = 3, **changes: int) -> LlamaForCausalLM:
@@ -203,7 +203,7 @@ def thin_blocks() -> MobileBertConfig:
 
 
 @pytest.mark.parametrize("family", [*PACKED, "mobilebert"])
-def test_queries_keys_and_values_are_of_other_widths_than_the_config_tells(family):
+def test_the_widths_of_queries_keys_and_values_follow_from_the_config(family):
     model = MobileBertForMaskedLM(thin_blocks()) if family == "mobilebert" else build_packed(family)
     with torch.no_grad(), watching(model) as caught:
         model(input_ids=torch.tensor([[5, 6, 7]]))
@@ -214,13 +214,13 @@ def test_queries_keys_and_values_are_of_other_widths_than_the_config_tells(famil
 @pytest.mark.parametrize(
     ("heads", "config", "widths"), [(16, grouped().config, "8 and 16"), (16, thin_blocks(), "12"), (24, SIZE, "32")]
 )
-def test_relation_heads_that_divide_the_states_alone_are_taken(heads, config, widths):
+def test_relation_heads_that_do_not_divide_the_attention_widths_are_refused(heads, config, widths):
     own = config if isinstance(config, LayerSizes) else sizes_of(config)
     with pytest.raises(InputError, match=f"that divides the widths {widths} of queries, keys and values"):
         lessons(LossConfig(kl=0, relations=1, relation_heads=heads), own, own)
 
 
-def test_a_teacher_whose_heads_share_keys_cannot_be_cached(tmp_path):
+def test_cached_vectors_of_a_grouped_query_teacher_give_the_same_terms_as_online(tmp_path):
     loss = LossConfig(kl=0, attention=1, relations=1, relation_heads=4)
     teacher, rng = grouped(), np.random.default_rng(0)
     blocks = LanguageBlocks([rng.integers(5, 60, length) for length in (9, 7, 9, 3)])
@@ -238,7 +238,7 @@ def test_a_teacher_whose_heads_share_keys_cannot_be_cached(tmp_path):
     assert found[0]["relations"] > 0
 
 
-def test_the_docs_name_other_divergences():
+def test_the_docs_name_every_divergence():
     text = (ROOT / "docs" / "objectives.md").read_text()
     rows = text[text.index("| `divergence` |") :].split("\n\n")[0].splitlines()[2:]
     assert tuple(name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])) == DIVERGENCES

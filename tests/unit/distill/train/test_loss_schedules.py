@@ -1,4 +1,4 @@
-"""Weights and temperature that move while a student trains, and weights that follow the gradients."""
+"""Tests of loss weights and temperatures that change during training, and of weights balanced by gradients."""
 
 import csv
 from pathlib import Path
@@ -35,7 +35,7 @@ def logged(made: DistillationModule, data, folder: Path, **settings) -> list[dic
         return [row for row in csv.DictReader(file) if row.get("train/kl")]
 
 
-def test_a_ramp_is_elsewhere_than_its_ends_say():
+def test_a_ramp_interpolates_linearly_between_its_two_values():
     loss = LossConfig(kl=1, hidden=9, ramps={"hidden": (2.0, 0.0), "temperature": (4.0, 1.0)})
     assert (loss.hidden, loss.temperature) == (2.0, 4.0), "the larger end decides what is computed"
     assert [loss.at(share).hidden for share in (0.0, 0.25, 1.0)] == [2.0, 1.5, 0.0]
@@ -56,12 +56,12 @@ def test_a_ramp_is_elsewhere_than_its_ends_say():
         ({"balance": -1}, "loss.balance: expected at least 0 steps"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_accepted(settings, told):
+def test_an_invalid_schedule_is_refused(settings, told):
     with pytest.raises(InputError, match=told):
         LossConfig(**settings)
 
 
-def test_a_training_does_not_follow_its_ramp(data, tmp_path):  # noqa: F811
+def test_training_follows_its_ramp_in_equal_steps(data, tmp_path):  # noqa: F811
     rows = logged(module(LossConfig(kl=1, ramps={"ce": (0.0, 2.0)})), data, tmp_path, max_epochs=2)
     weights = [float(row["train/ce_weight"] or 0) for row in rows]
     assert weights[0] == 0
@@ -70,7 +70,7 @@ def test_a_training_does_not_follow_its_ramp(data, tmp_path):  # noqa: F811
     assert max(steps) == pytest.approx(min(steps), abs=1e-6)
 
 
-def test_balanced_gradients_have_other_shares_than_the_weights():
+def test_balanced_gradients_have_the_shares_of_the_weights():
     x = torch.ones(3, requires_grad=True)
     terms = {"kl": (x * torch.tensor([100.0, 0, 0])).sum(), "ce": (x * torch.tensor([0, 0.01, 0])).sum()}
     balance, loss = Balance(10), LossConfig(kl=3, ce=1)
@@ -83,11 +83,11 @@ def test_balanced_gradients_have_other_shares_than_the_weights():
     assert balance.factors["ce"] / balance.factors["kl"] == pytest.approx(before["ce"] / before["kl"] / 2), "halfway"
 
 
-def test_a_term_without_a_gradient_gives_nan():
+def test_a_term_without_a_gradient_gets_the_factor_1():
     assert balanced({"kl": 0.0, "ce": 2.0}, {}) == {"kl": 1.0, "ce": 0.5}
 
 
-def test_factors_are_lost_with_a_checkpoint(data, tmp_path):  # noqa: F811
+def test_balance_factors_are_saved_and_restored_with_a_checkpoint(data, tmp_path):  # noqa: F811
     made = module(LossConfig(kl=1, ce=1, hidden=100, balance=2))
     rows = logged(made, data, tmp_path, max_epochs=1)
     assert float(rows[-1]["train/hidden_weight"]) != 100
@@ -100,7 +100,7 @@ def test_factors_are_lost_with_a_checkpoint(data, tmp_path):  # noqa: F811
     assert again.now == made.now
 
 
-def test_weights_outside_a_training_are_scaled():
+def test_weights_outside_training_are_not_scaled():
     made = module(LossConfig(kl=1, ce=1, balance=1))
     assert made.now is made.loss
     assert isinstance(made.student, nn.Module)

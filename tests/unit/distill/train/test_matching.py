@@ -1,4 +1,4 @@
-"""Layers matched in each step: the best rising map, the gradient of that map alone, a cache with every layer."""
+"""Tests of dynamic and learned layer maps: the best rising map, its loss and gradients, and caches with all layers."""
 
 import csv
 import json
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")  # its 
 
 LAYERS, WIDTH = SIZES["layers"], SIZES["hidden"]
 DYNAMIC = LossConfig(kl=1, hidden=0.5, layer_map="dynamic")
-# The gradient of a key's bias is rounding alone, which Adam makes a whole step of.
+# The gradient of a key's bias consists of rounding errors only, which Adam scales to full steps.
 SLOW = TrainConfig(epochs=1, batch_size=7, accumulate=2, learning_rate=2e-4, max_grad_norm=0.1, dropout=0.0, patience=3)
 
 
@@ -51,7 +51,7 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 
 def rising(layers: int, teacher_layers: int) -> list[tuple[int, ...]]:
-    """Every strictly rising map, layers counted from 0; of equal ones the lowest first."""
+    """Returns every strictly rising map, with layers counted from 0, in lexicographic order."""
     return list(combinations(range(teacher_layers), layers))
 
 
@@ -61,7 +61,7 @@ def rising(layers: int, teacher_layers: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("layers", "teacher_layers"), [(s, t) for t in (1, 2, 4, 6, 9) for s in range(1, min(t, 6) + 1)]
 )
-def test_another_rising_map_has_a_smaller_sum(layers, teacher_layers):
+def test_the_rising_map_has_the_smallest_sum(layers, teacher_layers):
     for seed in range(20):
         costs = draw(layers, teacher_layers - layers + 1, seed=seed).abs()
         sums = {
@@ -71,7 +71,7 @@ def test_another_rising_map_has_a_smaller_sum(layers, teacher_layers):
         assert sums[found] == pytest.approx(min(sums.values()), abs=1e-6)
 
 
-def test_among_equal_sums_another_than_the_lower_layers_is_chosen():
+def test_among_equal_sums_the_lower_layers_are_chosen():
     for seed in range(50):
         costs = torch.randint(0, 3, (3, 4), generator=torch.Generator().manual_seed(seed)).float()
         found = rising_map(costs)
@@ -82,8 +82,8 @@ def test_among_equal_sums_another_than_the_lower_layers_is_chosen():
     assert rising_map(torch.zeros(3, 4)) == [0, 1, 2]
 
 
-def test_two_layers_learn_the_same_one_or_in_falling_order():
-    """Both want the teacher's layer 1 most; the pairs that would let them are not among the distances."""
+def test_two_student_layers_are_matched_to_distinct_teacher_layers_in_ascending_order():
+    """Both student layers are closest to the teacher's layer 1, but no rising map gives it to both."""
     own, taught = draw(2, 1, 3, 4, seed=1), draw(4, 1, 3, 4, seed=2)
     taught[1] = own.mean(0)
     distances = layer_distances(list(own), list(taught), torch.ones(1, 3, dtype=torch.long), hidden_mse)
@@ -91,7 +91,7 @@ def test_two_layers_learn_the_same_one_or_in_falling_order():
 
 
 @pytest.mark.parametrize("kind", ["mse", "cosine"])
-def test_a_distance_belongs_to_another_pair_or_reads_the_padding(kind):
+def test_distances_are_those_of_their_layer_pair_without_padding(kind):
     own, taught = draw(2, 3, 5, 4, seed=1), draw(5, 3, 5, 4, seed=2)
     mask = (torch.arange(5) < torch.tensor([5, 3, 1])[:, None]).long()
     found = layer_distances(list(own), list(taught), mask, DISTANCES[kind])
@@ -105,19 +105,19 @@ def test_a_distance_belongs_to_another_pair_or_reads_the_padding(kind):
             assert float(found[i, k]) == pytest.approx(float(wanted), rel=1e-5)
 
 
-def test_layers_that_a_map_can_name_are_left_out():
+def test_the_dynamic_map_considers_every_pair_that_a_rising_map_can_contain():
     assert layer_pairs("dynamic", 2, 4) == [(0, 0), (1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (2, 4)]
     assert layer_pairs("dynamic", 3, 3) == [(0, 0), (1, 1), (2, 2), (3, 3)]
     for student in range(1, 7):
         assert {t for _, t in layer_pairs("dynamic", student, 6)} == set(range(7))
 
 
-def test_more_student_layers_than_the_teacher_has_are_matched():
+def test_more_student_layers_than_teacher_layers_are_refused():
     with pytest.raises(InputError, match="at most 4 student layers, the teacher's, found 5"):
         layer_pairs("dynamic", 5, 4)
 
 
-# --- in training
+# --- training
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def rows(words) -> Encoded:
 
 
 def module(loss: LossConfig, signals: Any = None, spec: str = "layers=2,hidden=16") -> DistillationModule:
-    """The same weights and projections for every loss."""
+    """Returns a module with the same weights and projections for every loss."""
     teacher = build_model("bert")
     torch.manual_seed(0)
     return DistillationModule(
@@ -156,7 +156,7 @@ def pulled(made: DistillationModule, batch: dict[str, Tensor]) -> tuple[Tensor, 
 
 @pytest.mark.parametrize("kind", ["mse", "cosine"])
 @pytest.mark.parametrize("spec", ["layers=2,hidden=16", "layers=1", "layers=3"])
-def test_another_fixed_map_is_nearer_or_the_gradient_is_not_that_of_the_chosen_one(kind, spec, rows):
+def test_the_dynamic_map_is_the_best_fixed_map_with_its_loss_and_gradients(kind, spec, rows):
     batch = rows.collate(range(8), 0)
     made = module(LossConfig(kl=0, hidden=1, hidden_kind=kind, layer_map="dynamic"), spec=spec)
     value, grads = pulled(made, batch)
@@ -171,14 +171,14 @@ def test_another_fixed_map_is_nearer_or_the_gradient_is_not_that_of_the_chosen_o
     assert sum(not torch.equal(value, other) for other, _ in others.values()) == len(others) - 1
 
 
-def test_a_layer_that_is_the_teachers_own_is_matched_to_another(rows):
-    """Built of the teacher's layers 0 and 1 the student has its hidden states 1 and 2; of the last two it has none."""
+def test_a_copied_layer_is_matched_to_the_teacher_layer_it_came_from(rows):
+    """The student is built of the teacher's layers 0 and 1, so its hidden states are the teacher's 0, 1 and 2."""
     made = module(LossConfig(kl=0, hidden=1, layer_map="dynamic"), spec="layers=0,1")
     assert made.terms(rows.collate(range(8), 0))["hidden"] < 1e-10
     assert made.taught.matched == [(0, 0), (1, 1), (2, 2)]
 
 
-def test_a_narrow_student_has_another_number_of_projections_than_layers():
+def test_a_narrow_student_has_one_projection_per_layer_and_one_for_the_embeddings():
     assert len(module(DYNAMIC).taught.projections) == 3  # embeddings and two layers
 
 
@@ -186,7 +186,7 @@ LEARNED = LossConfig(kl=0, hidden=1, layer_map="learned")
 
 
 @pytest.mark.parametrize("spec", ["layers=2,hidden=16", "layers=1"])
-def test_a_learned_map_is_not_the_mean_by_its_weights_or_they_do_not_move(spec, rows):
+def test_a_learned_map_targets_weighted_means_of_teacher_layers_and_trains_the_weights(spec, rows):
     batch, made = rows.collate(range(8), 0), module(LEARNED, spec=spec)
     layers = made.student.config.num_hidden_layers
     with torch.no_grad():
@@ -208,8 +208,8 @@ def test_a_learned_map_is_not_the_mean_by_its_weights_or_they_do_not_move(spec, 
     assert all(mix.grad is not None and mix.grad.abs().sum() > 0 for mix in made.taught.mixes)
 
 
-def test_a_learned_map_does_not_find_the_layer_that_the_student_has(rows):
-    """The student is the teacher's layers 0 and 1: a map that is trained alone moves from 2 and 4 to 1 and 2."""
+def test_a_learned_map_finds_the_teacher_layers_that_the_student_was_built_from(rows):
+    """The student has the teacher's layers 0 and 1, so a map trained by itself moves from layers 2 and 4 to 1 and 2."""
     made = module(LEARNED, spec="layers=0,1")
     batch, optimizer = rows.collate(range(24), 0), torch.optim.Adam(made.taught.mixes.parameters(), lr=0.1)
     for _ in range(300):
@@ -225,7 +225,7 @@ def cached(rows: Encoded, folder: Path, layers: tuple[int, ...] = tuple(range(LA
     return CacheReader(folder, identity)
 
 
-def test_a_cache_of_8_bits_matches_other_layers_than_the_teacher_in_memory(rows, tmp_path):
+def test_an_8_bit_cache_matches_the_same_layers_as_the_teacher_in_memory(rows, tmp_path):
     batch, reader = rows.collate(range(8), 0), cached(rows, tmp_path / "c")
     online, offline = module(DYNAMIC), module(DYNAMIC, reader)
     expected, found = online.terms(batch), offline.terms(batch)
@@ -235,12 +235,12 @@ def test_a_cache_of_8_bits_matches_other_layers_than_the_teacher_in_memory(rows,
     assert torch.equal(carried.terms(batch | {"signals": reader(batch)})["hidden"], found["hidden"])
 
 
-def test_a_cache_without_a_layer_is_read(rows, tmp_path):
+def test_a_cache_that_lacks_a_layer_is_refused(rows, tmp_path):
     with pytest.raises(InputError, match="hidden states of layer 3"):
         module(DYNAMIC, cached(rows, tmp_path / "c", (0, 1, 2, 4))).terms(rows.collate(range(8), 0))
 
 
-def test_a_student_with_fewer_words_learns_from_other_hidden_states(rows, words, tmp_path):
+def test_a_student_with_a_pruned_vocabulary_learns_from_the_same_hidden_states(rows, words, tmp_path):
     texts = [text for text, _ in make_rows(24, 3)]
     student = build_student(build_model("bert"), "layers=2")
     left = choose_words(words, count_words(words, texts), coverage=1.0, unseen=1.0)
@@ -261,7 +261,7 @@ def examples(count: int, seed: int) -> Examples:
 
 
 def trained(words: BertTokenizerFast, folder: Path) -> tuple[dict[str, Tensor], list[dict[str, str]]]:
-    """Weights after an epoch of 5 batches, two to a step, and the rows of the log."""
+    """Returns the weights after an epoch of 5 batches, two per step, and the rows of the log."""
     splits = Splits(LABELS, examples(40, 1), examples(10, 2), examples(10, 3), Examples([], None), {})
     data = TextDataModule(splits, words, batch_size=8, max_length=32)
     made = module(DYNAMIC)
@@ -275,7 +275,7 @@ def trained(words: BertTokenizerFast, folder: Path) -> tuple[dict[str, Tensor], 
         return {k: v.clone() for k, v in made.state_dict().items()}, list(csv.DictReader(file))
 
 
-def test_the_same_seed_matches_otherwise_or_the_log_does_not_say_what_was_matched(words, tmp_path):
+def test_training_matches_reproducibly_and_logs_the_matched_layers(words, tmp_path):
     one, told = trained(words, tmp_path / "one")
     other, again = trained(words, tmp_path / "other")
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -286,8 +286,8 @@ def test_the_same_seed_matches_otherwise_or_the_log_does_not_say_what_was_matche
     assert [row["train/matched_1"] for row in told] == [row["train/matched_1"] for row in again]
 
 
-def test_a_processs_distances_count_for_more_than_its_tokens(rows):
-    """The mean over both processes is the distance over the batch, of which they hold 3 and 2 texts."""
+def test_the_distances_of_a_process_are_weighted_by_its_tokens(rows):
+    """The mean over two processes with 3 and 2 texts of a batch equals the distances over the whole batch."""
     batch, seen = rows.collate(range(5), 0), []
     for own in (batch, share_of(batch, 0, 2), share_of(batch, 1, 2)):
         made = module(DYNAMIC)
@@ -300,7 +300,7 @@ def test_a_processs_distances_count_for_more_than_its_tokens(rows):
 
 
 def alike(model: PreTrainedModel) -> PreTrainedModel:
-    """Its layers change so little that which of them is nearest depends on the texts of a batch."""
+    """Scales the layers' outputs down so that the nearest layer depends on the texts of a batch; returns the model."""
     with torch.no_grad():
         for layer in model.bert.encoder.layer:
             for output in (layer.attention.output, layer.output):
@@ -317,8 +317,8 @@ def matched_in(place: Path) -> list[tuple[str, str]]:
         return [(r["train/matched_1"], r["train/matched_2"]) for r in csv.DictReader(file) if r["train/matched_1"]]
 
 
-def test_two_processes_match_other_layers_than_one(tmp_path, words):
-    """Batches of 7 texts are shared unevenly; by its own texts alone a process would match otherwise."""
+def test_two_processes_match_the_same_layers_as_one(tmp_path, words):
+    """Batches of 7 texts are split unevenly, and by its own texts alone a process would match other layers."""
     student = saved(build_model("bert", num_hidden_layers=2), words, tmp_path / "student")
     taught = saved(alike(build_model("bert")), words, tmp_path / "taught")
     one, two = (Training(student, tmp_path / name, SLOW, DYNAMIC, teacher=taught) for name in ("one", "two"))
@@ -330,7 +330,7 @@ def test_two_processes_match_other_layers_than_one(tmp_path, words):
             torch.testing.assert_close(each["weights"][name], weight, rtol=0, atol=1e-5, msg=name)
 
 
-# --- in a run
+# --- whole runs
 
 
 @pytest.mark.parametrize(
@@ -339,17 +339,17 @@ def test_two_processes_match_other_layers_than_one(tmp_path, words):
         (DYNAMIC, False, "0,1,2,3,4,5,6"),
         (DYNAMIC, True, "0,1,2,3,4,5,6"),
         (LossConfig(hidden=1), False, "0,2,4,6"),
-        (LossConfig(hidden=1), True, "0,2,3,4,6"),  # of 3 layers, or of 2 or 1 that pruning leaves
+        (LossConfig(hidden=1), True, "0,2,3,4,6"),  # for the student's 3 layers, or the 2 or 1 that pruning leaves
         (LossConfig(hidden=1, layer_map="0:0,3:5"), True, "0,5"),
         (LossConfig(), True, None),
     ],
 )
-def test_the_cache_lacks_layers_that_the_loss_reads(loss, pruned, layers):
+def test_the_cache_stores_the_layers_that_the_loss_reads(loss, pruned, layers):
     kept = kept_for(loss, LayerSizes(6, 32, 4), LayerSizes(3, 32, 4), pruned=pruned)
     assert kept.layers == layers if layers else kept.signals == "logits"
 
 
-def test_a_run_cannot_match_layers_as_it_trains(tmp_path, words, data_folder):
+def test_a_run_with_a_dynamic_map_caches_all_layers_and_logs_the_matches(tmp_path, words, data_folder):
     taught = saved(build_model("bert"), words, tmp_path / "taught")
     output = tmp_path / "run"
     asked = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--epochs", "2", "--until", "distill")
@@ -364,7 +364,7 @@ def test_a_run_cannot_match_layers_as_it_trains(tmp_path, words, data_folder):
     assert all(float(row["train/hidden"]) >= 0 for row in told)
 
 
-def test_a_run_starts_with_a_student_deeper_than_its_teacher(tmp_path, words, data_folder, monkeypatch, capsys):
+def test_a_run_with_a_student_deeper_than_its_teacher_is_refused(tmp_path, words, data_folder, monkeypatch, capsys):
     taught = saved(build_model("bert", num_hidden_layers=2), words, tmp_path / "taught")
     deep = saved(build_model("bert"), words, tmp_path / "deep")
     asked = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--student", str(deep))

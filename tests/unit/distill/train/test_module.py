@@ -1,4 +1,4 @@
-"""DistillationModule: what it trains, what it leaves alone, and what it tells, under a plain Lightning Trainer."""
+"""Tests of DistillationModule under a plain Lightning Trainer: what it trains, leaves unchanged and logs."""
 
 import csv
 import json
@@ -52,12 +52,12 @@ def data(tokenizer) -> TextDataModule:
 
 @pytest.fixture
 def batch(tokenizer) -> dict[str, Tensor]:
-    """8 labelled texts of several lengths, padded."""
+    """Returns 8 labelled texts of different lengths, padded."""
     return encode(tokenizer, examples(8, 4), 32).collate(range(8), pad_id=0)
 
 
 def distilled(loss: LossConfig, train: TrainConfig = TRAIN, spec: str = "layers=2,hidden=16") -> DistillationModule:
-    """A narrow student of the tiny BERT with that teacher beside it in memory."""
+    """Returns the module of a narrow student of the tiny BERT, with that BERT as its teacher in memory."""
     teacher = build_model("bert")
     student = build_student(teacher, spec)
     signals = OnlineTeacher(teacher, loss.teacher_answers)
@@ -74,7 +74,7 @@ def copied(module: nn.Module) -> dict[str, Tensor]:
 
 
 def gradients(module: DistillationModule, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of a batch and the gradient of every parameter."""
+    """Returns the loss of a batch and the gradient of every parameter."""
     module.zero_grad(set_to_none=True)
     loss = module.training_step(batch, 0)
     loss.backward()
@@ -82,7 +82,7 @@ def gradients(module: DistillationModule, batch: dict[str, Tensor]) -> tuple[Ten
 
 
 class Watch(Callback):
-    """Calls `look(module)` before every optimizer step and keeps the answers."""
+    """Callback that collects the results of `look(module)` before every optimizer step."""
 
     def __init__(self, look: Callable[[DistillationModule], Any]):
         self.look, self.seen = look, []
@@ -91,10 +91,10 @@ class Watch(Callback):
         self.seen.append(self.look(pl_module))
 
 
-# --- what leaves with the student
+# --- what is saved with the student
 
 
-def test_a_projection_leaves_with_the_student_or_stays_untrained(data, tmp_path):
+def test_projections_are_trained_but_not_saved_with_the_student(data, tmp_path):
     module = distilled(ALL)
     assert len(module.taught.projections) == 3  # embeddings and two layers
     before = copied(module.taught.projections)
@@ -110,11 +110,11 @@ def test_a_projection_leaves_with_the_student_or_stays_untrained(data, tmp_path)
     assert all(torch.equal(value, module.student.state_dict()[name]) for name, value in loaded.state_dict().items())
 
 
-def test_a_student_as_wide_as_its_teacher_is_projected():
+def test_a_student_as_wide_as_its_teacher_has_no_projections():
     assert not list(distilled(ALL, spec="layers=2").taught.projections.parameters())
 
 
-def test_an_online_teacher_is_trained_or_saved_with_the_module(data, tmp_path):
+def test_an_online_teacher_is_neither_trained_nor_saved_with_the_module(data, tmp_path):
     module = distilled(ALL)
     teacher = module.signals.model
     before = copied(teacher)
@@ -137,7 +137,7 @@ def test_an_online_teacher_is_trained_or_saved_with_the_module(data, tmp_path):
     assert saved["state_dict"].keys() == module.state_dict().keys()
     numbers = sum(value.numel() for value in tensors(saved))
     trained = sum(p.numel() for p in module.parameters())
-    assert numbers <= 3 * trained + 100  # weights and Adam's two averages; the teacher would add as much again
+    assert numbers <= 3 * trained + 100  # weights and Adam's two averages; the teacher would add as many again
     assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
 
 
@@ -151,7 +151,7 @@ def tensors(saved: Any) -> list[Tensor]:
 # --- signals and labels
 
 
-def test_cached_and_online_signals_teach_otherwise(batch, tmp_path):
+def test_cached_and_online_signals_give_the_same_loss_and_gradients(batch, tmp_path):
     online = distilled(replace(KL, ce=0.5))
     answers = online.signals(batch)["logits"]
     identity = Identity("teacher", "tokenizer", (Dense(width=len(LABELS)),))
@@ -172,14 +172,14 @@ def test_cached_and_online_signals_teach_otherwise(batch, tmp_path):
     assert loss == expected_loss
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-    # In another order and padded further the teacher's own answers move by rounding, the cached ones not at all.
+    # In another order and with more padding the teacher's logits change by rounding, the cached ones not at all.
     rows = torch.tensor([5, 0, 7, 2])
     other = {name: F.pad(value[rows], (0, 3)) if value.dim() == 2 else value[rows] for name, value in batch.items()}
     assert torch.equal(reader(other)["logits"], answers[rows])
     torch.testing.assert_close(gradients(cached, other), gradients(online, other), rtol=1e-4, atol=1e-5)
 
 
-def test_unlabelled_rows_count_for_the_labels_term_or_not_for_the_teachers(batch):
+def test_unlabelled_rows_count_for_the_teachers_term_but_not_for_the_label_term(batch):
     module = distilled(replace(KL, ce=1))
     whole = module.terms(batch)
     labelled = torch.tensor([0, 3, 4])
@@ -196,13 +196,13 @@ def test_unlabelled_rows_count_for_the_labels_term_or_not_for_the_teachers(batch
 
 
 @pytest.mark.parametrize("loss", [KL, LossConfig(kl=0, ce=1, hidden=1)])
-def test_a_teacher_term_without_a_teacher_is_accepted(loss, batch):
+def test_a_teacher_term_without_teacher_signals_is_refused(loss, batch):
     module = DistillationModule(build_model("bert"), loss=loss, train=TRAIN, teacher_sizes=BERT_SIZES)
     with pytest.raises(InputError, match="terms that read the teacher need signals"):
         module.terms(batch)
 
 
-def test_hidden_states_that_cannot_be_paired_are_accepted():
+def test_hidden_states_that_cannot_be_paired_are_refused():
     signals = OnlineTeacher(build_model("bert"), ("hidden",))
     with pytest.raises(InputError, match=r"the sizes of the teacher are needed"):
         DistillationModule(build_model("bert"), loss=ALL, train=TRAIN, signals=signals)
@@ -214,7 +214,7 @@ def test_hidden_states_that_cannot_be_paired_are_accepted():
 # --- what training changes
 
 
-def test_frozen_embeddings_move_or_something_else_stays(data):
+def test_frozen_word_embeddings_stay_fixed_while_all_other_weights_train(data):
     module = distilled(KL, replace(TRAIN, freeze_embeddings=True))
     before = copied(module.student)
     quiet_trainer().fit(module, datamodule=data)
@@ -223,7 +223,7 @@ def test_frozen_embeddings_move_or_something_else_stays(data):
     assert still == {word}
 
 
-def test_a_student_trains_in_eval_mode_or_with_its_own_dropout(data, tmp_path):
+def test_the_configured_dropout_applies_in_training_and_is_not_saved_with_the_student(data, tmp_path):
     module = distilled(KL, replace(TRAIN, dropout=0.25))
     rates = Watch(lambda seen: {m.p for m in seen.student.modules() if isinstance(m, nn.Dropout) and m.training})
     quiet_trainer(callbacks=[rates]).fit(module, datamodule=data)
@@ -236,7 +236,7 @@ def test_a_student_trains_in_eval_mode_or_with_its_own_dropout(data, tmp_path):
 
 
 @pytest.mark.parametrize(("rate", "same"), [(0.0, True), (None, False), (0.3, False)])
-def test_a_dropout_rate_is_not_in_force(teacher, batch, rate, same):
+def test_a_dropout_rate_takes_effect_when_training_starts(teacher, batch, rate, same):
     module = DistillationModule(teacher, loss=CE, train=replace(TRAIN, dropout=rate))
     if teacher.config.model_type == "distilbert":
         del batch["token_type_ids"]
@@ -245,8 +245,8 @@ def test_a_dropout_rate_is_not_in_force(teacher, batch, rate, same):
         assert torch.equal(module(batch).logits, module(batch).logits) is same
 
 
-def test_two_batches_of_four_pull_otherwise_than_one_of_eight(tokenizer):
-    # Rows of one length: padding plays no part, and each batch weighs the same.
+def test_two_accumulated_batches_of_four_give_the_gradients_of_one_batch_of_eight(tokenizer):
+    # Rows of one length, so that there is no padding and each batch has the same weight.
     texts = [" ".join(text.split()[:4]) for text, _ in make_rows(8, 4)]
     rows = encode(tokenizer, Examples(texts, None, [i % 5 for i in range(8)]), 32)
     assert len(set(rows.lengths)) == 1
@@ -263,7 +263,7 @@ def test_two_batches_of_four_pull_otherwise_than_one_of_eight(tokenizer):
     torch.testing.assert_close(halves, whole, rtol=1e-5, atol=1e-6)
 
 
-# --- what it tells
+# --- logging and checks
 
 
 def logged(folder: Path) -> list[dict[str, float]]:
@@ -271,7 +271,7 @@ def logged(folder: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
 
-def test_logged_terms_do_not_add_up(data, tmp_path):
+def test_logged_terms_add_up_to_the_loss_and_gradient_shares_to_1(data, tmp_path):
     module = distilled(ALL)
     logger = CSVLogger(tmp_path, name="", version="run")
     quiet_trainer(logger=logger, log_every_n_steps=2, max_epochs=2).fit(module, datamodule=data)
@@ -287,7 +287,7 @@ def test_logged_terms_do_not_add_up(data, tmp_path):
         assert 0 < row["lr"] <= TRAIN.learning_rate
 
 
-def test_a_loss_that_is_not_finite_goes_on_unseen(data):
+def test_a_non_finite_loss_stops_training(data):
     module = distilled(KL)
     module.student.classifier.weight.data.fill_(float("nan"))
     with pytest.raises(InputError, match="the loss is nan in step 0"):
@@ -303,7 +303,7 @@ def test_a_loss_that_is_not_finite_goes_on_unseen(data):
     ],
 )
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_broken_teacher_ruins_the_student_before_anyone_looks(loss, place, named, poison, data):
+def test_a_teacher_with_non_finite_signals_stops_training_before_the_student_changes(loss, place, named, poison, data):
     module = distilled(loss)
     module.signals.model.get_parameter(place).data[0] = poison
     before = copied(module)
@@ -312,7 +312,7 @@ def test_a_broken_teacher_ruins_the_student_before_anyone_looks(loss, place, nam
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-def test_what_a_teacher_says_of_padding_stops_the_training(batch):
+def test_non_finite_teacher_states_at_padding_do_not_affect_the_terms(batch):
     module = distilled(LossConfig(kl=1, hidden=1))
     answer, padding = module.signals, batch["attention_mask"] == 0
 
@@ -324,10 +324,10 @@ def test_what_a_teacher_says_of_padding_stops_the_training(batch):
     assert all(value.isfinite() for value in module.terms(batch).values())
 
 
-# --- for people in notebooks
+# --- use in notebooks
 
 
-def test_a_default_trainer_stumbles(data, tmp_path):
+def test_a_default_trainer_runs_and_resumes_from_its_checkpoint(data, tmp_path):
     module = distilled(ALL)
     lightning.Trainer(fast_dev_run=True, accelerator="cpu").fit(module, datamodule=data)
     trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", default_root_dir=tmp_path)
@@ -340,7 +340,7 @@ def test_a_default_trainer_stumbles(data, tmp_path):
     assert again.global_step == 15
 
 
-def test_nothing_is_learnt_in_thirty_steps(data):
+def test_the_loss_falls_within_thirty_steps_and_the_score_is_that_of_the_final_weights(data):
     student, metric = build_model("bert"), TextClassification(LABELS).metric()
     module = DistillationModule(student, loss=CE, train=replace(TRAIN, schedule="constant"), metric=metric)
     losses = []
@@ -353,14 +353,14 @@ def test_nothing_is_learnt_in_thirty_steps(data):
     trainer.fit(module, datamodule=data)
     assert len(losses) == 30
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
-    # The score of the validation is that of the weights that came out.
+    # The validation score is that of the trained weights.
     batch = data.validation.collate(range(10), data.pad_id)
     with torch.no_grad():
         right = (student.eval()(batch["input_ids"], batch["attention_mask"]).logits.argmax(-1) == batch["labels"]).sum()
     assert trainer.callback_metrics["val/score"] == pytest.approx(right.item() / 10)
 
 
-def test_hidden_states_that_the_signals_lack_are_told(tiny_model, token_batch):
+def test_hidden_states_missing_from_the_signals_are_refused(tiny_model, token_batch):
     teacher = tiny_model("bert")
     module = DistillationModule(
         tiny_model("bert"),
@@ -373,7 +373,7 @@ def test_hidden_states_that_the_signals_lack_are_told(tiny_model, token_batch):
         module.terms(token_batch | {"labels": torch.zeros(6, dtype=torch.long)})
 
 
-def test_a_second_fit_with_the_same_data_begins_at_the_first_batch(tokenizer):
+def test_a_second_fit_with_the_same_data_starts_at_the_first_batch(tokenizer):
     data = TextDataModule(
         Splits(LABELS, *[Examples(["badi"] * 20, None, [0] * 20)] * 3, Examples([], None), {}), tokenizer
     )

@@ -1,4 +1,4 @@
-"""On-policy distillation: the student writes, the teacher answers about just that, and a kill changes nothing."""
+"""Tests of on-policy distillation: generated sequences, the teacher's signals for them, and resuming after a kill."""
 
 import csv
 from dataclasses import replace
@@ -51,7 +51,7 @@ def module_of(
 
 
 def by_hand(student: nn.Module, teacher: nn.Module, config: OnPolicyConfig, batch: dict, stream: int) -> list[Tensor]:
-    """Reverse KL at each token written, a tensor a row: every row alone, in float64 from the logits on."""
+    """Returns the reverse KL at each generated token, a tensor per row, with each row alone and in float64."""
     rows = []
     for ids in batch["input_ids"]:
         prompt = ids[: config.prompt_tokens]
@@ -67,7 +67,7 @@ def by_hand(student: nn.Module, teacher: nn.Module, config: OnPolicyConfig, batc
     return rows
 
 
-def test_tokens_of_the_prompt_or_after_the_end_are_learnt_or_the_end_is_not():
+def test_positions_cover_the_generated_tokens_up_to_the_end_but_not_the_prompt():
     student, policy = decoder(), OnPolicy(ALWAYS, 3)
     made = policy.batch_for(student, 4, batch_of(10))
     new = generate(student, list(batch_of(10)["input_ids"][:, :3]), new_tokens=7, seed=policy.stream(4))
@@ -81,10 +81,10 @@ def test_tokens_of_the_prompt_or_after_the_end_are_learnt_or_the_end_is_not():
     assert (made["labels"] == IGNORED).all()
 
 
-def test_the_teacher_answers_about_other_sequences_than_the_student_wrote():
+def test_the_loss_is_the_reverse_kl_over_the_sequences_that_the_student_generated():
     student, teacher = decoder(), decoder(seed=1)
     module = module_of(student, loss=replace(LOSS, ce=1))
-    batch = batch_of() | {"signals": {"logits": torch.zeros(5, 9, WORDS)}}  # a cache's, of the texts
+    batch = batch_of() | {"signals": {"logits": torch.zeros(5, 9, WORDS)}}  # as from a cache of the texts
     found = module.terms(module._batch_of_step(batch))
     with torch.no_grad():
         expected = torch.cat(by_hand(student, teacher, ALWAYS, batch, OnPolicy(ALWAYS, 3).stream(0))).mean()
@@ -93,7 +93,7 @@ def test_the_teacher_answers_about_other_sequences_than_the_student_wrote():
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_gradient_flows_through_the_writing_or_is_lost_by_it(autocast):
+def test_the_gradient_is_that_of_the_loss_on_the_generated_sequences_as_fixed_data(autocast):
     student = decoder(attention_dropout=0.2).train()
     module = module_of(student)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -114,7 +114,7 @@ def test_a_gradient_flows_through_the_writing_or_is_lost_by_it(autocast):
     assert student.training
 
 
-def test_the_share_of_steps_is_another_than_asked_or_ranks_disagree():
+def test_the_configured_share_of_steps_is_on_policy_and_reproducible_from_the_seed():
     own, n = OnPolicy(replace(ALWAYS, share=0.3), 7), 4000
     drawn = [own.stream(step) for step in range(n)]
     count = sum(each is not None for each in drawn)
@@ -127,13 +127,13 @@ def test_the_share_of_steps_is_another_than_asked_or_ranks_disagree():
     assert None not in [OnPolicy(ALWAYS).stream(step) for step in range(50)]
 
 
-def test_a_prompt_ends_elsewhere_than_where_the_answer_begins():
+def test_a_prompt_ends_where_the_answer_begins_and_leaves_a_texts_last_token():
     asked = Sequences([np.array([5, 6, 7, 8]), np.array([9])], [np.array([10, 11]), np.array([12, 13, 14, 15, 16])])
     batch = asked.collate([0, 1], 0)
     by_labels = {name: value for name, value in batch.items() if name != "positions"}
     unlabelled = batch | {"labels": torch.full_like(batch["labels"], IGNORED)}
     for each in (batch, by_labels, unlabelled):
-        # Of a row that is asked for from its first token on, as plain text is, three tokens.
+        # If the first token is already requested, as in plain text, the prompt has three tokens.
         assert [ids[:n].tolist() for ids, n in prompts_of(each, 3)] == [[5, 6, 7, 8], [9, 12, 13]]
     left = {
         name: value.flip(1) for name, value in LanguageBlocks([np.array([7, 6, 5, 4])] * 2).collate([0, 1], 0).items()
@@ -144,16 +144,16 @@ def test_a_prompt_ends_elsewhere_than_where_the_answer_begins():
     )
 
 
-def test_a_long_prompt_runs_out_of_positions():
+def test_a_long_prompt_is_truncated_from_the_left_to_fit_the_positions():
     student = decoder("GPT2", n_positions=12)
     rows = Sequences([np.arange(3, 13)], [np.array([20, 21])])
     made = OnPolicy(ALWAYS).batch_for(student, 0, rows.collate([0], 0))
     assert made["input_ids"].shape[1] <= 12
-    assert made["input_ids"][0, :5].tolist() == [8, 9, 10, 11, 12]  # its end
+    assert made["input_ids"][0, :5].tolist() == [8, 9, 10, 11, 12]  # the end of the prompt
 
 
-def test_processes_weigh_their_rows_as_if_the_texts_were_still_theirs():
-    """Mean over processes of each one's gradient is the gradient of the whole batch, however much each wrote."""
+def test_the_mean_gradient_over_processes_is_that_of_the_whole_batch():
+    """The processes' mean gradient is the gradient of the whole batch, however many tokens each generated."""
     batch, whole = batch_of(7), decoder().train()
     module_of(whole).training_step(batch, 0).backward()
     parts = [share_of(batch, rank, 8) for rank in range(8)]  # one of them has no row
@@ -190,11 +190,11 @@ def fitted(folder: Path, config: OnPolicyConfig, train: TrainConfig = TRAIN) -> 
 
 
 class Killed(Exception):  # noqa: N818
-    """Stands for the moment of a kill."""
+    """Exception that simulates a kill."""
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_killed_between_sequences_writes_others_afterwards(accumulate, tmp_path, monkeypatch):
+def test_a_killed_and_resumed_run_gives_the_weights_of_an_undisturbed_run(accumulate, tmp_path, monkeypatch):
     config, train = replace(ALWAYS, share=0.5), replace(TRAIN, accumulate=accumulate, checkpoint_every=1)
     expected = fitted(tmp_path / "undisturbed", config, train)
     real = trainers.FitProgress.on_train_batch_end
@@ -217,7 +217,7 @@ def test_a_run_killed_between_sequences_writes_others_afterwards(accumulate, tmp
     assert any(not torch.equal(texts[name], value) for name, value in expected.items())
 
 
-def test_the_share_of_the_time_that_goes_into_writing_is_not_told(tmp_path):
+def test_the_share_of_time_spent_on_generation_is_logged(tmp_path):
     fitted(tmp_path, ALWAYS)
     with next((tmp_path / "logs").glob("*/metrics.csv")).open() as file:
         shares = [float(row["train/generation_share"]) for row in csv.DictReader(file) if row["train/kl"]]
@@ -225,18 +225,18 @@ def test_the_share_of_the_time_that_goes_into_writing_is_not_told(tmp_path):
     assert all(0 < share < 1 for share in shares)
 
 
-NARROW = 8  # the texts have tokens below it
+NARROW = 8  # the texts contain only tokens below this id
 
 
 @torch.no_grad()
 def distance_on_own_texts(student: nn.Module, teacher: nn.Module) -> float:
-    """Reverse KL, nats a token, on what the student writes after prompts that it hasn't seen."""
+    """Returns the reverse KL in nats per token on the student's continuations of unseen prompts."""
     prompts = {"input_ids": torch.from_numpy(np.random.default_rng(9).integers(3, NARROW, (32, 3)))}
     return torch.cat(by_hand(student, teacher, ALWAYS, prompts, 11)).mean().item()
 
 
-def test_a_student_is_taught_where_the_texts_are_and_not_where_it_goes():
-    """The teacher, which reads the last token alone, soon leaves the few tokens that the texts have."""
+def test_on_policy_training_brings_a_student_closer_to_its_teacher_on_its_own_texts():
+    """The teacher, which depends on the last token only, soon leaves the few tokens that occur in the texts."""
     teacher = decoder(seed=1)
     for layer in teacher.model.layers:
         nn.init.zeros_(layer.self_attn.o_proj.weight)
@@ -259,12 +259,12 @@ BAD = {"share": 1.5, "new_tokens": 0, "prompt_tokens": 0, "temperature": -1.0, "
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_setting_that_means_nothing_is_taken(name):
+def test_a_meaningless_setting_is_refused(name):
     with pytest.raises(InputError, match=f"on_policy.{name}: expected .* found {BAD[name]}"):
         OnPolicyConfig(**{name: BAD[name]})
 
 
-def test_training_begins_that_can_not_be_on_policy(tmp_path):
+def test_settings_that_rule_out_on_policy_training_are_refused(tmp_path):
     write_cache(
         tmp_path, Identity("t", "w", (TopK(WORDS, k=4),)), samples_of(BLOCKS, 0), OnlineTeacher(decoder(seed=1))
     )
@@ -282,7 +282,7 @@ def test_training_begins_that_can_not_be_on_policy(tmp_path):
         module_of(decoder(), stages=object())
 
 
-def test_a_student_writes_what_its_teacher_has_no_words_or_positions_for():
+def test_a_student_generates_within_its_teachers_vocabulary_and_positions():
     student, teacher = decoder(vocab_size=WORDS + 400), decoder("GPT2", seed=1, n_positions=12)
     module = module_of(student, signals=OnlineTeacher(teacher), config=replace(ALWAYS, new_tokens=9))
     made = module.on_policy.batch_for(student, 0, batch_of())

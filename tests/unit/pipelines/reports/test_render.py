@@ -1,4 +1,4 @@
-"""What a report becomes: a page that stands alone, a card that parses, a table for the terminal."""
+"""Tests report rendering: a self-contained page, a model card that parses, and a table for the terminal."""
 
 import copy
 import re
@@ -21,7 +21,7 @@ def report():
     return sample_report()
 
 
-def test_page_stands_alone(report):
+def test_the_page_is_self_contained(report):
     source = render_html(report, sample_curves())
     page = Page(source)
     links = [value for name, value in page.attributes if name.split(":")[-1] in ("src", "href", "srcset", "action")]
@@ -32,7 +32,7 @@ def test_page_stands_alone(report):
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", source))
 
 
-def test_page_holds_the_figures(report):
+def test_the_page_contains_the_measured_figures(report):
     text = " ".join(Page(render_html(report, sample_curves())).text.split())
     assert "The student keeps 98.4 % of the teacher's accuracy at 3.60× its speed on ONNX Runtime." in text
     for figure in (
@@ -52,7 +52,7 @@ def test_page_holds_the_figures(report):
     assert "skipped, done before" in text
 
 
-def test_page_has_a_chart_for_each_log_that_has_points(report):
+def test_the_page_has_a_chart_for_each_log_with_points(report):
     def charts(curves):
         return Page(render_html(report, curves)).tags.count("svg")
 
@@ -63,7 +63,7 @@ def test_page_has_a_chart_for_each_log_that_has_points(report):
     assert charts(sample_curves()) == 2 + 1 + 3
 
 
-def test_page_escapes_what_users_name(report):
+def test_the_page_escapes_names_chosen_by_users(report):
     evil = "<script>alert('$x$ & y')</script>"
     report["data"]["path"] = report["stages"][0]["folder"] = report["models"][0]["runtime"] = evil
     report["config"] = {evil: evil}
@@ -73,11 +73,11 @@ def test_page_escapes_what_users_name(report):
     assert page.text.count(evil) >= 7
 
 
-def test_page_is_the_same_for_the_same_report(report):
+def test_rendering_the_same_report_twice_gives_the_same_page(report):
     assert render_html(report, sample_curves()) == render_html(report, sample_curves())
 
 
-def test_report_of_one_model_renders(report):
+def test_a_report_without_a_teacher_renders(report):
     alone = without_teacher(report)
     text = Page(render_html(alone, {})).text
     assert "The student reaches 91.54 % accuracy in 1.25 ms a text on ONNX Runtime." in text
@@ -86,13 +86,13 @@ def test_report_of_one_model_renders(report):
     assert summary_rows(alone)[1][0][-2:] == ["–", "–"]
 
 
-def test_untrained_teacher_renders(report):
+def test_a_report_with_scores_of_zero_renders(report):
     for model in report["models"]:
         model["score"] = 0.0
     assert "reaches 0.00 % accuracy" in render_html(report, {})
 
 
-def test_other_runtimes_and_precisions_render(report):
+def test_the_headline_names_the_fastest_runtime_and_precision(report):
     quantized = copy.deepcopy(report["models"][3])
     quantized |= {"runtime": "openvino", "precision": "int8", "latency_batched": None, "parity": None}
     quantized["latency"]["best_ms"] = 0.61
@@ -102,14 +102,14 @@ def test_other_runtimes_and_precisions_render(report):
     assert "keeps 98.4 % of the teacher's accuracy and takes 0.61 ms a text on OpenVINO int8." in text
 
 
-def test_summary_has_a_row_for_each_model_and_runtime(report):
+def test_the_summary_has_a_row_for_each_model_and_runtime(report):
     header, rows = summary_rows(report)
     assert header == ["model", "runtime", "accuracy", "params", "size in MB", "ms, batch 1", "speedup", "agreement"]
     assert rows[3] == ["student", "ONNX Runtime", "91.54 %", "4.8 M", "19.5", "1.25", "3.60×", "95.1 %"]
     assert {len(row) for row in rows} == {len(header)}
 
 
-def test_card_front_matter_parses(report):
+def test_the_cards_front_matter_parses(report):
     expected = {
         "library_name": "transformers",
         "pipeline_tag": "text-classification",
@@ -119,7 +119,7 @@ def test_card_front_matter_parses(report):
     assert front_matter(render_card(report | {"license": "apache-2.0"})) == expected | {"license": "apache-2.0"}
 
 
-def test_card_table_is_whole(report):
+def test_the_cards_table_escapes_its_cells(report):
     report["models"][0]["runtime"] = "a|b\n<script>"
     lines = [line for line in render_card(report).splitlines() if line.startswith("|")]
     assert len(lines) == 6
@@ -127,14 +127,14 @@ def test_card_table_is_whole(report):
     assert "<script>" not in "".join(lines)
 
 
-def test_card_says_what_is_known_to_be_wrong(report):
+def test_the_card_lists_known_problems_of_the_data(report):
     card = render_card(report)
     assert "- Test: 29 of 3,080 texts also occur in train, and stay in both.\n" in card
     assert "too long" not in card
 
 
-def test_card_snippets_run(report, tmp_path, capsys):
-    """The snippets are run as they stand, on a tiny model that was exported for them."""
+def test_the_cards_snippets_run(report, tmp_path, capsys):
+    """The snippets run unchanged on a tiny model that is exported for them."""
     from compress.export.common.huggingface import export_huggingface
     from compress.export.onnx.graph import export_onnx
 

@@ -1,4 +1,4 @@
-"""What the report of a family of students becomes: the road, verdicts, the front, a card each."""
+"""Tests reports of a family of students: the pipeline table, verdicts, Pareto charts, and one card per student."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def cells(report, stage, label):
     return dict(zip(header, row, strict=True))
 
 
-def test_the_road_of_a_family_loses_what_a_stage_did(family):
+def test_the_pipeline_table_of_a_family_shows_the_effect_of_every_stage(family):
     whole = "start: words removed", "shape: units removed", "trained", "int8", "target"
     assert [stage for stage, _ in road_table(family)[1]] == list(whole)
     assert cells(family, whole[0], "words") == {"teacher": "30,522"} | dict.fromkeys(
@@ -62,7 +62,7 @@ def test_the_road_of_a_family_loses_what_a_stage_did(family):
 
 
 def made(folder, name, config, metrics, **files):
-    """A complete stage."""
+    """Writes the files of a complete stage and returns its artefact."""
     for file, content in files.items():
         place = folder / name / file.replace("__", "/").replace("_json", ".json")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def made(folder, name, config, metrics, **files):
 
 
 def family_stages(folder):
-    """What a run of two targets leaves, one of which was reached in two rounds."""
+    """Returns the stages of a run with two targets, one of which took two rounds."""
     import torch
     from safetensors.torch import save_file
 
@@ -99,7 +99,7 @@ def family_stages(folder):
     return stages
 
 
-def test_what_was_refused_or_proven_layer_by_layer_is_not_told():
+def test_rejected_targets_and_layer_by_layer_proofs_are_reported():
     report = sample_report()
     proof = {"layers": 4.8e-7, "load_ms": 31.0, "peak_bytes": 164e6, "score": 0.9248, "trained_score": 0.9253}
     report["models"][-1]["parity"] |= proof | {"same_class": 0.9981}
@@ -114,7 +114,7 @@ def test_what_was_refused_or_proven_layer_by_layer_is_not_told():
     assert "onnx-int8 was refused and lies aside in refused/onnx-int8: query gives other products." in page
 
 
-def test_the_road_is_not_that_of_the_stages(tmp_path):
+def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):
     stages = family_stages(tmp_path)
     road = road_of(stages)
     assert road["conditions"] == family_report()["road"]["conditions"]
@@ -132,7 +132,7 @@ def test_the_road_is_not_that_of_the_stages(tmp_path):
     assert render_html(family_report(["2x", "8x"]) | {"road": road}, {})
 
 
-def test_a_missed_target_or_score_is_not_said(family):
+def test_missed_targets_and_scores_are_reported(family):
     said = verdicts(family)
     assert (True, "student-8x: 8× asked, 8.11× met.") in said
     assert (False, "student-15x: 15× asked, 14.21×, missed by 5.3 %.") in said
@@ -145,7 +145,7 @@ def test_a_missed_target_or_score_is_not_said(family):
     assert page.attributes.count(("class", "missed")) == 3  # two sentences and a cell
 
 
-def test_a_least_score_is_judged_by_weights_that_are_not_deployed(family):
+def test_a_minimum_score_is_judged_by_the_deployed_weights(family):
     for entry in family["models"]:
         if (entry["name"], entry["precision"]) in (("teacher", "fp32"), ("student-8x", "int8")):
             entry["validation"] = 0.90 if entry["name"] == "teacher" else 0.87
@@ -153,7 +153,7 @@ def test_a_least_score_is_judged_by_weights_that_are_not_deployed(family):
     assert (False, f"student-8x: {least}, 96.67 % kept: missed.") in verdicts(family)
 
 
-def test_a_target_is_judged_by_a_speed_of_other_conditions(family):
+def test_a_target_is_judged_by_the_speed_under_its_own_conditions(family):
     family["road"]["conditions"]["length"] = 128
     assert (True, "student-15x: 15× asked, 15.15× met.") in verdicts(family)
     assert "validation texts, when the shape was chosen" in render_html(family, {})
@@ -171,7 +171,7 @@ def test_a_latency_target_is_judged_as_a_speedup(family):
     assert (True, "student-15x: 0.5 ms asked, 0.32 ms met.") in verdicts(family)
 
 
-def test_the_headline_leaves_a_student_of_the_family_out(family):
+def test_the_headline_names_every_student_of_the_family(family):
     assert headline(family) == (
         "Student-2x keeps 99.8 % of the teacher's accuracy at 2.06× its speed, student-4x 99.0 % at 4.03×, "
         "student-8x 97.7 % at 8.11× and student-15x 94.7 % at 14.21×, on ONNX Runtime int8."
@@ -181,7 +181,7 @@ def test_the_headline_leaves_a_student_of_the_family_out(family):
     assert "student-15x reaches 88.11 % accuracy in 0.32 ms a text" in headline(family)
 
 
-def test_the_figures_at_the_top_are_of_a_student_that_missed_the_score(family):
+def test_the_figures_at_the_top_are_those_of_the_fastest_student_that_keeps_the_score(family):
     assert (shown(family)["name"], shown(family)["precision"]) == ("student-8x", "int8")
     assert shown(family_report(min_score=0.0))["name"] == "student-15x"
     assert shown(family_report(min_score=0.999))["name"] == "student-2x"
@@ -194,8 +194,8 @@ def test_the_figures_at_the_top_are_of_a_student_that_missed_the_score(family):
     assert why_shown(family) in Page(render_html(family, {})).text
 
 
-def test_a_page_of_one_student_has_what_belongs_to_a_family():
-    """Of one pruned student there is a road, and nothing to choose between."""
+def test_a_page_of_one_student_has_no_family_comparison():
+    """The page of one pruned student describes its pipeline, but compares no students."""
     assert not pareto_charts(sample_report())
     source = render_html(family_report(["8x"]), {})
     text = Page(source).text
@@ -206,7 +206,7 @@ def test_a_page_of_one_student_has_what_belongs_to_a_family():
     assert "missed" not in render_html(sample_report(), {})
 
 
-def test_a_point_that_another_beats_is_not_told_from_the_others(family):
+def test_dominated_points_are_marked_in_the_pareto_charts(family):
     points = [
         Point("a", "fp32", 2, 0.9),
         Point("b", "int8", 2, 0.9),
@@ -223,8 +223,8 @@ def test_a_point_that_another_beats_is_not_told_from_the_others(family):
 
 
 @pytest.mark.parametrize("crowd", [1.0, 0.25])
-def test_names_in_a_chart_cover_each_other_or_a_marker(crowd, family):
-    """Also where all students lie close together."""
+def test_names_in_a_chart_overlap_neither_each_other_nor_markers(crowd, family):
+    """The second case has all students close together."""
     points = [Point("teacher", "teacher", 1.0, 0.93)]
     for name, (whole, rounded, _, _, _, ratio, fast) in STUDENTS.items():
         points += [Point(name, "fp32", ratio**crowd, 0.93 - (0.93 - whole) * crowd)]
@@ -242,7 +242,7 @@ def test_names_in_a_chart_cover_each_other_or_a_marker(crowd, family):
         assert box.x1 <= room.x1
 
 
-def test_matched_layers_or_the_cost_of_units_are_drawn_as_losses(family):
+def test_matched_layers_and_unit_costs_have_their_own_charts(family):
     text = Page(render_html(family, {"distill-15x": family_curves()["distill-15x"]})).text
     assert "Teacher's layer that each layer learns from" in text
     assert "Cost of the open units" in text
@@ -251,7 +251,7 @@ def test_matched_layers_or_the_cost_of_units_are_drawn_as_losses(family):
     assert "cost_wanted" not in text
 
 
-def test_a_family_shares_one_card(family):
+def test_each_student_of_a_family_has_its_own_card(family):
     cards = render_cards(family)
     assert list(cards) == [f"student-{name}.md" for name in STUDENTS]
     assert "The student-4x keeps 99.0 % of the teacher's accuracy at 4.03×" in cards["student-4x.md"]
@@ -260,7 +260,7 @@ def test_a_family_shares_one_card(family):
     assert list(render_cards(sample_report())) == ["README.md"]
 
 
-def test_a_card_hides_that_code_comes_with_the_model(family):
+def test_a_card_mentions_the_code_that_comes_with_a_pruned_model(family):
     card = render_cards(family)["student-8x.md"]
     assert 'model="runs/x/student-8x/huggingface", trust_remote_code=True)' in card
     assert "`modeling_pruned.py`" in card
@@ -276,14 +276,14 @@ def test_a_card_hides_that_code_comes_with_the_model(family):
     assert "plain checkpoint" in render_card(stock)
 
 
-def test_a_rounded_model_is_said_to_have_the_trained_models_logits(family):
+def test_a_quantized_model_is_compared_with_its_own_logits(family):
     text = " ".join(Page(render_html(family, {})).text.split())
     assert "The student-8x on ONNX Runtime int8, loaded in a fresh process, gave the logits that it gave where" in text
     assert "The student-8x on ONNX Runtime int8, loaded in a fresh process, was compared" not in text
 
 
-def test_snippets_of_a_pruned_model_ask_a_question_or_do_not_run(family, tmp_path, capsys, monkeypatch):
-    """As they stand, on a tiny pruned model, with nobody to answer."""
+def test_snippets_of_a_pruned_model_run_without_prompting(family, tmp_path, capsys, monkeypatch):
+    """The snippets run unchanged on a tiny pruned model, and any call of input() fails."""
     import torch
 
     from compress.export.common.source import Source

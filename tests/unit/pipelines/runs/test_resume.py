@@ -1,4 +1,4 @@
-"""A training that was stopped anywhere ends with the same bits as one that never was."""
+"""Tests that interrupted and resumed training ends with the same bits as uninterrupted training."""
 
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from pipelines.runs import console as consoles
 from pipelines.runs import trainer as trainers
 from pipelines.runs.stage import SCRATCH
 from pipelines.runs.training_checkpoint import load_weights
+from support import interrupted_training
 from support.interrupted_training import BASE, SPLITS, Killed, examples, killed_at, train_once
 
 SETTINGS = {
@@ -24,7 +25,9 @@ SETTINGS = {
 @pytest.mark.parametrize(
     "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name == "early stopping")) for name in SETTINGS]
 )
-def test_a_run_stopped_at_any_batch_ends_with_the_same_bits(setting, tiny_model, tokenizer, tmp_path, monkeypatch):
+def test_a_run_stopped_at_any_batch_ends_with_bit_identical_weights(
+    setting, tiny_model, tokenizer, tmp_path, monkeypatch
+):
     config, loss = SETTINGS[setting]
     expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, loss)
     for batch in (1, 2, 3, 6, 7, 8, 11, 14):
@@ -42,7 +45,7 @@ def test_a_run_stopped_at_any_batch_ends_with_the_same_bits(setting, tiny_model,
             assert torch.equal(found[name], value), f"{name} differs after a stop at batch {batch}"
 
 
-def test_two_stops_in_one_epoch_change_nothing(tiny_model, tokenizer, tmp_path, monkeypatch):
+def test_several_stops_in_one_epoch_change_nothing(tiny_model, tokenizer, tmp_path, monkeypatch):
     expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", BASE, LossConfig(kl=1))
     for batch in (3, 2, 4):  # counted from each resumption
         with monkeypatch.context() as patch:
@@ -53,10 +56,10 @@ def test_two_stops_in_one_epoch_change_nothing(tiny_model, tokenizer, tmp_path, 
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("batch", [1, 3, 4])  # of three in an epoch
-def test_the_progress_of_a_resumed_run_counts_rows_twice_or_never(batch, tiny_model, tokenizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize("batch", [1, 3, 4])  # an epoch has three batches
+def test_the_progress_of_a_resumed_run_counts_every_row_once(batch, tiny_model, tokenizer, tmp_path, monkeypatch):
     config = replace(BASE, epochs=2, checkpoint_every=1)
-    monkeypatch.setitem(globals(), "SPLITS", replace(SPLITS, train=examples(24, 1)))
+    monkeypatch.setattr(interrupted_training, "SPLITS", replace(SPLITS, train=examples(24, 1)))
     with monkeypatch.context() as patch:
         killed_at(batch, patch)
         with pytest.raises(Killed):
@@ -68,7 +71,7 @@ def test_the_progress_of_a_resumed_run_counts_rows_twice_or_never(batch, tiny_mo
 
 
 def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
-    config = replace(BASE, patience=2, epochs=8, learning_rate=0.3)  # a rate that soon spoils the weights
+    config = replace(BASE, patience=2, epochs=8, learning_rate=0.3)  # a rate at which training soon diverges
     folder = tmp_path / "run"
     last = train_once(tiny_model, tokenizer, folder, config, LossConfig(kl=1))
     best = build_student(tiny_model("bert"), "layers=2,hidden=16")
@@ -76,7 +79,7 @@ def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
     assert all(torch.equal(last[f"student.{name}"], value) for name, value in best.state_dict().items())
 
 
-def test_a_run_killed_after_its_early_stop_trains_on(tiny_model, tokenizer, tmp_path, monkeypatch):
+def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokenizer, tmp_path, monkeypatch):
     config = replace(BASE, patience=1, epochs=6, learning_rate=1e-9)  # no epoch is better than the first
     ended, batches = [], []
     real, counted = trainers.fit, trainers.FitProgress.on_train_batch_end

@@ -1,4 +1,4 @@
-"""Processes of a run that wait for one another and have to agree."""
+"""Tests how the processes of a run exchange values, wait for one another and check that they agree."""
 
 import time
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def talk(rank: int, folder: Path) -> tuple[list, list, float]:
     return told, world.gather(rank * 10), time.monotonic() - start
 
 
-def test_processes_hear_something_else_or_do_not_wait(tmp_path):
+def test_processes_share_values_and_wait_for_each_other(tmp_path):
     for heard, gathered, waited in run_ranks(talk, 3, tmp_path):
         assert heard == [{"step": 0}, {"step": 1}, {"step": 2}]
         assert gathered == [0, 10, 20]
@@ -48,7 +48,7 @@ def disagree(rank: int, folder: Path, name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["seed", "data", "settings"])
-def test_processes_that_disagree_go_on(name, tmp_path):
+def test_processes_that_disagree_fail_and_name_the_differing_fact(name, tmp_path):
     for said in run_ranks(disagree, 2, tmp_path, name):
         assert said.startswith(f"process 1 of 2 disagrees about {name}: ")
 
@@ -62,14 +62,14 @@ def look(rank: int, folder: Path, places: tuple[str, str]) -> str | None:
     return None
 
 
-def test_a_process_that_does_not_see_the_folder_goes_on(tmp_path):
+def test_processes_that_share_a_folder_pass_the_check_and_leave_no_files(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     assert run_ranks(look, 2, tmp_path, ("here", "here")) == [None, None]
     assert not list((tmp_path / "here").iterdir())
 
 
-def test_a_process_on_another_disk_goes_on(tmp_path):
+def test_processes_with_different_folders_fail_the_check(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     found = run_ranks(look, 2, tmp_path, ("here", "there"))
@@ -88,7 +88,7 @@ def hang(rank: int, folder: Path) -> str | None:
     return str(refused.value)
 
 
-def test_a_process_waits_for_ever_or_says_not_for_whom(tmp_path):
+def test_a_timed_out_process_reports_what_every_process_was_doing(tmp_path):
     said, _ = run_ranks(hang, 2, tmp_path)
     assert said.startswith("process 0 of 2 waited too long for the others in all_reduce")
     assert "process 1: validation after epoch 2, " in said
@@ -96,7 +96,7 @@ def test_a_process_waits_for_ever_or_says_not_for_whom(tmp_path):
 
 
 def start(store: dist.Store, order: Sequence[int], size: int) -> list[str]:
-    """What processes that come one after the other call this start."""
+    """Returns the name of this start in each process, by rank, when processes arrive one after the other."""
     with ThreadPoolExecutor(size) as pool:
         coming = {}
         for rank in order:
@@ -105,7 +105,7 @@ def start(store: dist.Store, order: Sequence[int], size: int) -> list[str]:
         return [coming[rank].result() for rank in range(size)]
 
 
-def test_processes_started_again_meet_the_dead():
+def test_restarted_processes_get_a_new_shared_name():
     store, names = dist.HashStore(), set()
     for size, order in ((3, (0, 1, 2)), (3, (2, 1, 0)), (3, (1, 0, 2)), (2, (0, 1)), (3, (0, 2, 1)), (1, (0,))):
         found = start(store, order, size)
@@ -114,7 +114,7 @@ def test_processes_started_again_meet_the_dead():
         names |= set(found)
 
 
-def test_a_start_that_was_killed_half_way_names_the_next():
+def test_a_start_killed_halfway_does_not_break_the_next():
     store = dist.HashStore()
     with pytest.raises(InputError, match="process 0 of 2 waited 0 s for the others to start"):
         start_of(store, 0, 2, 0.2)
@@ -123,7 +123,7 @@ def test_a_start_that_was_killed_half_way_names_the_next():
     assert len(set(start(store, (0, 1), 2))) == 1
 
 
-def test_one_process_waits_for_nobody():
+def test_a_single_process_never_waits():
     world = World()
     world.meet()
     world.agree({"seed": 0})

@@ -1,4 +1,4 @@
-"""Flags, YAML and help."""
+"""Tests command-line flags, YAML config files and help texts."""
 
 import subprocess
 import time
@@ -20,11 +20,11 @@ def parse(*words: str) -> DistillConfig:
 
 
 @pytest.mark.parametrize("module", ["distill", "evaluate", "export", "report"])
-def test_help_answers_with_examples_and_without_torch(module: str):
+def test_help_prints_examples_without_importing_torch(module: str):
     start = time.perf_counter()
     done = subprocess.run(command(module, "--help"), capture_output=True, text=True, check=True)
     assert f"python -m pipelines.{module} --" in done.stdout
-    # generous: the promise is 2 s on an idle machine; importing torch alone takes longer than this on a busy one
+    # generous: the target is 2 s on an idle machine; on a busy one, importing torch alone takes longer than this limit
     assert time.perf_counter() - start < 10
     code = "import sys; sys.argv = ['x', '--help']\n"
     code += f"from pipelines import {module}\nfrom pipelines.runs import cli\n"
@@ -38,13 +38,13 @@ def test_short_names_dashes_and_switches_reach_the_nested_settings():
     assert (config.teacher.model, config.data.path, config.output) == ("T", "D", "O")
 
 
-def test_a_switch_wants_a_word():
+def test_switches_need_no_value_but_accept_one():
     config = parse(*NEEDED, "--speedup", "4", "--uniform", "--quantize.learned", "--quantize", "int8", "--dry-run")
     assert (config.budget.uniform, config.quantize.learned, config.dry_run) == (True, True, True)
     assert not parse(*NEEDED, "--speedup", "4", "--uniform", "false").budget.uniform
 
 
-def test_a_runtime_gets_a_precision_that_nobody_asked_for():
+def test_the_default_precision_depends_on_the_runtime():
     assert parse(*NEEDED, "--speedup", "4", "--budget.runtime", "pytorch").budget.precision == "fp32"
     assert parse(*NEEDED, "--speedup", "4").budget.precision == "int8"
 
@@ -58,7 +58,7 @@ def test_a_runtime_gets_a_precision_that_nobody_asked_for():
         (["--teacher.model", "t", "--model", "s", "--scheme", "auto"], "int8", "t", "s"),
     ],
 )
-def test_what_is_taken_for_granted_wins_over_what_was_said(words, scheme, teacher, student):
+def test_explicit_flags_win_over_the_defaults_of_quantize(words, scheme, teacher, student):
     told = quantize.with_defaults([*words, "--data", "D", "--output", "O"])
     config = cli.parse(DistillConfig, told, prog="x", about="", examples="", short=quantize.OWN)
     assert (config.quantize.scheme, config.teacher.model, config.student.spec) == (scheme, teacher, student)
@@ -72,31 +72,31 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):
     assert (config.train.epochs, config.data.max_length, config.loss.temperature) == (2, 64, 3)
 
 
-def test_the_teacher_keeps_its_own_defaults_when_the_student_is_changed():
+def test_the_teachers_training_defaults_are_independent_of_the_students_flags():
     config = parse(*NEEDED, "--epochs", "11")
     assert config.teacher_train.epochs == 3
 
 
-def test_an_unknown_yaml_key_names_the_nearest(tmp_path: Path):
+def test_the_error_for_an_unknown_yaml_key_names_the_nearest_key(tmp_path: Path):
     file = tmp_path / "a.yaml"
     file.write_text("train: {learnig_rate: 1}\n")
     with pytest.raises(InputError, match=r"unknown key 'train.learnig_rate'; the nearest is 'train.learning_rate'"):
         parse("--config", str(file))
 
 
-def test_a_least_score_of_few_bits_wants_a_speed():
+def test_a_minimum_score_for_quantization_needs_no_speedup():
     assert parse(*NEEDED, "--quantize", "int8", "--min-score", "0.9").quantize.min_score == 0.9
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "a: [", "just words", b"output: \xff"])
-def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path, content: str | bytes):
+def test_a_config_that_is_not_a_mapping_is_rejected(tmp_path: Path, content: str | bytes):
     file = tmp_path / "a.yaml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match="a.yaml"):
         parse("--config", str(file))
 
 
-def test_a_file_with_a_value_of_another_type_ends_with_a_traceback(tmp_path: Path, monkeypatch, capsys):
+def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, monkeypatch, capsys):
     file = tmp_path / "a.yaml"
     file.write_text("epochs: abc\nlearning_rate: 1e-4\n")
     told = refused(distill, ("--config", str(file), *NEEDED), monkeypatch, capsys)
@@ -128,5 +128,5 @@ def test_a_file_with_a_value_of_another_type_ends_with_a_traceback(tmp_path: Pat
         ((*NEEDED, "--machine.restarts", "3"), "machine.restarts 3: expected machine.devices of 2 or more, found 1"),
     ],
 )
-def test_bad_settings_end_with_one_line(words, told, monkeypatch, capsys):
+def test_invalid_settings_end_with_a_one_line_error(words, told, monkeypatch, capsys):
     assert told in refused(distill, words, monkeypatch, capsys)

@@ -1,4 +1,4 @@
-"""Settings that can't be, in files and on the command line, are refused at once and by name."""
+"""Tests that invalid settings in files and on the command line are rejected immediately and explicitly."""
 
 import json
 import os
@@ -23,13 +23,13 @@ Refuse = Callable[..., str]
 
 @pytest.fixture
 def refuse(monkeypatch, capsys) -> Refuse:
-    """The message of a refused `pipelines.distill`."""
+    """A function that returns the error message of a rejected `pipelines.distill` command."""
     return lambda *words: refused_as_written(distill, words, monkeypatch, capsys)
 
 
 @pytest.fixture
 def refuse_file(tmp_path: Path, refuse: Refuse) -> Refuse:
-    """The message of one that is given a config file with this content."""
+    """A function that returns the error message of a command that is given a config file with this content."""
 
     def answer(content: str | bytes, *words: str) -> str:
         file = tmp_path / "a.yaml"
@@ -97,13 +97,13 @@ def laughs() -> str:
         (b"\xff\xfe\x00", "expected UTF-8, found other bytes"),
     ],
 )
-def test_a_config_file_that_can_be_read_in_two_ways_or_in_none_is_refused(content, message, refuse_file):
+def test_an_ambiguous_or_invalid_config_file_is_rejected(content, message, refuse_file):
     told = refuse_file(content)
     assert message in told
     assert "a.yaml" in told or content in ("learning_rate: .nan\n", "machine: {timeout: .inf}\n", "seed: {a: 1}\n")
 
 
-def test_a_config_that_is_no_file_is_named(tmp_path: Path, refuse: Refuse):
+def test_a_config_path_that_is_not_a_file_is_rejected_by_name(tmp_path: Path, refuse: Refuse):
     assert "expected a YAML file, found a folder" in refuse("--config", str(tmp_path), *NEEDED)
     assert "expected a YAML file, found no name" in refuse("--config=", *NEEDED)
     assert "none.yaml': can't be read: No such file" in refuse("--config", str(tmp_path / "none.yaml"), *NEEDED)
@@ -119,14 +119,14 @@ def test_several_config_files_merge_in_order_and_flags_win_over_all(tmp_path: Pa
     assert parse(*NEEDED, *files[2:], *files[:2]).train.epochs == 5
 
 
-def test_an_unknown_key_in_the_second_of_two_files_names_that_file(tmp_path: Path, refuse: Refuse):
+def test_the_error_for_an_unknown_key_names_the_file_that_contains_it(tmp_path: Path, refuse: Refuse):
     (tmp_path / "one.yaml").write_text("seed: 1\n")
     (tmp_path / "two.yaml").write_text("sede: 1\n")
     told = refuse("--config", str(tmp_path / "one.yaml"), "--config", str(tmp_path / "two.yaml"), *NEEDED)
     assert "two.yaml', line 1: unknown key 'sede'; the nearest is 'seed'" in told
 
 
-def test_text_in_a_config_file_is_taken_as_it_is_written(tmp_path: Path):
+def test_values_of_text_settings_keep_their_yaml_spelling(tmp_path: Path):
     config = parse_file(
         tmp_path,
         "wandb: off\nprecision: 32\nspeedup: 4\nloss: {hidden: 1, layer_map: 1:2}\n"
@@ -137,12 +137,12 @@ def test_text_in_a_config_file_is_taken_as_it_is_written(tmp_path: Path):
     assert (config.sparsity.pattern, config.teacher.also) == ("2:4", ("1", "on"))
 
 
-def test_merged_groups_give_way_to_the_own_keys(tmp_path: Path):
+def test_keys_of_a_group_override_merged_ones(tmp_path: Path):
     config = parse_file(tmp_path, "train: &usual {epochs: 5, patience: 2}\nteacher_train: {<<: *usual, patience: 1}\n")
     assert (config.teacher_train.epochs, config.teacher_train.patience) == (5, 1)
 
 
-def test_a_setting_that_may_be_left_out_may_be_null(tmp_path: Path):
+def test_optional_settings_may_be_null(tmp_path: Path):
     assert parse_file(tmp_path, "data: {text: null}\nloss: {temperature: ~}\n").data.text is None
 
 
@@ -194,21 +194,21 @@ def test_a_setting_that_may_be_left_out_may_be_null(tmp_path: Path):
         (("--student", "tinybert-4"), "did you mean 'tinybert4'?"),
     ],
 )
-def test_a_command_line_that_can_be_read_in_two_ways_or_in_none_is_refused(words, message, refuse):
+def test_an_ambiguous_or_invalid_command_line_is_rejected(words, message, refuse):
     assert message in refuse(*NEEDED, *words)
 
 
-def test_a_refused_weight_of_a_term_names_that_term_alone(refuse: Refuse):
+def test_the_error_for_an_invalid_loss_weight_names_only_that_term(refuse: Refuse):
     assert "ce" not in refuse(*NEEDED, "--general.loss.kl", "-1").partition(":")[2].split("found")[0].split()
 
 
-def test_a_quantize_command_whose_model_is_said_to_be_untrained_is_refused(monkeypatch, capsys):
+def test_a_quantize_command_with_an_untrained_model_is_rejected(monkeypatch, capsys):
     words = ("--model", "m", "--data", "D", "--output", "O", "--student.given", "false")
     told = refused_as_written(quantize, words, monkeypatch, capsys)
     assert "--student.given: pipelines.quantize takes a trained model always" in told
 
 
-def test_words_that_change_a_command_line_replace_what_is_there():
+def test_replaced_flags_override_their_earlier_values_and_keep_the_others():
     words = ["--teacher", "T", "--epochs", "3", "--dry-run", "--config", "a"]
     changed = replace_words(words, ["--train.epochs=4", "--config", "b"], SHORT)
     assert changed == ["--teacher", "T", "--dry-run", "--config", "a", "--train.epochs=4", "--config", "b"]
@@ -227,7 +227,7 @@ def test_words_that_change_a_command_line_replace_what_is_there():
         ("--strategy", "machine.strategy"),
     ],
 )
-def test_a_home_folder_is_written_out_in_every_path(flag, setting, tmp_path: Path, monkeypatch):
+def test_a_tilde_is_expanded_in_every_path_setting(flag, setting, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     words = replace_words(NEEDED, [f"{flag}=~/x"], SHORT)
     for config in (parse(*words), parse_file(tmp_path, f"{setting}: ~/x\n") if flag not in NEEDED else parse(*words)):
@@ -237,14 +237,14 @@ def test_a_home_folder_is_written_out_in_every_path(flag, setting, tmp_path: Pat
         assert found == f"{tmp_path}/x"
 
 
-def test_a_config_in_the_home_folder_is_found(tmp_path: Path, monkeypatch):
+def test_a_config_in_the_home_folder_is_found_and_tildes_in_it_are_expanded(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "c.yaml").write_text('teacher: {also: ["~/a", b]}\noutput: ~/out\n')
     config = parse("--config=~/c.yaml", "--teacher", "T", "--data", "D")
     assert (config.output, config.teacher.also) == (f"{tmp_path}/out", (f"{tmp_path}/a", "b"))
 
 
-def test_a_home_folder_of_nobody_and_a_null_character_are_refused(refuse: Refuse):
+def test_an_unknown_home_folder_and_a_null_character_are_rejected(refuse: Refuse):
     words = replace_words(NEEDED, ["--output=~nobody-here/x"], SHORT)
     assert "output '~nobody-here/x': there is no home folder of that name" in refuse(*words)
     assert "output 'a\\x00b': expected a path" in refuse(*replace_words(NEEDED, ["--output=a\0b"], SHORT))
@@ -252,7 +252,7 @@ def test_a_home_folder_of_nobody_and_a_null_character_are_refused(refuse: Refuse
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
-    """Four teachers and data, as small as they come."""
+    """A folder with three tiny teachers, tiny data and two JSON files."""
     root = tmp_path_factory.mktemp("inputs")
     saved(build_model("bert", "Model"), tokenizer, root / "body")
     saved(build_model("bert"), tokenizer, root / "classifier")
@@ -365,7 +365,7 @@ print(*heavy)
 
 
 def run_all(commands: list[tuple[str, list[str]]]) -> tuple[list[str], list[str]]:
-    """(what each command printed, heavy libraries that were imported) of commands in one process."""
+    """Runs commands in one process and returns (what each printed, heavy libraries that were imported)."""
     done = subprocess.run(
         [sys.executable, "-c", CODE], input=json.dumps(commands), capture_output=True, text=True, cwd=ROOT, timeout=120,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
@@ -374,7 +374,7 @@ def run_all(commands: list[tuple[str, list[str]]]) -> tuple[list[str], list[str]
     return done.stderr.split("ended with 2\n")[:-1], done.stdout.split()
 
 
-def test_a_refusal_imports_no_torch(inputs: Path):
+def test_rejected_commands_print_one_error_and_import_no_torch(inputs: Path):
     usual = ["--teacher", "{root}/body", "--data", "{root}/data", "--output", "{root}/run"]
     listed = [*REFUSALS, *([] if has_gpu() else WITHOUT_GPU)]
     cases = [("distill", replace_words(usual, words, SHORT), message) for words, message in listed]
@@ -392,7 +392,7 @@ def test_a_refusal_imports_no_torch(inputs: Path):
 
 @pytest.fixture
 def unprivileged() -> Iterator[Path]:
-    """A folder, in which the test is no superuser, who may read everything."""
+    """A folder, with the test run as an unprivileged user, since root may read everything."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o777)
         user = os.geteuid()
@@ -404,7 +404,7 @@ def unprivileged() -> Iterator[Path]:
             os.seteuid(user)
 
 
-def test_an_input_that_may_not_be_read_is_not_told_as_one_that_may_not_be_written(unprivileged, monkeypatch, capsys):
+def test_the_error_for_an_unreadable_input_mentions_reading_and_not_writing(unprivileged, monkeypatch, capsys):
     place = unprivileged / "report" / "0123456789ab"
     place.mkdir(parents=True)
     file = place / "report.json"

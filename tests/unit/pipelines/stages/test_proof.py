@@ -1,4 +1,4 @@
-"""What is exported and isn't the model: put aside, with the reason, and what is made from it too."""
+"""Tests that exports that don't match the model, and targets built from them, are set aside with the reason."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ from pipelines.stages.evaluate import compare_with_teacher
 from pipelines.stages.export_proof import Proof
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows
 
-TEXTS = 400  # one of them is 0.25 points
+TEXTS = 400  # one text is 0.25 percentage points
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def proof(source: Source, tmp_path: Path) -> Proof:
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
-    """The file of one target gets a scale that isn't the model's."""
+    """Patches exporting so that the file of one target gets a scale that isn't the model's."""
 
     def write(source: Source, target: Target, folder: Path) -> None:
         write_target(source, target, folder)
@@ -64,7 +64,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
     monkeypatch.setattr(proofs, "write_target", write)
 
 
-def test_a_file_with_other_products_is_handed_over_and_what_is_made_from_it(proof, monkeypatch):
+def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(proof, monkeypatch):
     spoil(monkeypatch, "onnx-int8")
     for target in (Target("onnx"), Target("onnx", "int8"), Target("onnxruntime"), Target("openvino", "int8")):
         proof.prove(target)
@@ -79,7 +79,7 @@ def test_a_file_with_other_products_is_handed_over_and_what_is_made_from_it(proo
     assert (proof.folder / second["where"] / "reason.txt").is_file()
 
 
-def test_a_lost_text_in_four_hundred_passes(proof):
+def test_losing_one_text_in_four_hundred_is_rejected(proof):
     proof.prove(Target("onnx"))
     proof.prove(Target("onnx", "int8"))
     assert [each["target"] for each in proof.proven] == ["onnx", "onnx-int8"]
@@ -87,19 +87,19 @@ def test_a_lost_text_in_four_hundred_passes(proof):
     shutil.rmtree(proof.folder / "onnx-int8")
     proof.proven.clear()
     row = proof.trained[0]
-    row[:] = np.roll(row, 1)  # as if one text had been decided otherwise
+    row[:] = np.roll(row, 1)  # as if one text had got another prediction
     proof.prove(Target("onnx", "int8"))
     assert not proof.proven
     assert "its accuracy on 400 texts is 100.00%, expected 99.75% as trained" in proof.refused[0]["reason"]
 
 
-def test_corrected_labels_are_not_scored_again():
+def test_corrected_labels_change_the_hash_of_the_texts():
     right, wrong = Examples(["a", "b"], None, [0, 1]), Examples(["a", "b"], None, [1, 1])
     assert texts_hash(right) != texts_hash(wrong)
     assert texts_hash(right) == texts_hash(Examples(["a", "b"], None, [0, 1]))
 
 
-def test_a_teacher_without_a_file_for_a_runtime_ends_the_run():
+def test_a_teacher_missing_for_a_runtime_leaves_that_speedup_empty():
     latency = {"best_ms": 2.0}
 
     def entry(name: str, runtime: str) -> dict:

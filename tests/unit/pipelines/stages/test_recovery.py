@@ -1,4 +1,4 @@
-"""The rate at which a pruned student learns."""
+"""Tests the learning rate of pruned students."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from pipelines.stages.recovery_rate import recovering, weights_of_layers
 from support.tiny_models import build_model
 
 
-def test_a_student_that_kept_most_forgets_it_at_the_rate_of_one_that_lost_most():
+def test_the_learning_rate_grows_with_the_share_of_pruned_weights():
     start, train = build_model("bert"), TrainConfig(learning_rate=1e-3)
     axes = find_axes(start)
     few = {name: torch.arange(4) for name in (axis.name for axis in axes) if name.endswith("ffn")}
@@ -26,7 +26,7 @@ def test_a_student_that_kept_most_forgets_it_at_the_rate_of_one_that_lost_most()
     assert rates[-1] < 1e-3
 
 
-def test_words_that_went_count_as_layers_that_were_cut():
+def test_the_embedding_table_does_not_count_as_layer_weights():
     start = build_model("bert")
     table = start.get_input_embeddings().weight
     assert weights_of_layers(start) + table.numel() == start.num_parameters()

@@ -1,4 +1,4 @@
-"""What units are scored by, and what students are compared on, for every kind of answer."""
+"""Tests the sampled losses that score units and the divergences that compare students, for every kind of output."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ DRAWS = 20_000
 
 
 def batch_of(kind: str, samples: int) -> tuple[Answers, torch.Tensor, dict[str, torch.Tensor]]:
-    """(answers, logits of one sample [1, ...], a batch of that sample again and again)."""
+    """Returns (answers, logits of one sample [1, ...], a batch that repeats that sample)."""
     torch.manual_seed(0)
     tokens = {name: each.expand(samples, -1) for name, each in padded_tokens([torch.ones(3).long().numpy()], 0).items()}
     shapes = {"classes": (1, 4), "tags": (1, 3, 4), "labels": (1, 4), "numbers": (1, 1), "spans": (1, 3, 2)}
@@ -43,8 +43,8 @@ def batch_of(kind: str, samples: int) -> tuple[Answers, torch.Tensor, dict[str, 
 
 
 @pytest.mark.parametrize("kind", ["classes", "tags", "labels", "numbers", "spans", "vectors"])
-def test_what_is_drawn_bends_otherwise_than_the_divergence(kind):
-    """The mean square of the likelihood's slope is the divergence's second derivative, whatever a row is."""
+def test_sampled_targets_have_the_curvature_of_the_divergence(kind):
+    """The mean square of the log-likelihood's slope equals the divergence's second derivative for every row type."""
     answers, taught, batch = batch_of(kind, DRAWS)
     way, distance = torch.randn(taught.shape), Distance(answers, 2.0)
     signals = {"logits": taught.expand(DRAWS, *taught.shape[1:])}
@@ -62,7 +62,7 @@ def test_what_is_drawn_bends_otherwise_than_the_divergence(kind):
     assert abs(slopes.mean()) < 0.05 * slopes.square().mean().sqrt()
 
 
-def test_a_sample_read_in_other_tokens_is_compared_all_the_same(tokenizer):
+def test_samples_with_other_token_counts_are_left_out_of_the_comparison(tokenizer):
     task = TokenClassification(tuple(TAGS))
     names = {"id2label": dict(enumerate(TAGS))}
     teacher, student = (build_model("bert", "ForTokenClassification", **names) for _ in range(2))
@@ -80,9 +80,9 @@ def test_a_sample_read_in_other_tokens_is_compared_all_the_same(tokenizer):
     assert (rows.collate([0], 0)["labels"] != IGNORED).sum() == 3
 
 
-def test_windows_that_show_other_parts_of_a_context_are_compared(tokenizer):
-    """A student with fewer words needs more pieces and cuts long contexts elsewhere, into more windows."""
-    gone = WORDS[20]  # its letters are left
+def test_only_contexts_with_identical_windows_are_compared(tokenizer):
+    """A student with a smaller vocabulary needs more pieces and splits long contexts into more, different windows."""
+    gone = WORDS[20]  # its letters stay in the vocabulary
     fewer = BertTokenizerFast(
         vocab={w: i for i, w in enumerate(w for w in VOCABULARY if w != gone)}, model_max_length=64
     )

@@ -1,4 +1,4 @@
-"""Candidates that are trained side by side: who goes on, for how long, and which one wins."""
+"""Tests successive elimination of candidates: which continue, for how many steps, and which one wins."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from pipelines.stages.trials import eliminate, rounds
 
 @dataclass
 class Learner:
-    """A candidate whose divergence falls from `start` by `rate` a step."""
+    """A candidate whose divergence falls from `start` by `rate` per step."""
 
     start: float
     rate: float
@@ -32,7 +32,7 @@ def judged(learner: Learner) -> float:
 JUDGE = SimpleNamespace(divergence=judged)
 
 
-def test_the_one_that_learns_best_does_not_win():
+def test_the_candidate_that_improves_fastest_wins():
     learners = [Learner(10.0, 0.001 * number) for number in (3, 9, 1, 7, 2, 8, 4, 6, 5, 0)]
     winner, divergences = eliminate(learners, JUDGE, 90, Console())
     assert winner == 1
@@ -41,7 +41,7 @@ def test_the_one_that_learns_best_does_not_win():
     assert sorted(map(len, divergences)) == [1] * 6 + [2] * 2 + [3] * 2
 
 
-def test_a_late_starter_is_judged_by_its_start():
+def test_candidates_are_judged_after_training_and_not_by_their_start():
     slow, quick = Learner(1.0, 0.001), Learner(1.1, 0.01)
     assert eliminate([slow, quick], JUDGE, 40, Console())[0] == 1
     assert slow.turns == quick.turns == [40]
@@ -57,10 +57,10 @@ def test_a_late_starter_is_judged_by_its_start():
         (28, [(28, 16), (10, 50), (4, 150), (2, 450)]),
     ],
 )
-def test_rounds_take_longer_the_more_trials_there_are(trials, plan):
+def test_rounds_get_longer_as_candidates_drop_out_at_bounded_total_cost(trials, plan):
     assert rounds(trials, 450) == plan
     assert sum(count * steps for count, steps in rounds(trials, 450)) <= 2 * 3 * 450
 
 
-def test_a_round_has_no_step():
+def test_every_round_has_at_least_one_step():
     assert rounds(30, 2) == [(30, 1), (10, 1), (4, 1), (2, 2)]
