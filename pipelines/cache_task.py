@@ -151,7 +151,7 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
         seed=config.seed,
         device=device,
     )
-    return Job(task, model, teacher, tokenizer, samples, identity)
+    return Job(task, model, teacher, tokenizer, samples, identity, opened.note)
 
 
 def check_room(own: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, config: WriteConfig) -> None:

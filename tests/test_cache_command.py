@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+import broken_checkpoints as broken
 import pipelines.cache as command
 from commands import finish, refused
 from conftest import MAX_LENGTH, VOCABULARY, WORDS, build_model, make_rows, saved
@@ -90,6 +91,15 @@ def test_a_decoders_cache_does_not_go_the_whole_way(cache, decoder, texts, tmp_p
     assert re.search(r"coverage: (\d+) of \1 samples", said)
     assert "KL(cached, dense)" in said
     assert 0 < float(re.search(r"│ ([\d.]+) degrees", said)[1]) < 90
+
+
+def test_the_length_that_a_short_teacher_leaves_is_reported(cache, checkpoints, changed_copy, tmp_path):
+    folder = changed_copy("headed", broken.positions(16))
+    code, said = cache(
+        "write", "--teacher", folder, "--data", checkpoints / "data", "--cache", tmp_path / "c", "--dry-run"
+    )
+    assert code == 0, said
+    assert "texts are cut at 16 tokens: the teacher has 16 positions" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("temperature", ["1", "2"])
