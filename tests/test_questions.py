@@ -188,8 +188,10 @@ def test_cached_starts_and_ends_are_laid_on_other_tokens(tokenizer):
 def test_an_answer_that_is_missing_has_a_name_or_ends_the_run():
     assert answers_of({"text": None, "answer_start": None}, "here") == []
     assert answers_of({"text": [None, "a"], "answer_start": [-1, None]}, "here") == [Answer("a", -1)]
-    with pytest.raises(InputError, match="here: expected a number for an answer's start, found 'x'"):
+    with pytest.raises(InputError, match="here: expected a whole number for an answer's start, found 'x'"):
         answers_of({"text": ["a"], "answer_start": ["x"]}, "here")
+    with pytest.raises(InputError, match="expected a whole number for an answer's start, found 'inf'"):
+        answers_of('{"text": ["a"], "answer_start": [Infinity]}', "here")
 
 
 def test_an_answer_is_looked_for_elsewhere_in_a_context_that_begins_with_an_empty_line(tmp_path):
