@@ -19,7 +19,7 @@ from distill.sequences_config import SequencesConfig
 from distill.student.spec import StudentConfig, is_relative
 from distill.teacher.config import TeacherConfig
 from distill.training import TrainConfig
-from pipelines.cache_config import KeepConfig
+from pipelines.cache_config import LONGEST, KeepConfig
 from pipelines.schemes import check_processor
 
 TaskName = Literal[
@@ -48,9 +48,6 @@ SHORT = {
     "accelerator": "machine.accelerator",
     "threads": "machine.threads",
 }
-
-
-LONGEST = 31_536_000  # seconds; a year
 
 
 @dataclass(frozen=True)

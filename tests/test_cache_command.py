@@ -255,7 +255,10 @@ def test_bad_words_end_without_a_message(words, message, monkeypatch, capsys, tm
     [
         (("--signals", "topk", "--k", "100000"), "cache.k: expected 1 to"),
         (("--signals", "sampled", "--draws", "0"), "cache.draws"),
-        (("--signals", "hidden", "--layers", "7"), "expected numbers up to 2, found 7"),
+        (("--signals", "hidden", "--layers", "7"), "expected numbers from 0 up to 2, found 7"),
+        (("--signals", "hidden", "--layers", "0,-1"), "expected numbers from 0 up to 2, found -1"),
+        (("--timeout", "0"), "timeout: expected more than 0 seconds"),
+        (("--threads", "-1"), "threads: expected at least 0, found -1"),
         (("--signals", "hidden", "--layers", "a"), "numbers joined by commas"),
         (("--signals", "generated", "--task", "sentence-embedding"), "generated isn't a signal of sentence-embedding"),
         (("--task", "masked-lm"), "no head of the task (AutoModelForMaskedLM knows none); name another --task"),
