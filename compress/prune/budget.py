@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Literal
 
 from compress.errors import CompressError
@@ -76,7 +77,13 @@ class Budget:
         parts = [part.strip() for part in self.speedup.split(",")] if self.speedup else []
         if not all(re.fullmatch(r"\d+(\.\d+)?", part) for part in parts):
             raise CompressError(f"budget.speedup: expected numbers such as 10 or 2,4,8,15, found {self.speedup!r}")
-        return tuple(sorted({float(part) for part in parts}))
+        found = sorted(map(float, parts))
+        twice = [each for each, after in pairwise(found) if each == after]
+        if twice:
+            raise CompressError(
+                f"budget.speedup: {twice[0]:g} is given twice in {self.speedup!r}; leave one of them out"
+            )
+        return tuple(found)
 
     @property
     def bounds(self) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ def weight_files(folder: Path, role: str = "checkpoint") -> list[Path]:
     if not names:
         raise InputError(f"{role} {str(folder)!r}: {index.name} names no files of weights")
     for name in names:
-        if Path(name).name != name:
+        if not isinstance(name, str) or Path(name).name != name:
             raise InputError(
                 f"{role} {str(folder)!r}: expected names of files beside {index.name}, found {name!r}: a checkpoint's "
                 "weights lie in its own folder"

@@ -137,12 +137,19 @@ def read_modules(folder: Path) -> list[tuple[str, str]]:
     """Returns (kind, folder) of each of the folder's modules, in order; an empty list without a modules.json."""
     found = read_json(folder / MODULES) if is_sentence_folder(folder) else []
     try:
-        return [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in found]
+        modules = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in found]
     except (KeyError, TypeError) as error:
         raise InputError(
             f"model {str(folder)!r}: expected a list of modules with type and path in {MODULES}, found other content: "
             "it can't be told how vectors are made"
         ) from error
+    for _, path in modules:
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise InputError(
+                f"model {str(folder)!r}: expected folders of modules beside {MODULES}, found {path!r}: a checkpoint's "
+                "files lie in its own folder"
+            )
+    return modules
 
 
 def check_settings(folder: Path) -> None:
@@ -151,13 +158,17 @@ def check_settings(folder: Path) -> None:
     Raises:
         InputError: The model is not a SentenceTransformer, or it has a default prompt, which precedes every text.
     """
-    about = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    about = read_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     kind = about.get("model_type", "SentenceTransformer")
     if kind != "SentenceTransformer":
         raise InputError(
             f"model {str(folder)!r}: expected a SentenceTransformer, found a {kind}: it gives other vectors"
         )
-    prompt = (about.get("prompts") or {}).get(about.get("default_prompt_name"))
+    prompts = about.get("prompts") or {}
+    if not isinstance(prompts, dict):
+        raise InputError(f"model {str(folder)!r}: expected prompts by name in {SETTINGS}, found {prompts!r}")
+    name = about.get("default_prompt_name")
+    prompt = prompts.get(name) if isinstance(name, str) else None
     if prompt:
         raise InputError(
             f"model {str(folder)!r}: expected no default prompt, found {prompt!r} in {SETTINGS}: texts would be "
@@ -166,11 +177,11 @@ def check_settings(folder: Path) -> None:
 
 
 def read_pooling(file: Path) -> str:
-    found = read_json(file)
+    found = read_object(file)
     modes = found.get("pooling_mode")
     if modes is None:
         modes = [key for key, asked in found.items() if key.startswith("pooling_mode_") and asked] or [POOLINGS["mean"]]
-    modes = [modes] if isinstance(modes, str) else list(modes)
+    modes = list(map(str, modes)) if isinstance(modes, list) else [str(modes)]
     names = {key: mode for mode, key in POOLINGS.items()} | {mode: mode for mode in POOLINGS}
     if len(modes) != 1 or modes[0] not in names:
         raise InputError(
@@ -181,20 +192,21 @@ def read_pooling(file: Path) -> str:
 
 
 def read_projection(file: Path) -> Projection:
-    found = read_json(file)
-    places = {found.get(f"module_{end}_name", "sentence_embedding") for end in ("input", "output")}
-    if found.get("use_residual") or not places <= {"sentence_embedding", None} or "out_features" not in found:
+    found = read_object(file)
+    places = [found.get(f"module_{end}_name", "sentence_embedding") for end in ("input", "output")]
+    known = all(place in ("sentence_embedding", None) for place in places)
+    if found.get("use_residual") or not known or not is_size(found.get("out_features")):
         raise InputError(
             f"model {str(file)!r}: expected a Dense of a given width on the pooled vector, found one with a residual, "
             "on something else or of no width: it can't be computed here"
         )
     name = str(found.get("activation_function", ACTIVATIONS["Tanh"])).rpartition(".")[2]
-    return Projection(int(found["out_features"]), bool(found.get("bias", True)), name)
+    return Projection(found["out_features"], bool(found.get("bias", True)), name)
 
 
 def read_body_settings(folder: Path) -> int | None:
     """Checks the Transformer's settings and returns its maximum text length in tokens, None if not given."""
-    found = read_json(folder / BODY_SETTINGS) if (folder / BODY_SETTINGS).is_file() else {}
+    found = read_object(folder / BODY_SETTINGS) if (folder / BODY_SETTINGS).is_file() else {}
     states = found.get("module_output_name", "token_embeddings")
     if found.get("transformer_task", "feature-extraction") != "feature-extraction" or states != "token_embeddings":
         raise InputError(
@@ -207,13 +219,18 @@ def read_body_settings(folder: Path) -> int | None:
             f"{BODY_SETTINGS} says, found one that doesn't: it would read other words"
         )
     longest = found.get("max_seq_length")
-    return int(longest) if longest else None
+    if longest and not is_size(longest):
+        raise InputError(
+            f"model {str(folder)!r}: expected a whole number of at least 1 for max_seq_length in {BODY_SETTINGS}, "
+            f"found {longest!r}"
+        )
+    return longest or None
 
 
 def lowers(folder: Path) -> bool:
     """Returns whether the folder's tokenizer lowercases its input."""
     about = folder / "tokenizer.json"
-    rules = json.dumps(read_json(about).get("normalizer")) if about.is_file() else ""
+    rules = json.dumps(read_object(about).get("normalizer")) if about.is_file() else ""
     return '"lowercase": true' in rules or '"Lowercase"' in rules
 
 
@@ -274,6 +291,17 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"model {str(file)!r}: no such file, or no JSON: {error}") from error
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    found = read_json(file)
+    if not isinstance(found, dict):
+        raise InputError(f"model {str(file)!r}: expected a JSON object, found a {type(found).__name__}")
+    return found
+
+
+def is_size(found: Any) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and found > 0
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -14,6 +14,7 @@ Task = Literal[
     "auto", "text-classification", "token-classification", "question-answering", "masked-lm", "causal-lm", "chat",
     "sentence-embedding",
 ]  # fmt: skip
+LONGEST = 31_536_000  # maximum timeout in seconds: one year
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ class WriteConfig:
                 "expected batch_tokens of at least 1, limit of at least 0 and rank below ranks, "
                 f"found {self.batch_tokens}, {self.limit}, {self.rank} of {self.ranks}"
             )
+        if not 0 < self.timeout <= LONGEST:
+            raise InputError(f"timeout: expected more than 0 seconds, at most {LONGEST}, found {self.timeout}")
 
 
 @dataclass(frozen=True)

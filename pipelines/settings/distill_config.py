@@ -19,7 +19,7 @@ from distill.teacher.config import TeacherConfig
 from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig
 from distill.train.steps.on_policy_config import OnPolicyConfig
-from pipelines.settings.cache_config import KeepConfig
+from pipelines.settings.cache_config import LONGEST, KeepConfig
 
 TaskName = Literal[
     "auto", "text-classification", "multi-label", "regression", "token-classification", "question-answering",
@@ -47,9 +47,6 @@ SHORT = {
     "accelerator": "machine.accelerator",
     "threads": "machine.threads",
 }
-
-
-LONGEST = 31_536_000  # maximum timeout in seconds: one year
 
 
 @dataclass(frozen=True)

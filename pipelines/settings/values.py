@@ -49,6 +49,8 @@ def home(name: str, path: Any) -> Any:
 
 
 def check_count(name: str, count: int) -> None:
+    if count < 0:
+        raise InputError(f"{name}: expected at least 0, found {count}")
     here = cores()
     most = max(ALWAYS, A_CORE * here)
     if count > most:

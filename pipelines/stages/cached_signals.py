@@ -147,7 +147,7 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
         seed=config.seed,
         device=device,
     )
-    return Job(task, model, teacher, tokenizer, samples, identity)
+    return Job(task, model, teacher, tokenizer, samples, identity, opened.note)
 
 
 def check_room(own: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, config: WriteConfig) -> None:
@@ -274,8 +274,9 @@ def layers_of(layers: str, last: int) -> tuple[int, ...]:
         numbers = tuple(int(number) for number in layers.split(","))
     except ValueError:
         raise InputError(f"keep.layers: expected numbers joined by commas, or last, found {layers!r}") from None
-    if max(numbers) > last:
-        raise InputError(f"keep.layers: expected numbers up to {last}, found {max(numbers)}: the teacher ends there")
+    if max(numbers) > last or min(numbers) < 0:
+        wrong = next(number for number in numbers if not 0 <= number <= last)
+        raise InputError(f"keep.layers: expected numbers from 0 up to {last}, found {wrong}: the teacher has no others")
     return numbers
 
 

@@ -54,8 +54,8 @@ def a_start(cell: Any, where: str) -> int:
     """Parses the start of an answer; -1 if unknown."""
     try:
         return -1 if cell is None else int(cell)
-    except (TypeError, ValueError):
-        raise InputError(f"{where}: expected a number for an answer's start, found {str(cell)[:60]!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{where}: expected a whole number for an answer's start, found {str(cell)[:60]!r}") from None
 
 
 def placed_in(context: str, answer: Answer) -> Answer | None:

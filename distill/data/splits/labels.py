@@ -119,8 +119,8 @@ def check_marks(labels: Sequence[str], numbers: Sequence[int], findings: Finding
     rows = [number for number, label in zip(numbers, labels, strict=True) if UNLABELLED.fullmatch(label)]
     if not rows or not others:
         return
-    values = {float(label) if is_number(label) else math.nan for label in others}
-    if min(values, default=0) < 0 or values == {1}:  # such as -2 to 2, or -1 and 1
+    values = {float(label) for label in others} if all(map(is_number, others)) else {math.nan}
+    if min(values) < 0 or values == {1}:  # such as -2 to 2, or -1 and 1
         return
     if values <= {0, 1}:
         findings.remarks.append(

@@ -5,6 +5,7 @@ import re
 import sys
 from pathlib import Path
 
+import broken_checkpoints as broken
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
@@ -91,6 +92,15 @@ def test_a_decoders_cache_is_planned_written_reused_and_inspected(cache, decoder
     assert re.search(r"coverage: (\d+) of \1 samples", said)
     assert "KL(cached, dense)" in said
     assert 0 < float(re.search(r"│ ([\d.]+) degrees", said)[1]) < 90
+
+
+def test_the_length_that_a_short_teacher_leaves_is_reported(cache, checkpoints, changed_copy, tmp_path):
+    folder = changed_copy("headed", broken.positions(16))
+    code, said = cache(
+        "write", "--teacher", folder, "--data", checkpoints / "data", "--cache", tmp_path / "c", "--dry-run"
+    )
+    assert code == 0, said
+    assert "texts are cut at 16 tokens: the teacher has 16 positions" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("temperature", ["1", "2"])
@@ -250,7 +260,10 @@ def test_invalid_arguments_end_with_one_message(words, message, monkeypatch, cap
     [
         (("--signals", "topk", "--k", "100000"), "cache.k: expected 1 to"),
         (("--signals", "sampled", "--draws", "0"), "cache.draws"),
-        (("--signals", "hidden", "--layers", "7"), "expected numbers up to 2, found 7"),
+        (("--signals", "hidden", "--layers", "7"), "expected numbers from 0 up to 2, found 7"),
+        (("--signals", "hidden", "--layers", "0,-1"), "expected numbers from 0 up to 2, found -1"),
+        (("--timeout", "0"), "timeout: expected more than 0 seconds"),
+        (("--threads", "-1"), "threads: expected at least 0, found -1"),
         (("--signals", "hidden", "--layers", "a"), "numbers joined by commas"),
         (("--signals", "generated", "--task", "sentence-embedding"), "generated isn't a signal of sentence-embedding"),
         (("--task", "masked-lm"), "no head of the task (AutoModelForMaskedLM knows none); name another --task"),

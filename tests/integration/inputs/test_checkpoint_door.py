@@ -103,6 +103,10 @@ WEIGHTS = {
         in_shards(lambda index: index["weight_map"].update({"x": "../../secret.safetensors"})),
         r"expected names of files beside model\.safetensors\.index\.json, found '\.\./\.\./secret\.safetensors'",
     ),
+    "index-of-numbers": (
+        in_shards(lambda index: index.update(weight_map=dict.fromkeys(index["weight_map"], 1))),
+        r"expected names of files beside model\.safetensors\.index\.json, found 1",
+    ),
     "index-without-map": (in_shards(lambda index: index.pop("weight_map")), r"index\.json is damaged"),
     "index-map-is-a-list": (
         in_shards(lambda index: index.update(weight_map=["model-00001-of-00002.safetensors"])),

@@ -201,6 +201,35 @@ def test_a_sentence_encoder_with_broken_projections_is_refused(
     assert re.search(message, refused(distill, words, monkeypatch, capsys))
 
 
+POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
+MODULE = {"path": "", "type": "sentence_transformers.models.Transformer"}
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("modules.json", [MODULE, MODULE | {"path": "../other"}], r"expected folders of modules beside .*'\.\./other'"),
+        ("modules.json", [MODULE, MODULE | {"path": "/etc"}], "expected folders of modules beside .*'/etc'"),
+        (POOLING, [], "expected a JSON object, found a list"),
+        (POOLING, {"pooling_mode": 5}, "expected one pooling among mean, .* found 5"),
+        (POOLING, {"pooling_mode": [["mean"]]}, "expected one pooling among mean, "),
+        (DENSE, {"out_features": "wide"}, "expected a Dense of a given width"),
+        (DENSE, {"out_features": 16, "module_input_name": ["x"]}, "expected a Dense of a given width"),
+        ("sentence_bert_config.json", [], "expected a JSON object, found a list"),
+        ("sentence_bert_config.json", {"max_seq_length": "long"}, "expected a whole number .* max_seq_length .*'long'"),
+        ("config_sentence_transformers.json", "x", "expected a JSON object, found a str"),
+        ("config_sentence_transformers.json", {"prompts": ["query: "]}, "expected prompts by name in "),
+    ],
+)
+def test_a_sentence_encoder_with_settings_of_another_shape_is_refused(
+    file, content, message, checkpoints, tmp_path, monkeypatch, capsys, tokenizer
+):
+    folder = sentence_folder(tmp_path / "encoder", tokenizer, lambda dense: None)
+    (folder / file).write_text(json.dumps(content))
+    words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
+    assert re.search(message, refused(distill, words, monkeypatch, capsys))
+
+
 def test_a_pruned_model_whose_weights_are_missing_is_refused(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
     save_pruned(shipped("bert"), tmp_path / "pruned")
     tokenizer.save_pretrained(tmp_path / "pruned")

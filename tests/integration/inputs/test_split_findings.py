@@ -242,6 +242,12 @@ def test_rows_of_train_with_the_label_minus_one_are_named(data, refuses):
     assert "--data.unlabelled" in printed
 
 
+def test_minus_one_beside_names_and_a_signed_number_names_its_rows(data, refuses):
+    names = ("-1", "-2", "good", "bad", "fair", "poor", "fine")  # in a set their order differs from run to run
+    write(data / "train.csv", [(text, names[i % len(names)]) for i, (text, _) in enumerate(make_rows(70, 1))])
+    assert "train: 10 rows have the label -1, rows 1, 8, 15" in refuses(data)
+
+
 def test_the_label_minus_one_is_a_class_beside_one(data, reads):
     for split, seed in (("train", 1), ("test", 2)):
         write(data / f"{split}.csv", renamed(make_rows(60, seed), "-1", "1"))

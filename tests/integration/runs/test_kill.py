@@ -66,12 +66,16 @@ def test_a_run_killed_repeatedly_resumes_bit_identically(undisturbed, tmp_path):
 @pytest.mark.timeout(3600)
 def test_twenty_runs_killed_at_random_moments_end_bit_identically(undisturbed, tmp_path):
     teacher, data, expected, seconds = undisturbed
-    chance = random.Random(11)
-    killed = 0
-    for number in range(20):
+    chance, killed = random.Random(11), 0
+    for number in range(40):
         output = tmp_path / f"killed-{number}"
         words = small_run(teacher, data, output, *LONG)
-        killed += kill_after(chance.uniform(0.05, 0.95) * seconds, words)
+        if kill_after(chance.uniform(0.05, 0.95) * seconds, words):
+            killed += 1
+        else:
+            seconds *= 0.8  # the machine was busier when it was measured
         finish("distill", words)
-        assert student_hash(output) == expected, f"kill {number}"
-    assert killed >= 15
+        assert student_hash(output) == expected, f"run {number}"
+        if killed == 20:
+            break
+    assert killed == 20

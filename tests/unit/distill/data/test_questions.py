@@ -188,8 +188,10 @@ def test_cached_start_and_end_logits_are_mapped_to_their_tokens(tokenizer):
 def test_missing_answers_are_skipped_and_invalid_starts_are_refused():
     assert answers_of({"text": None, "answer_start": None}, "here") == []
     assert answers_of({"text": [None, "a"], "answer_start": [-1, None]}, "here") == [Answer("a", -1)]
-    with pytest.raises(InputError, match="here: expected a number for an answer's start, found 'x'"):
+    with pytest.raises(InputError, match="here: expected a whole number for an answer's start, found 'x'"):
         answers_of({"text": ["a"], "answer_start": ["x"]}, "here")
+    with pytest.raises(InputError, match="expected a whole number for an answer's start, found 'inf'"):
+        answers_of('{"text": ["a"], "answer_start": [Infinity]}', "here")
 
 
 def test_answers_keep_their_place_in_a_context_that_begins_with_an_empty_line(tmp_path):
