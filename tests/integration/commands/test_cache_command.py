@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import broken_checkpoints as broken
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
@@ -27,6 +26,7 @@ from distill.teacher.online import OnlineTeacher
 from pipelines.runs import cli
 from pipelines.settings.cache_config import WriteConfig
 from pipelines.stages.cached_signals import record
+from support import broken_checkpoints as broken
 from support.commands import finish, refused
 from support.task_data import question_data, tagged_data
 from support.tiny_models import MAX_LENGTH, VOCABULARY, WORDS, build_model, make_rows, saved
