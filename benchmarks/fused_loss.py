@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.measure.training_precision import ceiling
+from compress.measure.training_precision import peak_flops
 from distill.losses.fused import fused_sampled_cross_entropy
 from distill.losses.logits import soft_cross_entropy
 from distill.losses.sparse import sampled_cross_entropy
@@ -64,7 +64,7 @@ def compare(given: argparse.Namespace, console: Any) -> None:
                 times[name].append(seconds)
     del setup.ways
     rows = []
-    rate = ceiling(torch.device(given.device), torch.float32, 2048)
+    rate = peak_flops(torch.device(given.device), torch.float32, 2048)
     floor = 6 * given.positions[0] * given.width * given.vocabulary / rate
     bytes_of = {name: alone(given, name) for name in times}
     for name, own in times.items():

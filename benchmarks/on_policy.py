@@ -40,7 +40,7 @@ from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from distill.train.steps.on_policy import OnPolicy, asked_of
+from distill.train.steps.on_policy import OnPolicy, continuation_batch
 from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.runs.console import Console
 from pipelines.runs.stage import LOGS, SCRATCH, replacing
@@ -186,7 +186,7 @@ def own_texts(model: LlamaForCausalLM, teacher: LlamaForCausalLM, text: Text) ->
     for part in torch.from_numpy(text.dev[:, : text.prompt]).split(AT_ONCE):
         prompts = list(part)
         new = generate(model, prompts, new_tokens=text.dev.shape[1] - text.prompt, seed=DRAWN)
-        batch = asked_of(prompts, new, 0)
+        batch = continuation_batch(prompts, new, 0)
         asked = batch["positions"]
         own, theirs = (each(**inputs_of(batch)).logits[asked].float() for each in (model, teacher))
         written = batch["input_ids"].roll(-1, 1)[asked]

@@ -31,7 +31,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
 
-from compress.measure.training_precision import ceiling
+from compress.measure.training_precision import peak_flops
 from distill.losses.logits import forward_kl
 from distill.parallel.clip import clip_gradients
 from distill.parallel.layout import parse_layout
@@ -190,7 +190,7 @@ def rate(precision: str, size: int = 4096) -> float:
     """Floating-point operations a second that one large product reaches here; fp8 counts twice bfloat16's."""
     size = size if device_type() == "cuda" else 1024
     kind = torch.float32 if precision == "32" else torch.bfloat16
-    return ceiling(device_of("auto"), kind, size) * (2 if precision == "fp8" else 1)
+    return peak_flops(device_of("auto"), kind, size) * (2 if precision == "fp8" else 1)
 
 
 def has_fp8() -> bool:

@@ -31,7 +31,7 @@ from compress.export.pytorch.torchao import export_torchao
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.gptq import gptq_model
 from compress.quantize.prepare import Rounding, convert
-from compress.quantize.rounding import round_model
+from compress.quantize.rounding import quantize_model
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.config import LossConfig
@@ -60,7 +60,7 @@ class Text:
 
 
 def calibrated(model: LlamaForCausalLM, scheme: str, weights: Any, text: Text) -> None:
-    round_model(model, QuantizeConfig(scheme=scheme, weights=weights), text.calibration)
+    quantize_model(model, QuantizeConfig(scheme=scheme, weights=weights), text.calibration)
     if weights == "gptq":
         gptq_model(model, text.calibration)
 

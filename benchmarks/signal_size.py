@@ -23,7 +23,7 @@ from transformers import LlamaForCausalLM
 from distill.cache import CacheReader, Identity, Sampled, Samples, TopK, write_cache
 from distill.cache.fidelity import divergence, halved
 from distill.cache.fidelity import fidelity as fidelity_of
-from distill.cache.preflight import ask
+from distill.cache.preflight import run_teacher
 from distill.cache.samples import samples_of
 from distill.cache.signals import Signal
 from distill.data.batches.token_blocks import LanguageBlocks
@@ -138,7 +138,7 @@ def entropy(setup: Real | Synthetic, kind: Signal, reader: CacheReader) -> tuple
     rows = [
         row
         for start in range(0, 256, 8)
-        for row in kind.rows(ask(setup.teacher, setup.samples, range(start, start + 8)))
+        for row in kind.rows(run_teacher(setup.teacher, setup.samples, range(start, start + 8)))
     ]
     ids = np.concatenate([row[0].ravel() for row in rows])
     positions = 256 * len(rows)

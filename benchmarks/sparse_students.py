@@ -151,7 +151,7 @@ def sparse_training(student: PreTrainedModel, way: str, steps: int) -> SparseTra
     """From dense to the pattern between a tenth and six tenths of the steps; the rest trains what stays."""
     if not WAYS[way]:
         return None
-    return prepare(student, SparseConfig(**WAYS[way]).over(steps))
+    return prepare(student, SparseConfig(**WAYS[way]).schedule(steps))
 
 
 @torch.inference_mode()

@@ -52,12 +52,12 @@ def main() -> None:
 def compare(given: argparse.Namespace, console: Any) -> None:
     import torch
 
-    from compress.measure.training_precision import ceiling
+    from compress.measure.training_precision import peak_flops
 
     setup = Setup(given)
     steps = {way: setup.step(way) for way in WAYS}
     times = interleaved(steps, setup.batches, given.rounds)
-    rows, rate = [], ceiling(torch.device("cpu"), torch.float32, rounds=30)
+    rows, rate = [], peak_flops(torch.device("cpu"), torch.float32, rounds=30)
     for way in WAYS:
         median = statistics.median(times[way])
         ratio = statistics.median(a / b for a, b in zip(times[way], times["labels"], strict=True))

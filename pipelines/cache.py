@@ -100,9 +100,9 @@ def write(argv: Sequence[str]) -> None:
     if world.size == 1:
         fill(console, config, job, record(config))
     else:
-        from pipelines.runs.watchdog import told
+        from pipelines.runs.watchdog import explain_failures
 
-        with told(world):
+        with explain_failures(world):
             fill_together(console, config, job, world, mesh)
     leave_world()
 
@@ -142,7 +142,7 @@ def fill_together(console: Console, config: WriteConfig, job: "Job", world: Worl
         force=config.force,
         made_from=record(config),
     )
-    if world.leads:
+    if world.is_rank_zero:
         show(console, Path(config.cache))
 
 
@@ -291,7 +291,7 @@ def verify(argv: Sequence[str]) -> None:
 
 def rebuild(argv: Sequence[str]) -> None:
     config = parsed("rebuild", RebuildConfig, argv)
-    from distill.cache.format.store import locked, mend, open_store
+    from distill.cache.format.store import locked, open_store, repair_files
     from pipelines.stages.cached_signals import prepare, recorded
 
     set_threads(config.threads)
@@ -299,7 +299,7 @@ def rebuild(argv: Sequence[str]) -> None:
     if not folder.is_dir():
         raise InputError(f"cache {str(folder)!r}: no such folder: not a cache")
     with locked(folder):
-        mended = mend(folder)
+        mended = repair_files(folder)
     for name in mended:
         console.say(f"  cache: {name} taken from its other copy")
     about = open_store(folder).about

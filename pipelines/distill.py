@@ -43,29 +43,29 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short=SHORT,
     )
-    follow("pipelines.distill", argv, config)
+    run_command("pipelines.distill", argv, config)
 
 
-def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
+def run_command(command: str, argv: Sequence[str], config: DistillConfig) -> None:
     """Runs all stages of a command with these arguments, on the number of processes that it requests."""
     from pipelines.runs.output import check_output
     from pipelines.settings.machine_facts import check_accelerator
-    from pipelines.settings.rules import refuse
+    from pipelines.settings.rules import check_run
 
     if not launched():  # otherwise the first process may already be writing there
         check_output(Path(config.output))
     starts = config.machine.devices > 1 and not launched()  # starts processes, or plans for them
     count = max(processes(), config.machine.devices if starts or config.dry_run else 1)
-    refuse(config, count)  # checks that don't need torch, which takes seconds to import
+    check_run(config, count)  # checks that don't need torch, which takes seconds to import
 
     from pipelines.runs.stage import Run
-    from pipelines.runs.watchdog import told
+    from pipelines.runs.watchdog import explain_failures
     from pipelines.settings.layouts import layouts_of
-    from pipelines.settings.task_settings import settled
-    from pipelines.stages.online_teacher import dismiss_teacher, teach
+    from pipelines.settings.task_settings import resolve_task
+    from pipelines.stages.online_teacher import dismiss_teacher, serve_teacher
 
     check_accelerator(config.machine.accelerator)
-    config, why = settled(config)
+    config, why = resolve_task(config)
     source = check_inputs(config)
     layouts = layouts_of(config, source, count)
     if starts and not config.dry_run:
@@ -74,9 +74,9 @@ def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
     world = join_world(config.machine.timeout, 0 if config.dry_run else config.teacher.ranks)
     asked = settings_of(config) | {"until": config.until}
     world.everyone.agree({name: value for name, value in flat(asked).items() if name not in PATHS})
-    with told(world.everyone):
+    with explain_failures(world.everyone):
         if world.teaches:
-            teach(world, config, layouts.teacher)
+            serve_teacher(world, config, layouts.teacher)
         else:
             run = Run(Path(config.output), config.seed, Console(), dry=config.dry_run, world=world)
             run.console.say(f"  task: {config.task} ({why})")
@@ -91,11 +91,11 @@ def check_inputs(config: DistillConfig) -> Path:
     Raises:
         InputError: The models, data or settings can't be used together.
     """
-    from compress.prune.slicing.checkpoint import admit
+    from compress.prune.slicing.checkpoint import register_pruned
     from distill.checkpoint.config import load_config
     from distill.checkpoint.folder import checkpoint_folder
     from distill.checkpoint.tokenizer import check_fast
-    from distill.losses.config import check_part, lessons
+    from distill.losses.config import check_part, match_layers
     from distill.student.spec import is_relative
     from distill.tasks.choose import TASKS
     from distill.tasks.names import LANGUAGE
@@ -108,7 +108,7 @@ def check_inputs(config: DistillConfig) -> Path:
     from pipelines.stages.online_teacher import config_of_student
 
     source = checkpoint_folder(config.teacher.model)
-    admit(source)
+    register_pruned(source)
     if config.quantize.scheme:
         check_in_float(source, "teacher")
     teacher, task = load_config(source, "teacher"), config.task
@@ -120,7 +120,7 @@ def check_inputs(config: DistillConfig) -> Path:
     kind.check_weights(source, "teacher", new_head=task not in LANGUAGE, finite=is_first())
     if not is_relative(config.student.spec):
         folder = checkpoint_folder(config.student.spec, "student")
-        admit(folder)
+        register_pruned(folder)
         kind.check(load_config(folder, "student"), config.student.spec)
         check_tokenizers(config, tokenizer, check_tokenizer_of(folder, "student", kind))
         new_head = task not in LANGUAGE and not config.student.given
@@ -131,18 +131,18 @@ def check_inputs(config: DistillConfig) -> Path:
     if config.general.data:
         check_general(config, source)
         own = sizes_of(config_of_student(config, source))
-        taught = lessons(config.general.loss, own, sizes_of(teacher))
+        taught = match_layers(config.general.loss, own, sizes_of(teacher))
         if config.general.progressive:
             check_turns(taught, own.layers)
     kept = TASKS[task].kept if config.keep.signals == "auto" else config.keep.signals
     if task in LANGUAGE and config.teacher.signals == "cached" and kept != "logits":
         check_part(config.loss, kept)
-    lessons(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
+    match_layers(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     check_lengths(config, source)
     return source
 
 
-def road(
+def run_stages(
     run: "Run", config: DistillConfig, source: Path, layouts: "Layouts"
 ) -> tuple[dict[str, "Artefact"], list["Trained"]]:
     """Runs all stages in order up to the evaluation, or to the last one requested.
@@ -198,7 +198,7 @@ def export_and_evaluate(
 ) -> dict[str, "Artefact"]:
     from distill.tasks.language import Language
     from pipelines.settings.schemes import is_dynamic_reduced
-    from pipelines.stages.compared_texts import spoken
+    from pipelines.stages.compared_texts import as_plain_texts
     from pipelines.stages.data import read_data, read_task
     from pipelines.stages.evaluate import Candidate, evaluate_stage
     from pipelines.stages.export import export_stage
@@ -211,9 +211,15 @@ def export_and_evaluate(
         return {}
     splits, task = read_data(made["data"]), read_task(made["data"])
     exports, candidates = {}, []
-    wanted = [("export-teacher", "teacher", made["teacher"], forms_of_teacher(config), judged_of(config))]
+    wanted = [("export-teacher", "teacher", made["teacher"], forms_of_teacher(config), scored_target(config))]
     wanted += [
-        (f"export{each.suffix}", each.name, each.made, forms_of(config, each.scheme), judged_of(config, each))
+        (
+            f"export{each.suffix}",
+            each.name,
+            each.made,
+            student_targets(config, each.scheme),
+            scored_target(config, each),
+        )
         for each in students
     ]
     for stage, name, model, targets, judged in wanted:
@@ -222,7 +228,7 @@ def export_and_evaluate(
             stage,
             model,
             model.folder / MODEL,
-            spoken(splits.test),
+            as_plain_texts(splits.test),
             parity=min(config.measure.parity, BLOCKS) if isinstance(task, Language) else config.measure.parity,
             max_length=config.data.max_length,
             targets=targets,
@@ -243,7 +249,7 @@ def forms_of_teacher(config: DistillConfig) -> list["Target"]:
     return list(dict.fromkeys((*ALWAYS, *(Target(name) for name in names if Target(name).kind.floats))))
 
 
-def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
+def student_targets(config: DistillConfig, scheme: str = "") -> list["Target"]:
     """Returns a student's export targets: float targets and, if `scheme` is given, the formats that support it.
 
     Those formats are exported in float too, so that the report shows the gain of quantization on each runtime.
@@ -274,31 +280,31 @@ def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") 
     from pipelines.stages.export import check_refused
     from pipelines.stages.report import REPORT, STUDENT, publish, report_stage, show
 
-    if run.world.leads:
+    if run.world.is_rank_zero:
         check_publishable(run.output / STUDENT)
         write_json(run.output / "config.json", asdict(config))
-    made, students = road(run, config, source, layouts)
+    made, students = run_stages(run, config, source, layouts)
     if config.until != "report":
         rows = [(name, f"{stage.manifest['wall_seconds']:.1f}", str(stage.folder)) for name, stage in made.items()]
         run.console.table("Made", ("stage", "seconds", "where"), rows)
         return
     report = report_stage(run, settings_of(config), read_task(made["data"]), made["evaluate"])
     exports = {each.name: made[f"export{each.suffix}"] for each in students}
-    if run.world.leads:
+    if run.world.is_rank_zero:
         places = publish(run, report, exports)
         show(run.console, json.loads((report.folder / REPORT).read_text()), places)
     check_scores(config, made["evaluate"])
     check_refused(list(exports.values()))
 
 
-def judged_of(config: DistillConfig, student: "Trained | None" = None) -> "Target | None":
+def scored_target(config: DistillConfig, student: "Trained | None" = None) -> "Target | None":
     """Returns the export target of a student, or of the teacher, to which the budget's minimum score applies."""
     from pipelines.stages.budget_timing import target_for
 
     if not (config.budget.asked and config.budget.min_score):
         return None
     wanted = target_for(config.budget, teacher=student is None)
-    forms = forms_of(config, student.scheme) if student is not None else [wanted]
+    forms = student_targets(config, student.scheme) if student is not None else [wanted]
     return wanted if wanted in forms else forms[-1]
 
 
@@ -343,7 +349,7 @@ def show_plan(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts
     """Prints the stages with their planned actions, and the estimated sizes."""
     from pipelines.stages.dry_run import planned_sizes
 
-    road(run, config, source, layouts)
+    run_stages(run, config, source, layouts)
     run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)
     run.console.table("Sizes", ("what", "size"), planned_sizes(config, source, config.task))
     run.console.say("dry run: nothing was written")

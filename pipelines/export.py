@@ -10,13 +10,13 @@ from pipelines.runs.stage import Run, content_hash
 from pipelines.settings.export_config import ExportConfig
 from pipelines.settings.places import check_data, check_models
 from pipelines.stages.export import (
-    asked_targets,
     check_model,
     check_refused,
     difference_text,
     examples_for,
     export_stage,
     is_labelled,
+    requested_targets,
 )
 
 EXAMPLES = """\
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
         examples_for(config, folder),
         parity=config.parity,
         max_length=length,
-        targets=asked_targets(config.export, folder, dynamic=config.dynamic),
+        targets=requested_targets(config.export, folder, dynamic=config.dynamic),
         reduced=is_reduced(config.processor, folder, dynamic=config.dynamic),
     )
     rows = [

@@ -98,14 +98,14 @@ def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from compress.prune.slicing.checkpoint import admit, load_pruned
+    from compress.prune.slicing.checkpoint import load_pruned, register_pruned
     from distill.checkpoint.config import load_config
     from distill.checkpoint.folder import checkpoint_folder
     from distill.tasks.language import CausalLM
     from pipelines.settings.task_settings import check_tokenizer_of
 
     folder = checkpoint_folder(model, "model")
-    admit(folder)
+    register_pruned(folder)
     CausalLM.check(load_config(folder), model)
     CausalLM(()).check_weights(folder, "model")
     manager = TaskManager(include_path=config.include or None)

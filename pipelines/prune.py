@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from distill.errors import InputError
-from pipelines.distill import follow
+from pipelines.distill import run_command
 from pipelines.runs import cli
 from pipelines.settings.command_line import full_flag
 from pipelines.settings.distill_config import SHORT, DistillConfig
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
     )
     if not config.budget.asked:
         raise InputError("budget: none given; name a --speedup such as 10 or 2,4,8,15, or a --latency-ms")
-    follow("pipelines.prune", argv, config)
+    run_command("pipelines.prune", argv, config)
 
 
 def with_teacher(argv: Sequence[str], short: Mapping[str, str] = MODEL_SHORT) -> list[str]:

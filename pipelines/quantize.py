@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from distill.errors import InputError
-from pipelines.distill import follow
+from pipelines.distill import run_command
 from pipelines.prune import MODEL_SHORT, named, with_teacher
 from pipelines.runs import cli
 from pipelines.settings.distill_config import DistillConfig
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short=OWN,
     )
-    follow("pipelines.quantize", argv, config)
+    run_command("pipelines.quantize", argv, config)
 
 
 def with_defaults(argv: Sequence[str]) -> list[str]:

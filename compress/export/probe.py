@@ -23,7 +23,7 @@ Inputs = Mapping[str, np.ndarray]
 Probe = Callable[[Source, Target, Path, Inputs], dict[str, Product]]
 
 
-def opened_up(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
+def expose_products(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
     """Returns an ONNX file with its products' inputs and outputs as extra outputs, and their names by layer."""
     import onnx
 
@@ -36,7 +36,7 @@ def opened_up(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
 
 
 def probe_onnx(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    model, products = opened_up(folder / str(target) / FILE)
+    model, products = expose_products(folder / str(target) / FILE)
     session = open_session(model.SerializeToString(), threads=1)
     wanted = list(dict.fromkeys(name for pair in products.values() for name in pair))
     given = {value.name: inputs[value.name] for value in session.get_inputs()}
@@ -52,7 +52,7 @@ def probe_openvino(source: Source, target: Target, folder: Path, inputs: Inputs)
     from compress.export.openvino.ir import OpenVinoModel, export_openvino
 
     assert target.made_from is not None
-    model, products = opened_up(folder / str(target.made_from) / FILE)
+    model, products = expose_products(folder / str(target.made_from) / FILE)
     with tempfile.TemporaryDirectory() as place:
         onnx.save(model, str(Path(place) / FILE))
         export_openvino(Path(place) / FILE, Path(place) / OWN)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ArtefactError, VerificationError
-from compress.export.common.decisions import Kind, same
+from compress.export.common.decisions import Kind, predictions_agree
 from compress.export.common.targets import Target, target_of
 from compress.export.runtimes import open_export
 from compress.measure.memory import peak_memory
@@ -109,7 +109,7 @@ def verify(
     found = answers["logits"]
     parity = compare(target, found, expected, kind, answers["lengths"])
     parity = replace(parity, load_ms=float(answers["load_ms"]), peak_bytes=int(answers["peak_bytes"]))
-    refuse(parity, folder, rounds=rounds)
+    check_parity(parity, folder, rounds=rounds)
     return parity, found
 
 
@@ -119,11 +119,11 @@ def compare(
     if found.shape != expected.shape:
         raise ArtefactError(f"{target}: expected logits {expected.shape}, found {found.shape}")
     difference = np.abs(found.astype(np.float64) - expected)
-    alike = float(same(kind, found, expected, lengths).mean())
+    alike = float(predictions_agree(kind, found, expected, lengths).mean())
     return Parity(target, len(expected), float(difference.max()), float(difference.mean()), alike)
 
 
-def refuse(parity: Parity, folder: Path, *, rounds: bool) -> None:
+def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
     """Checks that the artefact agrees with the model within the tolerance of its target.
 
     Raises:
@@ -142,7 +142,7 @@ def refuse(parity: Parity, folder: Path, *, rounds: bool) -> None:
         )
 
 
-def answers(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, Any]:
+def run_samples(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, Any]:
     """Returns logits of the samples, load time and peak memory, using only the artefact and the tokenizer beside it."""
     from tokenizers import Tokenizer
 
@@ -159,14 +159,14 @@ def answers(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, 
     for first in range(0, len(rows), BATCH):
         encoded = tokenizer.encode_batch(rows[first : first + BATCH], is_pretokenized=words)
         mask = np.asarray([each.attention_mask for each in encoded])
-        parts.append(flat(model(arrays(encoded, model)), mask))
+        parts.append(flatten_tokens(model(arrays(encoded, model)), mask))
         lengths.append(mask.sum(1))
     most = peak_memory()
     told = {"logits": np.concatenate(parts), "lengths": np.concatenate(lengths)}
     return told | {"load_ms": load_ms, "peak_bytes": most}
 
 
-def flat(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def flatten_tokens(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Returns the logits of a batch as rows: one per text, or one per token that isn't padding."""
     return logits if logits.ndim == 2 else logits[mask.astype(bool)]
 
@@ -183,7 +183,7 @@ def arrays(encodings, model) -> dict[str, np.ndarray]:
 def main(target: str, folder: str, samples: str, out: str) -> None:
     asked = json.loads(Path(samples).read_text())
     end_with_parent(asked["parent"])
-    np.savez(out, **answers(target_of(target), Path(folder), asked))
+    np.savez(out, **run_samples(target_of(target), Path(folder), asked))
 
 
 if __name__ == "__main__":

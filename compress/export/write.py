@@ -11,7 +11,7 @@ from compress.export.common.targets import Target, by_scheme, with_sources
 from compress.export.onnx.fuse import fuse
 from compress.export.onnx.graph import FILE, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
-from compress.export.onnx.rounded import round_graph, round_joined
+from compress.export.onnx.rounded import round_fused, round_graph
 from compress.export.probe import PROBES, Inputs
 from compress.quantize.store import save_rounding
 
@@ -103,7 +103,7 @@ def write_onnxruntime(source: Source, target: Target, folder: Path) -> None:
     elif source.rounding is None:
         quantize_int8(folder / "onnxruntime" / FILE, place, reduced=source.reduced)
     elif all(layer.inputs in ("tensor", "table") for layer in source.layers.values()):
-        round_joined(folder / "onnxruntime" / FILE, place, source.layers)
+        round_fused(folder / "onnxruntime" / FILE, place, source.layers)
     else:  # no fused operator takes scales computed in each call
         round_graph(folder / "onnx" / FILE, place, source.layers)
 

@@ -14,8 +14,8 @@ from compress.errors import CompressError
 from compress.quantize.layers import linear_as
 from compress.quantize.prepare import replace
 
-WORTH = 1.1  # a less exact precision must be this many times faster; smaller differences are noise
-HOPELESS = 3.0  # a mode whose first pass is this many times slower than the best so far isn't measured further
+MIN_SPEEDUP = 1.1  # a less exact precision must be this many times faster; smaller differences are noise
+MAX_SLOWDOWN = 3.0  # a mode whose first pass is this many times slower than the best so far isn't measured further
 DIVISOR = 16  # required divisor of both sizes of a layer for fp8 products
 
 
@@ -73,7 +73,7 @@ MODES: Mapping[str, Mode] = {
 }
 
 
-def why_not(name: str, device: torch.device) -> str:
+def unsupported_reason(name: str, device: torch.device) -> str:
     """Returns the reason why a device can't train in a mode; empty if it can.
 
     Raises:
@@ -97,7 +97,7 @@ def check_mode(name: str, device: torch.device) -> None:
     Raises:
         CompressError: The mode is unknown or not supported by the device.
     """
-    why = why_not(name, device)
+    why = unsupported_reason(name, device)
     if why:
         raise CompressError(f"machine.precision {name}: can't be on {device.type}: {why}")
 
@@ -105,11 +105,11 @@ def check_mode(name: str, device: torch.device) -> None:
 def candidates(device: torch.device) -> tuple[str, ...]:
     """Returns the modes to try on a device; prototypes and modes with low-bit weights must be requested explicitly."""
     wanted = ("32", "bf16-mixed", "fp8") if device.type == "cuda" else ("32", "bf16-mixed")
-    able = tuple(name for name in wanted if not why_not(name, device))
+    able = tuple(name for name in wanted if not unsupported_reason(name, device))
     return able if len(able) > 1 or device.type != "cuda" else (*able, "16-mixed")
 
 
-def made_for(name: str, model: nn.Module, *, emulate: bool = False) -> nn.Module:
+def convert_for(name: str, model: nn.Module, *, emulate: bool = False) -> nn.Module:
     """Converts the model in place for training in a mode; parameters keep their names.
 
     Args:
@@ -124,20 +124,20 @@ def made_for(name: str, model: nn.Module, *, emulate: bool = False) -> nn.Module
 
         # Without padding, fp8 products require a multiple of 16 tokens, which few batches have.
         settings = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
-        convert_to_float8_training(model, config=settings, module_filter_fn=divides)
+        convert_to_float8_training(model, config=settings, module_filter_fn=supports_8bit)
     if name == "int8-mixed":
         from torchao.prototype.quantized_training import Int8MixedPrecisionTrainingConfig
         from torchao.quantization import quantize_
 
         # Without module_swap torchao 0.18 silently leaves the products in float.
-        quantize_(model, Int8MixedPrecisionTrainingConfig(module_swap=True), filter_fn=divides)
+        quantize_(model, Int8MixedPrecisionTrainingConfig(module_swap=True), filter_fn=supports_8bit)
         for layer in model.modules():
             if type(layer).__module__.startswith("torchao."):
-                layer.register_forward_hook(straightened)
+                layer.register_forward_hook(contiguous_gradient_hook)
     return model
 
 
-class Straightened(torch.autograd.Function):
+class ContiguousGradient(torch.autograd.Function):
     """An identity that makes the gradient contiguous: torchao 0.18 accepts no other."""
 
     @staticmethod
@@ -149,11 +149,11 @@ class Straightened(torch.autograd.Function):
         return gradient.contiguous()
 
 
-def straightened(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
-    return Straightened.apply(out)
+def contiguous_gradient_hook(layer: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    return ContiguousGradient.apply(out)
 
 
-def divides(module: nn.Module, name: str) -> bool:
+def supports_8bit(module: nn.Module, name: str) -> bool:
     """Returns whether a layer's products can be in 8 bits; a head of 77 classes, for example, can't."""
     if type(module) is not nn.Linear:  # layers with their own quantization are left unchanged
         return False
@@ -161,7 +161,7 @@ def divides(module: nn.Module, name: str) -> bool:
 
 
 def as_stock(model: nn.Module) -> nn.Module:
-    """Restores stock layers and float32 weights, in place, of a model that `made_for` converted."""
+    """Restores stock layers and float32 weights, in place, of a model that `convert_for` converted."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear) and type(layer).__module__.startswith("torchao."):
             replace(model, name, linear_as(nn.Linear, layer))
@@ -198,11 +198,11 @@ def measure_precisions(
     device = next(model.parameters()).device
     seconds: dict[str, float] = {}
     for precision in precisions:
-        timed = model if MODES[precision].stock else made_for(precision, copy.deepcopy(model))
+        timed = model if MODES[precision].stock else convert_for(precision, copy.deepcopy(model))
         if device.type == "cuda":
             timed_pass(timed, losses, precision, device)  # loads the kernels
         first = timed_pass(timed, losses, precision, device)
-        if seconds and first > HOPELESS * min(seconds.values()):
+        if seconds and first > MAX_SLOWDOWN * min(seconds.values()):
             seconds[precision] = first
             continue
         times = sorted(timed_pass(timed, losses, precision, device) for _ in range(steps))
@@ -213,7 +213,7 @@ def measure_precisions(
 def fastest(seconds: Mapping[str, float]) -> str:
     """Returns the fastest mode; `32` unless another is clearly faster."""
     best = min(seconds, key=lambda name: seconds[name])
-    return "32" if seconds.get("32", float("inf")) < WORTH * seconds[best] else best
+    return "32" if seconds.get("32", float("inf")) < MIN_SPEEDUP * seconds[best] else best
 
 
 def timed_pass(
@@ -234,7 +234,7 @@ def timed_step(model: nn.Module, loss: Callable[[nn.Module], Tensor], precision:
     return time.perf_counter() - start
 
 
-def ceiling(device: torch.device, kind: torch.dtype, size: int = 1024, rounds: int = 5) -> float:
+def peak_flops(device: torch.device, kind: torch.dtype, size: int = 1024, rounds: int = 5) -> float:
     """Returns the floating-point operations per second of a square matrix product: an upper bound on training speed."""
     a = torch.randn(size, size, device=device).to(kind)
     times = []

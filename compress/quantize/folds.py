@@ -47,18 +47,18 @@ def find_folds(model: nn.Module, batch: Mapping[str, Tensor]) -> list[Fold]:
     """
     expected, found = logits_of(model(**batch)), []
     seeded = torch.Generator().manual_seed(0)
-    for fold in suspects(model, batch):
+    for fold in candidate_folds(model, batch):
         inputs = weight_of(model, fold.readers[0]).shape[1]
-        scales = tied(torch.rand(inputs, generator=seeded) + 0.5, model, fold)
-        apply(model, fold, scales)
+        scales = tie_scales(torch.rand(inputs, generator=seeded) + 0.5, model, fold)
+        apply_scales(model, fold, scales)
         moved = (logits_of(model(**batch)) - expected).abs().max()
-        apply(model, fold, 1 / scales)
+        apply_scales(model, fold, 1 / scales)
         if moved <= SAME * expected.abs().max():
             found.append(fold)
     return found
 
 
-def suspects(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[Fold]:
+def candidate_folds(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[Fold]:
     """Yields candidate folds: a norm and the linear layers it feeds, or linear layers of a block with fitting sizes."""
     norms = {n: m for n, m in model.named_modules() if type(m).__name__.endswith("Norm") and hasattr(m, "weight")}
     linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
@@ -94,7 +94,7 @@ def note_input(read: dict[str, Tensor], name: str, module: nn.Module, given: tup
     read[name] = given[0]
 
 
-def tied(scales: Tensor, model: nn.Module, fold: Fold) -> Tensor:
+def tie_scales(scales: Tensor, model: nn.Module, fold: Fold) -> Tensor:
     """Returns scales [inputs] that the producer can absorb.
 
     Input heads that share a value head get the mean of their scales.
@@ -118,13 +118,13 @@ def weight_of(model: nn.Module, name: str) -> Tensor:
 
 
 @torch.no_grad()
-def apply(model: nn.Module, fold: Fold, scales: Tensor) -> None:
+def apply_scales(model: nn.Module, fold: Fold, scales: Tensor) -> None:
     """Multiplies the readers' weights by `scales` [inputs] and divides the producer's outputs by them, in place."""
     for name in fold.readers:
         weight_of(model, name).mul_(scales)
     weight, bias = weight_of(model, fold.producer), getattr(model.get_submodule(fold.producer), "bias", None)
     outputs = weight.shape[0]
-    own = scales if outputs == len(scales) else one_of_each(scales, outputs, tied_width(model, outputs))
+    own = scales if outputs == len(scales) else untie_scales(scales, outputs, tied_width(model, outputs))
     if weight.dim() == 1:
         weight.add_(fold.shift).div_(own).sub_(fold.shift)
     else:
@@ -133,6 +133,6 @@ def apply(model: nn.Module, fold: Fold, scales: Tensor) -> None:
         bias.div_(own)
 
 
-def one_of_each(scales: Tensor, outputs: int, width: int) -> Tensor:
+def untie_scales(scales: Tensor, outputs: int, width: int) -> Tensor:
     """Returns the scales [outputs] of the producer, one per tied group of inputs."""
     return scales.view(outputs // width, -1, width)[:, 0].reshape(-1)

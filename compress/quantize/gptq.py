@@ -14,8 +14,8 @@ from compress.blocks import by_block
 from compress.errors import CompressError
 from compress.quantize.grid import nearest_
 from compress.quantize.layers import QuantizedLinear
-from compress.quantize.prepare import shared
-from compress.quantize.ranges import Batch, Reader, words
+from compress.quantize.prepare import is_tied
+from compress.quantize.ranges import Batch, InputObserver, drop_padding
 from compress.quantize.schemes import Numbers
 
 DAMP = 0.01  # share of the mean energy added to the diagonal: near-constant inputs make it singular
@@ -83,7 +83,7 @@ def inverse_factor(
     return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
 
 
-class Energies(Reader):
+class Energies(InputObserver):
     """Hooks that accumulate x xᵀ over layer inputs; layers that take the same tensor share a sum."""
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Energies(Reader):
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.note(name, module, inputs)
         if self.first[name] == name:
-            rows = words(inputs[0], self.mask).float().flatten(0, -2)
+            rows = drop_padding(inputs[0], self.mask).float().flatten(0, -2)
             self.sums[name] = self.sums.get(name, torch.zeros(())) + rows.T @ rows
 
     def of(self, name: str) -> Tensor:
@@ -122,7 +122,7 @@ def gptq_model(
         seen = Energies()
         seen.watch(model, block, kept)
         for name, layer in block.items():
-            if name in seen.first and not shared(model, layer):
+            if name in seen.first and not is_tied(model, layer):
                 layer.scales = layer.weight_scales().clone()
                 layer.weight.data = gptq(layer.weight.detach(), seen.of(name), layer.scales, layer.numbers)
         on_block(number, len(blocks))

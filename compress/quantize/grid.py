@@ -61,7 +61,7 @@ def grouped(weight: Float[Tensor, "rows inputs"], group: int) -> Float[Tensor, "
     return weight.view(rows, -1, group or inputs)
 
 
-def on_grid(
+def fake_quantize_weight(
     weight: Float[Tensor, "rows inputs"],
     scales: Float[Tensor, "rows groups"],
     numbers: Numbers,
@@ -75,11 +75,11 @@ def on_grid(
     Source: straight-through estimator, Bengio et al. 2013 (arXiv 1308.3432); of learned scales LSQ, Esser et al. 2020
     (arXiv 1902.08153), equations 3 and 4. Its factor on the scale's gradient is left out: Adam cancels it.
     """
-    function = OnLearnedGrid if scales.requires_grad else OnGrid
+    function = FakeQuantizeWeightLearned if scales.requires_grad else FakeQuantizeWeight
     return function.apply(weight, scales, numbers, kind or weight.dtype)
 
 
-class OnLearnedGrid(torch.autograd.Function):
+class FakeQuantizeWeightLearned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, scales: Tensor, numbers: Numbers, kind: torch.dtype) -> Tensor:
         each = scales.reshape(-1, 1)
@@ -99,7 +99,7 @@ class OnLearnedGrid(torch.autograd.Function):
         return (rows * within).view(gradient.shape).to(gradient.dtype), (rows * slope).sum(1).view(shape), None, None
 
 
-class OnGrid(torch.autograd.Function):
+class FakeQuantizeWeight(torch.autograd.Function):
     """Rounding with fixed scales, in place if possible: on a CPU a third of the time of torch's fake quantization."""
 
     @staticmethod
@@ -113,8 +113,10 @@ class OnGrid(torch.autograd.Function):
         return gradient, None, None, None
 
 
-def stored(weight: Float[Tensor, "rows inputs"], scales: Float[Tensor, "rows groups"], numbers: Numbers) -> Tensor:
-    """Returns the numbers of a weight that is `on_grid` [rows, inputs], as int8 or float8_e4m3fn."""
+def quantize_weight(
+    weight: Float[Tensor, "rows inputs"], scales: Float[Tensor, "rows groups"], numbers: Numbers
+) -> Tensor:
+    """Returns the numbers of a weight that is `fake_quantize_weight` [rows, inputs], as int8 or float8_e4m3fn."""
     rows = weight.detach().view(scales.numel(), -1)
     kind = torch.float8_e4m3fn if numbers.floats else torch.int8
     return nearest_(rows / scales.view(-1, 1), numbers).to(kind).view(weight.shape)
@@ -130,7 +132,9 @@ def tensor_grid(low: Float[Tensor, "*shape"], high: Float[Tensor, "*shape"]) -> 
     return scale, (-low / scale).round().clamp(0, LEVELS)
 
 
-def snapped(x: Tensor, scale: Float[Tensor, ""], zero: Float[Tensor, ""], kind: torch.dtype | None = None) -> Tensor:
+def fake_quantize(
+    x: Tensor, scale: Float[Tensor, ""], zero: Float[Tensor, ""], kind: torch.dtype | None = None
+) -> Tensor:
     """Returns activations rounded to a per-tensor grid, in float32 as when deployed, as `kind` or in their own dtype.
 
     The gradient passes where activations aren't clipped, and reaches a learned scale.
@@ -140,11 +144,11 @@ def snapped(x: Tensor, scale: Float[Tensor, ""], zero: Float[Tensor, ""], kind: 
     """
     kind = kind or x.dtype
     if x.device.type == "cpu" and not scale.requires_grad:
-        return SnappedInPlace.apply(x, float(scale), float(zero), kind)
-    return Snapped.apply(x, scale, zero, kind)
+        return FakeQuantizeInPlace.apply(x, float(scale), float(zero), kind)
+    return FakeQuantize.apply(x, scale, zero, kind)
 
 
-class SnappedInPlace(torch.autograd.Function):
+class FakeQuantizeInPlace(torch.autograd.Function):
     """Rounding with a fixed scale given as a Python number: a third of the time on a CPU.
 
     On other devices, reading the scale would force a synchronisation.
@@ -163,7 +167,7 @@ class SnappedInPlace(torch.autograd.Function):
         return torch.ops.aten.hardtanh_backward(gradient.to(x.dtype), x, *ctx.edges), None, None, None
 
 
-class Snapped(torch.autograd.Function):
+class FakeQuantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, kind: torch.dtype) -> Tensor:
         steps = x.float() / scale
@@ -176,15 +180,15 @@ class Snapped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         whole, *rest = ctx.saved_tensors
-        through = inside(gradient, whole)
+        through = zero_clipped(gradient, whole)
         if not rest:
             return through, None, None, None
         steps, kept = rest
-        slope = kept - inside(steps, whole.float())
+        slope = kept - zero_clipped(steps, whole.float())
         return through, (gradient * slope).sum() / (gradient.numel() * (LEVELS // 2)) ** 0.5, None, None
 
 
-def inside(values: Tensor, whole: Tensor) -> Tensor:
+def zero_clipped(values: Tensor, whole: Tensor) -> Tensor:
     """Returns the values where `whole` is on the grid, 0 elsewhere.
 
     On a CPU this takes a tenth of the time of a mask.
@@ -198,16 +202,16 @@ def near_tie(x: Tensor, scale: Tensor, within: float) -> Tensor:
     return (steps - steps.floor() - 0.5).abs() < within
 
 
-def token_snapped(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
+def fake_quantize_tokens(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
     """Returns activations [..., inputs] rounded to 8 bits, each row to its own `tensor_grid`.
 
     They are rounded in float32, and returned as `kind` or in their own dtype; the gradient passes through. The numbers
     are those of torchao's int8 activations, asymmetric per token, from which ExecuTorch's are derived.
     """
-    return RowsSnapped.apply(x, token_rounded, kind or x.dtype)
+    return FakeQuantizeRows.apply(x, token_rounded, kind or x.dtype)
 
 
-class RowsSnapped(torch.autograd.Function):
+class FakeQuantizeRows(torch.autograd.Function):
     """Activations rounded by the function `rounded` in float32; the gradient passes through."""
 
     @staticmethod
@@ -229,13 +233,13 @@ def token_grid(x: Tensor) -> tuple[Tensor, Tensor]:
     return tensor_grid(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True))  # aminmax takes ten times as long
 
 
-def float_snapped(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
+def fake_quantize_float8(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
     """Returns activations [..., inputs] as 8-bit floats times a per-row scale, the row's largest magnitude over 448.
 
     They are rounded in float32, and returned as `kind` or in their own dtype; the gradient passes through. The numbers
     are those of torchao's float8 activations with per-row scales, and of compressed-tensors' with per-token scales.
     """
-    return RowsSnapped.apply(x, float_rounded, kind or x.dtype)
+    return FakeQuantizeRows.apply(x, float_rounded, kind or x.dtype)
 
 
 def float_rounded(x: Tensor) -> Tensor:

@@ -8,21 +8,21 @@ from torch import Tensor, nn
 
 from compress.quantize.grid import (
     SMALLEST,
-    float_snapped,
+    fake_quantize,
+    fake_quantize_float8,
+    fake_quantize_tokens,
+    fake_quantize_weight,
     near_float_tie,
     near_tie,
-    on_grid,
-    snapped,
     tensor_grid,
     token_grid,
-    token_snapped,
     weight_scales,
 )
 from compress.quantize.schemes import INT8, Numbers, Scheme
-from compress.quantize.sharing import Sharing, products_dtype
+from compress.quantize.sharing import RoundingCache, products_dtype
 
-TOKENS = Sharing()  # shared by all layers with per-token scales: they round alike
-FLOATS = Sharing()  # shared by those whose inputs are 8-bit floats
+TOKENS = RoundingCache()  # shared by all layers with per-token scales: they round alike
+FLOATS = RoundingCache()  # shared by those whose inputs are 8-bit floats
 
 
 L = TypeVar("L", bound=nn.Linear)
@@ -60,7 +60,7 @@ class InputGrid(nn.Module):
         super().__init__()
         scale, zero = tensor_grid(low.float(), high.float())
         self.register_buffer("zero", zero)
-        self.sharing = Sharing()
+        self.sharing = RoundingCache()
         if learned:
             self.scale = nn.Parameter(scale)
         else:
@@ -68,7 +68,7 @@ class InputGrid(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the input on the grid, in the dtype that matrix products use."""
-        return self.sharing.of(x, lambda: snapped(x, self.scale.abs(), self.zero, products_dtype(x)), self.scale)
+        return self.sharing.of(x, lambda: fake_quantize(x, self.scale.abs(), self.zero, products_dtype(x)), self.scale)
 
 
 class QuantizedLinear(nn.Linear):
@@ -106,17 +106,17 @@ class QuantizedLinear(nn.Linear):
     def weight_scales(self) -> Tensor:
         """Returns scales [outputs, groups]: the stored ones, or those of the current weights."""
         if self.stretch is not None and self.scales is not None:
-            return stretched(self.scales, self.stretch.view_as(self.scales), self.scheme.group)
+            return deployed_scales(self.scales, self.stretch.view_as(self.scales), self.scheme.group)
         if self.scales is not None:
             return self.scales
         return weight_scales(self.weight.detach(), self.numbers, self.scheme.group)
 
     def rounded_weight(self) -> Tensor:
-        return on_grid(self.weight, self.weight_scales(), self.numbers, products_dtype(self.weight))
+        return fake_quantize_weight(self.weight, self.weight_scales(), self.numbers, products_dtype(self.weight))
 
     def rounded_input(self, x: Tensor) -> Tensor:
         if self.scheme.inputs == "token":
-            sharing, on_rows = (FLOATS, float_snapped) if self.scheme.floats else (TOKENS, token_snapped)
+            sharing, on_rows = (FLOATS, fake_quantize_float8) if self.scheme.floats else (TOKENS, fake_quantize_tokens)
             return sharing.of(x, lambda: on_rows(x, products_dtype(x)))
         return x if self.grid is None else cast(Tensor, self.grid(x))
 
@@ -135,7 +135,7 @@ class QuantizedLinear(nn.Linear):
         return F.linear(self.rounded_input(input), self.rounded_weight(), self.bias)
 
 
-def stretched(scales: Tensor, stretch: Tensor, group: int) -> Tensor:
+def deployed_scales(scales: Tensor, stretch: Tensor, group: int) -> Tensor:
     """Returns scales as deployed: group scales in bfloat16, with a straight-through gradient."""
     found = (scales * stretch).abs().clamp(min=SMALLEST)
     return found + (found.bfloat16().float() - found).detach() if group else found
@@ -156,4 +156,4 @@ class QuantizedEmbedding(nn.Embedding):
         if not self.rounds:
             return rows
         flat = rows.reshape(-1, rows.shape[-1])
-        return on_grid(flat, weight_scales(flat.detach(), INT8), INT8).view(rows.shape)
+        return fake_quantize_weight(flat, weight_scales(flat.detach(), INT8), INT8).view(rows.shape)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
-from compress.quantize.grid import grouped, on_grid, stored
+from compress.quantize.grid import fake_quantize_weight, grouped, quantize_weight
 from compress.quantize.layers import InputGrid, QuantizedEmbedding, QuantizedLinear, linear_as, table_as
 from compress.quantize.schemes import INT8, Numbers, Scheme
 
 
 @dataclass(frozen=True)
-class Rounded:
+class LayerQuantization:
     """Scheme and grids by which a layer is quantized.
 
     Args:
@@ -34,10 +34,10 @@ class Rounded:
 
     def stored(self, weight: Tensor) -> Tensor:
         """Returns the weight [outputs, inputs] as int8 or float8_e4m3fn."""
-        return stored(weight, self.scales, self.numbers)
+        return quantize_weight(weight, self.scales, self.numbers)
 
 
-Rounding = Mapping[str, Rounded]  # name of a module -> how it is quantized
+Rounding = Mapping[str, LayerQuantization]  # name of a module -> how it is quantized
 
 
 def precision_of(rounding: Rounding) -> str:
@@ -121,11 +121,11 @@ def rounded_layers(model: nn.Module, keep: tuple[str, ...] = ()) -> dict[str, nn
 def learn_scales(model: nn.Module) -> None:
     """Makes the weight scales of a `prepare`d model trainable, see `QuantizedLinear.learn_scales`."""
     for layer in model.modules():
-        if isinstance(layer, QuantizedLinear) and not shared(model, layer):
+        if isinstance(layer, QuantizedLinear) and not is_tied(model, layer):
             layer.learn_scales()
 
 
-def shared(model: nn.Module, layer: nn.Module) -> bool:
+def is_tied(model: nn.Module, layer: nn.Module) -> bool:
     """Returns whether the layer shares its weight with an embedding table, whose grid it then uses."""
     return any(isinstance(m, nn.Embedding) and m.weight is layer.weight for m in model.modules())
 
@@ -156,24 +156,24 @@ def replace(model: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 @torch.no_grad()
-def convert(model: nn.Module) -> dict[str, Rounded]:
+def convert(model: nn.Module) -> dict[str, LayerQuantization]:
     """Restores a prepared model's plain layers, with their weights on the grid, and returns the grids by layer name.
 
     Raises:
         CompressError: A layer has no input grid yet, or the model has no quantized layer.
     """
-    found: dict[str, Rounded] = {}
+    found: dict[str, LayerQuantization] = {}
     done: dict[int, Tensor] = {}  # a table tied to a decoder's head is rounded once
     layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear | QuantizedEmbedding)}
     for name, layer in layers.items():
         if id(layer.weight) not in done:
             done[id(layer.weight)] = scales = layer.weight_scales().detach().clone()
-            layer.weight.data = on_grid(layer.weight, scales, layer.numbers)
+            layer.weight.data = fake_quantize_weight(layer.weight, scales, layer.numbers)
         scales = done[id(layer.weight)]
         if isinstance(layer, QuantizedLinear):
-            found[name] = Rounded(layer.scheme, scales, grid_of(name, layer))
+            found[name] = LayerQuantization(layer.scheme, scales, grid_of(name, layer))
         else:
-            found[name] = Rounded(None, scales)
+            found[name] = LayerQuantization(None, scales)
     as_plain(model, list(layers))
     if not found:
         raise CompressError(f"quantize: {type(model).__name__} has no layer that rounds: `prepare` it first")
@@ -198,7 +198,7 @@ def grid_of(name: str, layer: QuantizedLinear) -> tuple[float, int] | None:
     return float(layer.grid.scale.abs()), int(layer.grid.zero)
 
 
-def restore(model: nn.Module, rounding: Rounding) -> None:
+def requantize(model: nn.Module, rounding: Rounding) -> None:
     """Quantizes a converted model again with the numbers it was converted with: the reference for deployed files.
 
     Raises:

@@ -18,7 +18,7 @@ TAIL = 1e-4  # share of the values beyond each end of a percentile's range
 SHARES = torch.linspace(0.3, 1.0, 71)  # shares of the extremes that mse tries as ranges
 
 
-class Seen:
+class InputStatistics:
     """Statistics of a layer's inputs: minimum, maximum, and a uniform sample of KEPT values."""
 
     def __init__(self, seed: int):
@@ -50,7 +50,7 @@ class Seen:
         )
 
 
-class Reader:
+class InputObserver:
     """Forward pre-hooks on layers; this base class records which layers take the same tensor in succession.
 
     `first` maps a layer to the first layer that took the same tensor; `mask` [batch, tokens] is that of the current
@@ -85,18 +85,18 @@ class Reader:
         return texts
 
 
-class ValueReader(Reader):
+class RangeObserver(InputObserver):
     """Collects layer inputs once per shared tensor; `seen` maps the first layer that took it to its statistics."""
 
     def __init__(self, seed: int):
         super().__init__()
         self.seed = seed
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, InputStatistics] = {}
 
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.note(name, module, inputs)
         if self.first[name] == name:
-            self.seen.setdefault(name, Seen(self.seed)).add(words(inputs[0], self.mask))
+            self.seen.setdefault(name, InputStatistics(self.seed)).add(drop_padding(inputs[0], self.mask))
 
 
 def rounding_error(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def calibrate(
         CompressError: There is no text, or an input isn't finite.
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear) and m.scheme.inputs == "tensor"}
-    reader = ValueReader(seed)
+    reader = RangeObserver(seed)
     mode = model.training
     grids = {name: layer.grid for name, layer in layers.items()}
     try:
@@ -142,7 +142,10 @@ def calibrate(
         model.train(mode)
     if not texts:
         raise CompressError("calibration: expected some texts, found none: no range can be told")
-    found = {name: InputGrid(*checked(name, seen.range(method)), learned=learned) for name, seen in reader.seen.items()}
+    found = {
+        name: InputGrid(*check_finite_range(name, seen.range(method)), learned=learned)
+        for name, seen in reader.seen.items()
+    }
     for name, layer in layers.items():
         layer.grid = found[reader.first[name]]
     return texts
@@ -150,17 +153,17 @@ def calibrate(
 
 def same_inputs(model: nn.Module, layers: Mapping[str, nn.Module], batch: Batch) -> dict[str, str]:
     """Returns each layer that the model calls -> the first layer that took the same tensor in succession."""
-    reader = Reader()
+    reader = InputObserver()
     reader.watch(model, layers, [batch])
     return reader.first
 
 
-def words(values: Tensor, mask: Tensor) -> Tensor:
+def drop_padding(values: Tensor, mask: Tensor) -> Tensor:
     """Returns the values of tokens that aren't padding, or all values if there is no token axis, as after pooling."""
     return values[mask] if values.shape[:-1] == mask.shape else values
 
 
-def checked(name: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def check_finite_range(name: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     if not all(torch.isfinite(end) for end in ends):
         raise CompressError(
             f"calibration: {name} reads values from {ends[0]:g} to {ends[1]:g}, expected finite ones: no grid has them"

@@ -11,14 +11,14 @@ from compress.quantize.config import QuantizeConfig
 from compress.quantize.folds import find_folds
 from compress.quantize.prepare import check_plain, prepare, rounded_layers
 from compress.quantize.ranges import Batch, calibrate
-from compress.quantize.schemes import reduced, scheme_of
+from compress.quantize.schemes import reduced_scheme, scheme_of
 from compress.quantize.smooth import awq, smooth
 
 ROUNDED = (nn.Linear, nn.Embedding)
 
 
 @torch.enable_grad()
-def unread(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
+def unused_layers(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
     """Returns layers that don't affect the model's outputs, such as an unused pooler: exported graphs omit them."""
     layers: dict[str, Any] = {name: each for name, each in model.named_modules() if isinstance(each, ROUNDED)}
     frozen = [each.weight for each in layers.values() if not each.weight.requires_grad]
@@ -37,7 +37,7 @@ def unread(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
 
 
 @torch.no_grad()
-def round_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batch], *, seed: int = 0) -> list[str]:
+def quantize_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batch], *, seed: int = 0) -> list[str]:
     """Rescales channels if requested, puts quantized layers in place, and calibrates the ranges of their inputs.
 
     GPTQ, which changes weights permanently, comes later (`gptq_model`).
@@ -63,8 +63,8 @@ def round_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batc
     check_plain(model)
     scheme = scheme_of(config.scheme)
     in_7_bits = config.reduced is True
-    scheme = reduced(scheme) if in_7_bits else scheme
-    keep = (*config.kept, *unread(model, batches))
+    scheme = reduced_scheme(scheme) if in_7_bits else scheme
+    keep = (*config.kept, *unused_layers(model, batches))
     if config.smooth or config.weights == "awq":
         folds = find_folds(model, batches[0])
         if config.smooth:

@@ -38,7 +38,7 @@ class Scheme:
 
     Args:
         name: Name in the settings.
-        bits: Bits of a weight; 7 is 8 bits with the largest values unused, see `reduced`.
+        bits: Bits of a weight; 7 is 8 bits with the largest values unused, see `reduced_scheme`.
         group: Inputs that share a scale; 0: all inputs of an output.
         inputs: Of a linear layer: `float`, unrounded; `token`, 8 bits with a scale and zero point per token, computed
             in each call; `tensor`, 8 bits with one scale and zero point from calibration or training.
@@ -82,7 +82,7 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-def reduced(scheme: Scheme) -> Scheme:
+def reduced_scheme(scheme: Scheme) -> Scheme:
     """Returns the scheme with weights from -63 to 63 instead of -127 to 127, if it has byte products.
 
     x86 processors without VNNI add pairs of byte products in 16 bits. Twice 255 x 127 overflows and saturates; twice
@@ -99,13 +99,13 @@ def multiplies_bytes(scheme: Scheme) -> bool:
     return scheme.inputs != "float" and not scheme.floats
 
 
-def wider(scheme: Scheme, *, in_7_bits: bool = False) -> Scheme | None:
+def wider_scheme(scheme: Scheme, *, in_7_bits: bool = False) -> Scheme | None:
     """Returns the scheme with more bits, for sensitive layers, or None if they stay in float.
 
-    With `in_7_bits` the wider scheme is `reduced`.
+    With `in_7_bits` the wider scheme is `reduced_scheme`.
     """
     found = SCHEMES.get(scheme.name.replace("int4", "int8")) if scheme.bits == 4 else None
-    return reduced(found) if found is not None and in_7_bits else found
+    return reduced_scheme(found) if found is not None and in_7_bits else found
 
 
 BITS: Mapping[str, tuple[str, ...]] = {  # requested by bits alone: each format uses the first that it supports

@@ -11,7 +11,7 @@ from compress.errors import CompressError
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
 from compress.quantize.prepare import as_plain
 from compress.quantize.ranges import same_inputs
-from compress.quantize.schemes import wider
+from compress.quantize.schemes import wider_scheme
 
 Layers = Mapping[str, QuantizedLinear | QuantizedEmbedding]
 
@@ -46,7 +46,7 @@ def sensitivities(
     layers = rounding_layers(model)
     found = []
     for group in grouped_layers(model, layers, batch):
-        with eased(layers, [name for name in layers if name not in group], in_7_bits):
+        with widened(layers, [name for name in layers if name not in group], in_7_bits):
             found.append(Sensitivity(group, judge()))
     return sorted(found, key=lambda each: each.divergence, reverse=True)
 
@@ -66,11 +66,11 @@ def grouped_layers(model: nn.Module, layers: Layers, batch: Mapping[str, torch.T
 
 
 @contextmanager
-def eased(layers: Layers, names: Collection[str], in_7_bits: bool = False) -> Iterator[None]:
+def widened(layers: Layers, names: Collection[str], in_7_bits: bool = False) -> Iterator[None]:
     """Gives the named layers more bits inside the block, or turns off their quantization."""
     before = {name: (layer.rounds, getattr(layer, "scheme", None)) for name, layer in layers.items()}
     for name in names:
-        ease(layers[name], in_7_bits)
+        widen(layers[name], in_7_bits)
     try:
         yield
     finally:
@@ -81,8 +81,8 @@ def eased(layers: Layers, names: Collection[str], in_7_bits: bool = False) -> It
                 layer.scheme = scheme
 
 
-def ease(layer: QuantizedLinear | QuantizedEmbedding, in_7_bits: bool) -> None:
-    more = wider(layer.scheme, in_7_bits=in_7_bits) if isinstance(layer, QuantizedLinear) else None
+def widen(layer: QuantizedLinear | QuantizedEmbedding, in_7_bits: bool) -> None:
+    more = wider_scheme(layer.scheme, in_7_bits=in_7_bits) if isinstance(layer, QuantizedLinear) else None
     if isinstance(layer, QuantizedLinear) and more is not None:
         layer.scheme = more
     else:
@@ -90,7 +90,7 @@ def ease(layer: QuantizedLinear | QuantizedEmbedding, in_7_bits: bool) -> None:
 
 
 @torch.no_grad()
-def ease_most_sensitive(
+def widen_most_sensitive(
     model: nn.Module,
     ranked: Sequence[Sensitivity],
     score: Callable[[], float],
@@ -119,7 +119,7 @@ def ease_most_sensitive(
     low, high, found = 0, len(ranked), dict[int, float]()
     while low < high:
         middle = (low + high) // 2
-        with eased(layers, [name for group in ranked[:middle] for name in group.layers], in_7_bits):
+        with widened(layers, [name for group in ranked[:middle] for name in group.layers], in_7_bits):
             found[middle] = score()
         low, high = (low, middle) if found[middle] >= least else (middle + 1, high)
     if low == len(ranked):
@@ -130,6 +130,6 @@ def ease_most_sensitive(
         )
     names = [name for group in ranked[:low] for name in group.layers]
     for name in names:
-        ease(layers[name], in_7_bits)
+        widen(layers[name], in_7_bits)
     as_plain(model, [name for name in names if not layers[name].rounds])
     return names, found[low]

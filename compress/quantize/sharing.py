@@ -16,14 +16,14 @@ class Last(NamedTuple):
     state: tuple[Any, ...]
 
 
-class Sharing:
+class RoundingCache:
     """Cache of one rounded tensor; a copy or pickle of it starts empty."""
 
     def __init__(self) -> None:
         self.last: Last | None = None
 
-    def __reduce__(self) -> tuple[type["Sharing"], tuple[()]]:
-        return Sharing, ()
+    def __reduce__(self) -> tuple[type["RoundingCache"], tuple[()]]:
+        return RoundingCache, ()
 
     def of(self, x: Tensor, make: Callable[[], Tensor], *reads: Tensor) -> Tensor:
         """Returns `make()`, or its earlier result for the same `x`.

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
-from compress.quantize.folds import Fold, apply, tied, weight_of
-from compress.quantize.grid import on_grid, weight_scales
-from compress.quantize.ranges import Batch, Reader, words
+from compress.quantize.folds import Fold, apply_scales, tie_scales, weight_of
+from compress.quantize.grid import fake_quantize_weight, weight_scales
+from compress.quantize.ranges import Batch, InputObserver, drop_padding
 from compress.quantize.schemes import Scheme
 
 HALF = 0.5  # SmoothQuant's default alpha
@@ -17,7 +17,7 @@ KEPT = 512  # sampled tokens for AWQ's errors
 LEAST = 1e-4  # lower bound, so that a channel of zeros has a finite scale
 
 
-class Channels(Reader):
+class ChannelStatistics(InputObserver):
     """Statistics of fold inputs: largest and mean magnitude per channel, and a sample of tokens."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Channels(Reader):
         self.some: dict[str, Tensor] = {}
 
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        rows = words(inputs[0].detach(), self.mask).float().flatten(0, -2)
+        rows = drop_padding(inputs[0].detach(), self.mask).float().flatten(0, -2)
         most, total = rows.abs().amax(0), rows.abs().sum(0)
         self.most[name] = torch.maximum(self.most.get(name, most), most)
         self.sums[name] = self.sums.get(name, torch.zeros_like(total)) + total
@@ -40,13 +40,13 @@ class Channels(Reader):
         return self.sums[name] / self.count[name]
 
 
-def watch(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch]) -> Channels:
+def watch(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch]) -> ChannelStatistics:
     """Runs the batches and returns statistics of the inputs of each fold's readers.
 
     Raises:
         CompressError: There are no texts.
     """
-    seen, firsts = Channels(), [fold.readers[0] for fold in folds]
+    seen, firsts = ChannelStatistics(), [fold.readers[0] for fold in folds]
     texts = seen.watch(model, {name: model.get_submodule(name) for name in firsts}, batches)
     if folds and not texts:
         raise CompressError("smooth: expected some texts, found none: no channel is known to be large")
@@ -64,7 +64,7 @@ def smooth(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], al
         most = seen.most[fold.readers[0]]
         weights = torch.stack([weight_of(model, name).abs().amax(0) for name in fold.readers]).amax(0)
         scales = most.clamp(min=LEAST) ** alpha / weights.clamp(min=LEAST) ** (1 - alpha)
-        apply(model, fold, tied(steady(scales), model, fold))
+        apply_scales(model, fold, tie_scales(normalize_scales(scales), model, fold))
 
 
 @torch.no_grad()
@@ -87,21 +87,21 @@ def awq(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], schem
         if not readers:
             continue
         mean, tokens = seen.mean(fold.readers[0]).clamp(min=LEAST), seen.some[fold.readers[0]]
-        tried = [tied(steady(mean**share), model, fold) for share in SHARES]
+        tried = [tie_scales(normalize_scales(mean**share), model, fold) for share in SHARES]
         errors = [
             sum(product_error(weight_of(model, name), tokens, scales, schemes[name]) for name in readers)
             for scales in tried
         ]
-        apply(model, fold, tried[min(range(len(errors)), key=lambda i: errors[i])])
+        apply_scales(model, fold, tried[min(range(len(errors)), key=lambda i: errors[i])])
 
 
 def product_error(weight: Tensor, tokens: Tensor, scales: Tensor, scheme: Scheme) -> float:
     """Returns the mean squared error of the products of tokens [tokens, inputs] with the scaled, rounded weight."""
     scaled = weight * scales
-    rounded = on_grid(scaled, weight_scales(scaled, scheme.numbers, scheme.group), scheme.numbers) / scales
+    rounded = fake_quantize_weight(scaled, weight_scales(scaled, scheme.numbers, scheme.group), scheme.numbers) / scales
     return float((tokens @ (rounded - weight).T).square().mean())
 
 
-def steady(scales: Tensor) -> Tensor:
+def normalize_scales(scales: Tensor) -> Tensor:
     """Returns scales normalised around 1; the grid's own scales absorb their overall size."""
     return (scales / (scales.amax() * scales.amin()).sqrt()).clamp(min=LEAST)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from compress.errors import CompressError
-from compress.quantize.prepare import Rounded, Rounding
+from compress.quantize.prepare import LayerQuantization, Rounding
 from compress.quantize.schemes import Scheme
 
 FILE = "quantization.safetensors"
@@ -23,7 +23,7 @@ def save_rounding(rounding: Rounding, folder: Path) -> None:
     save_file(scales, str(folder / FILE), metadata={"version": VERSION, "layers": json.dumps(layers)})
 
 
-def load_rounding(folder: Path) -> dict[str, Rounded]:
+def load_rounding(folder: Path) -> dict[str, LayerQuantization]:
     """Loads the schemes, scales and grids by layer name.
 
     Raises:
@@ -39,7 +39,7 @@ def load_rounding(folder: Path) -> dict[str, Rounded]:
             raise CompressError(f"{folder / FILE}: expected version {VERSION}, found {header.get('version')}")
         layers = json.loads(header["layers"])
         return {
-            name: Rounded(
+            name: LayerQuantization(
                 Scheme(**about["scheme"]) if about["scheme"] is not None else None,
                 file.get_tensor(name),
                 tuple(about["grid"]) if about["grid"] is not None else None,

@@ -9,7 +9,7 @@ from compress.blocks import by_block
 from compress.errors import CompressError
 from compress.sparsity.config import Sparsity
 from compress.sparsity.layers import Batch, Chosen, sparse_layers, sum_over_inputs
-from compress.sparsity.patterns import Masks, check_shape, keep
+from compress.sparsity.patterns import Masks, check_shape, choose_masks
 from compress.sparsity.sparsegpt import sparsegpt
 
 
@@ -43,7 +43,9 @@ def sparsify(
     if config.score == "movement":
         raise CompressError("sparsity.score: movement's scores come from training; use `prepare`, found `sparsify`")
     if config.score == "magnitude":
-        masks = keep({f"{name}.weight": layer.weight.abs() for name, layer in layers.items()}, config, config.share)
+        masks = choose_masks(
+            {f"{name}.weight": layer.weight.abs() for name, layer in layers.items()}, config, config.share
+        )
         for name, layer in layers.items():
             layer.weight.masked_fill_(~masks[f"{name}.weight"], 0)
         return masks
@@ -55,7 +57,7 @@ def sparsify(
         masks |= (
             wanda_stage(model, stage, held, config)
             if config.score == "wanda"
-            else obs_stage(model, stage, held, config)
+            else sparsegpt_stage(model, stage, held, config)
         )
     return masks
 
@@ -63,7 +65,7 @@ def sparsify(
 def wanda_stage(model: nn.Module, layers: dict[str, nn.Linear], batches: list[Batch], config: Sparsity) -> Masks:
     squares = sum_over_inputs(model, layers, batches, lambda rows: rows.square().sum(0))
     scores = {f"{name}.weight": wanda_scores(layer.weight, squares[name]) for name, layer in layers.items()}
-    masks = keep(scores, config, config.share)
+    masks = choose_masks(scores, config, config.share)
     for name, layer in layers.items():
         layer.weight.masked_fill_(~masks[f"{name}.weight"], 0)
     return masks
@@ -74,7 +76,7 @@ def wanda_scores(weight: Tensor, squares: Tensor) -> Tensor:
     return weight.abs().double() * squares.sqrt()
 
 
-def obs_stage(model: nn.Module, layers: dict[str, nn.Linear], batches: list[Batch], config: Sparsity) -> Masks:
+def sparsegpt_stage(model: nn.Module, layers: dict[str, nn.Linear], batches: list[Batch], config: Sparsity) -> Masks:
     grams = sum_over_inputs(model, layers, batches, lambda rows: rows.T @ rows)
     masks = {}
     for name, layer in layers.items():

@@ -12,7 +12,7 @@ from compress.sparsity.config import Sparsity
 Masks = dict[str, Tensor]  # name of a weight -> bool [output, input], True for weights that stay
 
 
-def keep(scores: Mapping[str, Tensor], config: Sparsity, share: float) -> Masks:
+def choose_masks(scores: Mapping[str, Tensor], config: Sparsity, share: float) -> Masks:
     """Returns masks that remove round(share * n) of n units: the lowest-scoring of each row, each layer, or all layers.
 
     A unit is a weight, or a block with the sum of its weights' scores. In an N:M pattern only the M - N lowest of a
@@ -36,7 +36,7 @@ def keep(scores: Mapping[str, Tensor], config: Sparsity, share: float) -> Masks:
         for name, unit in units.items():
             groups = unit if config.compared == "row" else unit.reshape(1, -1)
             kept[name] = without_lowest(groups, round(share * groups.shape[1])).view_as(unit)
-    return {name: spread(mask, config.block) for name, mask in kept.items()}
+    return {name: expand_units(mask, config.block) for name, mask in kept.items()}
 
 
 def unit_scores(name: str, score: Float[Tensor, "out in"], config: Sparsity) -> Float[Tensor, "units_out units_in"]:
@@ -89,7 +89,7 @@ def block_sums(values: Float[Tensor, "out in"], block: tuple[int, int]) -> Float
     return values.reshape(len(values) // rows, rows, -1, columns).sum((1, 3))
 
 
-def spread(units: Bool[Tensor, "units_out units_in"], block: tuple[int, int]) -> Bool[Tensor, "out in"]:
+def expand_units(units: Bool[Tensor, "units_out units_in"], block: tuple[int, int]) -> Bool[Tensor, "out in"]:
     """Returns each unit's value at every weight of its block."""
     rows, columns = block
     return units.repeat_interleave(rows, 0).repeat_interleave(columns, 1)

@@ -41,13 +41,13 @@ class SparseConfig:
                 f"{self.begin:g} and {self.end:g}"
             )
         if self.pattern:
-            self.over(100)
+            self.schedule(100)
 
     @property
     def asked(self) -> bool:
         return bool(self.pattern)
 
-    def over(self, steps: int) -> Sparsity:
+    def schedule(self, steps: int) -> Sparsity:
         """Returns the schedule over `steps` steps.
 
         Raises:

@@ -50,13 +50,15 @@ def sparsegpt(
     for begin in range(0, work.shape[1], step):
         end = min(begin + step, work.shape[1])
         if not config.n_m:
-            mask[:, begin:end] = choose(work, factor, begin, end, config)
+            mask[:, begin:end] = choose_block_mask(work, factor, begin, end, config)
         errors = prune_block(work, factor, mask, begin, end, config)
         work[:, end:] -= errors @ factor[begin:end, end:]
     return work.to(weight.dtype).masked_fill(~mask, 0), mask
 
 
-def choose(work: Tensor, factor: Tensor, begin: int, end: int, config: Sparsity) -> Bool[Tensor, "out block"]:
+def choose_block_mask(
+    work: Tensor, factor: Tensor, begin: int, end: int, config: Sparsity
+) -> Bool[Tensor, "out block"]:
     """Returns the mask of the block's remaining weights; the counts of all blocks add up to round(share * n)."""
     worth = (work[:, begin:end] / factor.diagonal()[begin:end]).square()
     groups = worth if config.compared == "row" else worth.reshape(1, -1)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from compress.errors import CompressError
 from compress.sparsity.config import Sparsity
 from compress.sparsity.layers import Chosen, sparse_layers
-from compress.sparsity.patterns import Masks, block_sums, check_shape, keep, spread
+from compress.sparsity.patterns import Masks, block_sums, check_shape, choose_masks, expand_units
 
 
 class SparseTraining:
@@ -131,7 +131,7 @@ class SparseTraining:
             name: weight.abs().float().masked_fill(~self.masks[name], -torch.inf)
             for name, weight in self.weights.items()
         }
-        return keep(scores, self.config, self.config.share_at(self.step))
+        return choose_masks(scores, self.config, self.config.share_at(self.step))
 
     def _rewired(self) -> Masks:
         block, share = self.config.block, self.config.rewired_at(self.step)
@@ -139,7 +139,7 @@ class SparseTraining:
         for name, weight in self.weights.items():
             alive = block_sums(self.masks[name].float(), block) > 0
             sizes, gradients = block_sums(weight.abs(), block), block_sums(self._gradients[name], block)
-            masks[name] = spread(rewired(alive, sizes, gradients, share), block)
+            masks[name] = expand_units(rewire_units(alive, sizes, gradients, share), block)
         return masks
 
     def _change(self, masks: Masks, optimizer: Optimizer) -> None:
@@ -156,7 +156,7 @@ class SparseTraining:
         self.masks = masks
 
 
-def rewired(alive: Tensor, sizes: Tensor, gradients: Tensor, share: float) -> Tensor:
+def rewire_units(alive: Tensor, sizes: Tensor, gradients: Tensor, share: float) -> Tensor:
     """Drops the floor(share * n) smallest of n live units and grows the same number with the largest gradients.
 
     The number is at most that of the removed units. A unit that was just dropped may grow again; it then keeps its
@@ -206,7 +206,7 @@ def prepare(
             "masks that `sparsify` returned, found none"
         )
     else:
-        first = keep({name: weight.abs() for name, weight in weights.items()}, config, config.share_at(0))
+        first = choose_masks({name: weight.abs() for name, weight in weights.items()}, config, config.share_at(0))
     for name, weight in weights.items():
         weight.masked_fill_(~first[name], 0)
     return SparseTraining(model, config, weights, first, fixed=masks is not None)

@@ -15,7 +15,7 @@ from distill.cache.plan import Samples
 from distill.checkpoint.outputs import find_logits
 from distill.errors import InputError
 from distill.models.inputs import inputs_of
-from distill.tasks.logit_rows import Answers, facts_of
+from distill.tasks.logit_rows import OutputRows, facts_of
 
 BINS = 15
 Loss = Callable[[Tensor, Mapping[str, Any]], Tensor]
@@ -51,7 +51,7 @@ def fidelity(
     samples: Samples,
     batches: Sequence[Sequence[int]],
     loss: Loss,
-    answers: Answers | None = None,
+    answers: OutputRows | None = None,
 ) -> Fidelity:
     """Compares a cache with its teacher on some batches of samples, at the temperature of the cache.
 
@@ -69,7 +69,7 @@ def fidelity(
         InputError: The cache holds no distribution.
     """
     kl, angles, confidences, truths, count = 0.0, [], [], [], 0
-    sampled, answers = False, answers or Answers()
+    sampled, answers = False, answers or OutputRows()
     for rows in batches:
         batch = dict(samples.batch(rows))
         found = cached(batch)
@@ -84,7 +84,7 @@ def fidelity(
         sampled = "weights" in kept
         kl += divergence(dense, kept).sum().item()
         count += len(dense)
-        confidence, truth = likeliest(dense, kept)
+        confidence, truth = top_probabilities(dense, kept)
         confidences.append(confidence)
         truths.append(truth)
         gradients = [gradient(student, batch, loss, targets | soft, answers) for targets in ({"logits": raw}, kept)]
@@ -111,7 +111,7 @@ def divergence(dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, 
     return torch.where(log_p.exp() > 0, log_p.exp() * (log_p - log_q), 0.0).sum(-1)
 
 
-def likeliest(
+def top_probabilities(
     dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, Tensor]
 ) -> tuple[Float[Tensor, "positions"], Float[Tensor, "positions"]]:
     """Returns the cached target's largest probability and the teacher's probability of the same id."""
@@ -133,7 +133,7 @@ def calibration(confidence: np.ndarray, truth: np.ndarray) -> float:
 
 
 def gradient(
-    student: PreTrainedModel, batch: dict[str, Tensor], loss: Loss, targets: Mapping[str, Any], answers: Answers
+    student: PreTrainedModel, batch: dict[str, Tensor], loss: Loss, targets: Mapping[str, Any], answers: OutputRows
 ) -> list:
     said = find_logits(student(**inputs_of(batch)))
     assert said is not None

@@ -13,7 +13,7 @@ from torch import Tensor
 from distill.cache.format.identity import Identity
 from distill.cache.format.shard import packed
 from distill.cache.plan import Samples, cut_batches
-from distill.cache.signals import Answer, Signal, Where
+from distill.cache.signals import Signal, SignalMask, TeacherOutputs
 from distill.cache.signals.rans import Table
 from distill.cache.signals.signal import Codebook, Row
 from distill.errors import InputError
@@ -54,10 +54,10 @@ class Forecast:
     free_bytes: int
 
 
-def ask(teacher: Teacher, samples: Samples, rows: Sequence[int]) -> Answer:
+def run_teacher(teacher: Teacher, samples: Samples, rows: Sequence[int]) -> TeacherOutputs:
     """Returns the teacher's outputs for some samples."""
     batch = samples.batch(rows)
-    return Answer(teacher(batch), Where.of(batch), [samples.keys[i] for i in rows])
+    return TeacherOutputs(teacher(batch), SignalMask.of(batch), [samples.keys[i] for i in rows])
 
 
 def spread_batches(lengths: Sequence[int], batch_tokens: int, count: int) -> list[range]:
@@ -77,7 +77,7 @@ def measure(
     seconds, tokens, largest = [], [], 0
     for batch in chosen:
         start = time.perf_counter()
-        answer = ask(teacher, samples, [rows[i] for i in batch])
+        answer = run_teacher(teacher, samples, [rows[i] for i in batch])
         for signal in identity.signals:
             kept[signal.name] += signal.rows(answer)
         tokens.append(sum(lengths[i] for i in batch))

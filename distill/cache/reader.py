@@ -14,7 +14,7 @@ from distill.cache.format.index import key_array
 from distill.cache.format.key import sample_keys
 from distill.cache.format.shard import DamagedError, Shard, shard_path
 from distill.cache.format.store import Store, open_store
-from distill.cache.signals import Sampled, TopK, Where
+from distill.cache.signals import Sampled, SignalMask, TopK
 from distill.errors import InputError
 
 OPEN_SHARDS = 256  # each open shard holds a file descriptor
@@ -74,9 +74,9 @@ class CacheReader:
             InputError: A sample isn't in the cache, or a shard can't be read.
         """
         first, last = self.store.index.candidates(key_array(keys))
-        return [self.one(key, range(a, b)) for key, a, b in zip(keys, first, last, strict=True)]
+        return [self.locate_key(key, range(a, b)) for key, a, b in zip(keys, first, last, strict=True)]
 
-    def one(self, key: bytes, entries: range) -> tuple[Shard, int]:
+    def locate_key(self, key: bytes, entries: range) -> tuple[Shard, int]:
         for entry in entries:
             place = int(self.store.index.places[entry])
             number, row = place >> 32, place & 0xFFFFFFFF
@@ -95,7 +95,7 @@ class CacheReader:
             "the data or its preprocessing changed since the cache was written"
         )
 
-    def signals_of(self, keys: Sequence[bytes], where: Where) -> dict[str, Any]:
+    def signals_of(self, keys: Sequence[bytes], where: SignalMask) -> dict[str, Any]:
         """Returns the tensors of a batch by name; see each signal's `decode`.
 
         For `Sampled` and `TopK` signals, the result also contains their `temperature` and the teacher's number of
@@ -118,7 +118,7 @@ class CacheReader:
 
     def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         """Returns the teacher signals of a padded batch, on the CPU."""
-        return self.signals_of(sample_keys(batch), Where.of(batch))
+        return self.signals_of(sample_keys(batch), SignalMask.of(batch))
 
     def holds(self, keys: Sequence[bytes]) -> np.ndarray:
         """Returns which keys have an entry in the index, bool [keys], by prefix; no record is read."""

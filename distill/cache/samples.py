@@ -11,9 +11,9 @@ from distill.cache.plan import Samples
 from distill.data.batches.batches import Rows
 from distill.data.batches.encode import TokenRows, padded, padded_tokens
 from distill.data.batches.packing import PackedRows
-from distill.data.masking.masks import MaskedBlocks, masked
+from distill.data.masking.masks import MaskedBlocks, mask_tokens
 
-AT_ONCE = 256  # rows whose keys are computed together
+KEY_BATCH_ROWS = 256  # rows whose keys are computed together
 
 
 def samples_of(data: TokenRows | MaskedBlocks | PackedRows, pad_id: int) -> Samples:
@@ -27,7 +27,7 @@ def samples_of(data: TokenRows | MaskedBlocks | PackedRows, pad_id: int) -> Samp
 
 
 @dataclass(frozen=True)
-class Seen(TokenRows):
+class MaskedDocuments(TokenRows):
     """Masked documents, ids int64, with the positions to predict, bool, [length] each."""
 
     input_ids: list[np.ndarray]
@@ -47,7 +47,7 @@ def masked_rows(data: PackedRows) -> PackedRows:
     documents = data.documents
     assert isinstance(documents, MaskedBlocks)
     firsts = [number * len(documents) for number in range(documents.config.passes)]
-    return PackedRows(Seen(*every_pass(documents)), [row + first for first in firsts for row in data.rows])
+    return PackedRows(MaskedDocuments(*every_pass(documents)), [row + first for first in firsts for row in data.rows])
 
 
 def from_batches(data: Rows, pad_id: int) -> Samples:
@@ -56,7 +56,7 @@ def from_batches(data: Rows, pad_id: int) -> Samples:
     def batch(rows: Sequence[int]) -> Mapping[str, Tensor]:
         return {name: value for name, value in data.collate(rows, pad_id).items() if name != "labels"}
 
-    parts = [range(first, min(first + AT_ONCE, len(data))) for first in range(0, len(data), AT_ONCE)]
+    parts = [range(first, min(first + KEY_BATCH_ROWS, len(data))) for first in range(0, len(data), KEY_BATCH_ROWS)]
     return Samples([key for part in parts for key in sample_keys(batch(part))], data.lengths, batch)
 
 
@@ -90,7 +90,7 @@ def from_rows(
 def every_pass(data: MaskedBlocks) -> tuple[list[np.ndarray], list[np.ndarray]]:
     facts = {"mask_id": data.mask_id, "vocabulary": data.vocabulary, "special_ids": data.special_ids}
     made = [
-        masked(ids, epoch, data.config, **facts)  # type: ignore[arg-type]
+        mask_tokens(ids, epoch, data.config, **facts)  # type: ignore[arg-type]
         for epoch in range(data.config.passes)
         for ids in data.blocks.input_ids
     ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from distill.cache.format.index import prefixes_of
 from distill.cache.format.shard import DamagedError, Shard, shard_path
-from distill.cache.format.store import ABOUT, SPARE, Store, map_index, open_store, read_about, whole
+from distill.cache.format.store import ABOUT, SPARE, Store, map_index, matches_checksum, open_store, read_about
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ def verify(folder: Path) -> list[Fault]:
     files = read_about(folder)["files"]
     for name, sha256 in files.items():
         for file in (folder / name, folder / SPARE / name):
-            if not whole(file, sha256):
+            if not matches_checksum(file, sha256):
                 faults.append(whole_file(file, folder, (), "differs from its checksum"))
     spare = folder / SPARE / ABOUT
     if not spare.is_file() or spare.read_bytes() != (folder / ABOUT).read_bytes():
         faults.append(whole_file(spare, folder, (), "differs from cache.json"))
     name = next(name for name in files if name.startswith("index-"))
-    copy = next((file for file in (folder / name, folder / SPARE / name) if whole(file, files[name])), None)
+    copy = next((file for file in (folder / name, folder / SPARE / name) if matches_checksum(file, files[name])), None)
     if copy is not None:  # only an intact index determines what the shards must contain
         store = replace(store, index=map_index(copy, len(store.index)))
         for number in range(len(store.shard_rows)):

@@ -12,22 +12,22 @@ import numpy as np
 from distill.cache.format.identity import Identity
 from distill.cache.format.index import key_array
 from distill.cache.format.shard import DamagedError, Shard, claimed, publish, shard_bytes, shard_path
-from distill.cache.format.store import ABOUT, SPARE, Store, locked, lost, mend, open_store, sweep
+from distill.cache.format.store import ABOUT, SPARE, Store, locked, lost_file_error, open_store, repair_files, sweep
 from distill.cache.plan import BATCH_TOKENS, Samples, cut_batches, cut_shards, index_of, new_rows
 from distill.cache.preflight import (
     Forecast,
     Teacher,
-    ask,
     check_room,
     forecast,
     measure,
+    run_teacher,
     table_bytes,
 )
 from distill.cache.signals.signal import Row
 from distill.errors import InputError
 
 POLL_SECONDS = 0.2
-OURS = ("cache.", "codebook.", "index-", "shard-", SPARE)
+CACHE_FILE_PREFIXES = ("cache.", "codebook.", "index-", "shard-", SPARE)
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ def plan_cache(
         if not force:
             check_room(folder, expected)
 
-    return planned(folder, identity, samples, teacher, batch_tokens, made_from or {}, approve)
+    return plan_store(folder, identity, samples, teacher, batch_tokens, made_from or {}, approve)
 
 
-def planned(
+def plan_store(
     folder: Path,
     identity: Identity,
     samples: Samples,
@@ -139,10 +139,10 @@ def planned(
     with locked(folder):
         store = None
         if (folder / ABOUT).exists() or (folder / SPARE / ABOUT).exists():
-            mend(folder)
+            repair_files(folder)
             store = open_store(folder, identity)
         elif any(folder.glob("shard-*.safetensors")):
-            raise lost(folder, ABOUT)  # after replanning, its shards might be attributed to other samples
+            raise lost_file_error(folder, ABOUT)  # after replanning, its shards might be attributed to other samples
         sweep(folder)
         rows = new_rows(samples, known_to(store) if store else None)
         if store is not None and not rows:
@@ -171,7 +171,9 @@ def planned(
 def check_folder(folder: Path) -> None:
     """Creates the folder, or raises InputError if it holds anything other than a cache."""
     if folder.exists():
-        theirs = [f.name for f in folder.iterdir() if not f.name.startswith(OURS) and f.suffix != ".partial"]
+        theirs = [
+            f.name for f in folder.iterdir() if not f.name.startswith(CACHE_FILE_PREFIXES) and f.suffix != ".partial"
+        ]
         if theirs:
             raise InputError(f"cache {str(folder)!r}: the folder holds something else; nothing was written")
     folder.mkdir(parents=True, exist_ok=True)
@@ -274,7 +276,7 @@ class Writer:
             if all(row in kept for row in batch):
                 batches.append((batch, None))
             else:
-                answer = ask(self.teacher, self.samples, [rows[i] for i in batch])
+                answer = run_teacher(self.teacher, self.samples, [rows[i] for i in batch])
                 taken = [signal.rows(answer) for signal in signals]
                 batches.append((batch, coder.submit(self.encode, taken)))
                 self.asked += len(batch)

@@ -22,7 +22,8 @@ POOLER = "pooler"
 COUNTS = ("position_ids", "token_type_ids", "num_batches_tracked")  # buffers in old files
 MASKS = ("attn.bias", "attention.bias")  # byte masks in files of the first GPT models
 LIBRARY = "transformers.modeling_utils"
-READ_HERE = ("LOAD REPORT", "The tied weights mapping for this model")  # log messages whose content is in `Report`
+# Log messages whose content is in `Report`.
+SUPPRESSED_LOGS = ("LOAD REPORT", "The tied weights mapping for this model")
 log = logging.getLogger(__name__)
 
 
@@ -140,7 +141,7 @@ def loading(folder: Path | str, role: str) -> Iterator[None]:
     library = logging.getLogger(LIBRARY)
 
     def is_news(record: logging.LogRecord) -> bool:
-        return not any(text in record.getMessage() for text in READ_HERE)
+        return not any(text in record.getMessage() for text in SUPPRESSED_LOGS)
 
     library.addFilter(is_news)
     try:

@@ -88,7 +88,7 @@ def across_loss(
         side_of(teacher_logits, batch["teacher_labels"], spans[..., 2:], keep),
     )
     if config.kind == "sorted":
-        student, teacher = (begun(each) for each in sides)
+        student, teacher = (first_tokens(each) for each in sides)
         return over_spans(student, teacher, sorted_tokens, config.temperature, chunk_bytes)
     assert shared is not None
     vocabularies = Vocabularies.of(
@@ -160,7 +160,7 @@ def side_of(logits: Tensor, labels: Tensor, ends: Tensor, keep: Tensor) -> Side:
     return Side(logits.flatten(0, 1), places, labels.flatten()[places], sizes)
 
 
-def begun(side: Side) -> Side:
+def first_tokens(side: Side) -> Side:
     """Returns the side with only the first token of each span."""
     first = side.sizes.cumsum(0) - side.sizes
     return Side(side.logits, side.places[first], side.ids[first], torch.ones_like(side.sizes))
@@ -196,7 +196,7 @@ class _OverSpans(torch.autograd.Function):
         gradient = torch.zeros_like(logits) if wanted else None
         total = torch.zeros((), dtype=widened(logits[:0]).dtype, device=logits.device)
         counts = chunks(student, teacher, chunk_bytes)
-        for own, taught in zip(cut(student, counts), cut(teacher, counts), strict=True):
+        for own, taught in zip(split_spans(student, counts), split_spans(teacher, counts), strict=True):
             with torch.enable_grad():
                 read = widened(logits.detach()[own.places]).requires_grad_(wanted)
                 heard = widened(teacher.logits[taught.places].detach())
@@ -224,7 +224,7 @@ def chunks(student: Side, teacher: Side, chunk_bytes: int) -> list[int]:
     return torch.unique_consecutive(number, return_counts=True)[1].tolist()
 
 
-def cut(side: Side, counts: list[int]) -> list[Side]:
+def split_spans(side: Side, counts: list[int]) -> list[Side]:
     sizes = side.sizes.split(counts)
     tokens = [int(each.sum()) for each in sizes]
     parts = zip(side.places.split(tokens), side.ids.split(tokens), sizes, strict=True)

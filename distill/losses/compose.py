@@ -75,17 +75,17 @@ def distribution_loss(
     `teacher` holds `logits`: `dense` is used; or `ids` and `weights`: `sampled_cross_entropy`, larger than the KL by
     the teacher's entropy; or `ids`, `log_probs` and `tail`: `topk_kl`. A sample or top-k is valid at the `temperature`
     in the same mapping, 1 if there is none, and is scaled by its square like the rest. `classes` is the teacher's
-    number of classes, see `in_common`.
+    number of classes, see `common_classes`.
 
     Raises:
         InputError: None of these are given, a sample or top-k has another temperature or needs another divergence, or
             the logits have other classes than the student's without `classes`, which marks them as a vocabulary.
     """
-    classes, teacher = in_common(student_logits.shape[-1], teacher)
+    classes, teacher = common_classes(student_logits.shape[-1], teacher)
     student_logits = student_logits[:, :classes]
     if "logits" in teacher:
         return dense(student_logits, teacher["logits"], temperature=temperature)
-    check_part_known(teacher, temperature)
+    check_partial_distribution(teacher, temperature)
     student_logits = student_logits if temperature == 1 else student_logits / temperature
     if dense not in tuple(DIVERGENCES[name] for name in OF_PART):
         raise InputError(
@@ -106,8 +106,8 @@ def fused_distribution_loss(
         InputError: As in `distribution_loss`.
     """
     words = len(head.weight)
-    classes, teacher = in_common(words, teacher)
-    check_part_known(teacher, temperature)
+    classes, teacher = common_classes(words, teacher)
+    check_partial_distribution(teacher, temperature)
     weight = head.weight if classes == words else head.weight[:classes]
     bias = None if head.bias is None else head.bias[:classes]
     if temperature != 1:
@@ -119,7 +119,7 @@ def fused_distribution_loss(
     return value * temperature**2
 
 
-def check_part_known(teacher: Mapping[str, Any], temperature: float) -> None:
+def check_partial_distribution(teacher: Mapping[str, Any], temperature: float) -> None:
     if not teacher.keys() >= {"ids", "weights"} and not teacher.keys() >= {"ids", "log_probs", "tail"}:
         raise InputError(
             "loss.kl: expected the teacher's logits, ids and weights, or ids, log_probs and tail, found "
@@ -133,7 +133,7 @@ def check_part_known(teacher: Mapping[str, Any], temperature: float) -> None:
         )
 
 
-def in_common(own: int, teacher: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+def common_classes(own: int, teacher: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
     """Returns the number of classes that student and teacher have in common, and the teacher's signals for these.
 
     `own` is the student's number of classes. The common ones are the first of both; only rows that pad the larger
@@ -181,10 +181,10 @@ def divergence(config: LossConfig, labels: Num[Tensor, "rows"]) -> Callable[...,
     return loss
 
 
-def shared(config: LossConfig, terms: Mapping[str, Tensor], shares: Mapping[str, float]) -> dict[str, Tensor]:
+def scale_by_share(config: LossConfig, terms: Mapping[str, Tensor], shares: Mapping[str, float]) -> dict[str, Tensor]:
     """Returns one process's terms scaled so that their average over the processes is that of the whole batch.
 
-    `shares` are those of `distill.data.batches.share.share_of`.
+    `shares` are those of `distill.data.batches.share.shard_batch`.
     """
     over = MEAN_OVER | ({"kl": "labels"} if config.divergence == "decoupled_kl" else {})
     return {name: value * shares[over[name]] for name, value in terms.items()}

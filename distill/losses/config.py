@@ -12,7 +12,7 @@ DIVERGENCES = (
     "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
 )  # fmt: skip
 OF_PART = ("forward_kl", "soft_cross_entropy")  # for which a sample or the likeliest classes are sufficient
-SOFT = 2.0
+DEFAULT_TEMPERATURE = 2.0
 DYNAMIC = "dynamic"
 LEARNED = "learned"
 MAPS = ("uniform", "skip", "last", DYNAMIC, LEARNED)
@@ -34,8 +34,8 @@ class LossConfig:
         similarity: Weight of the distance between the student's and the teacher's cosines of every two texts of a batch
             (of each process's share of it).
         temperature: Softens both distributions of `kl`; the term is scaled by its square. If left out it is 2, or 1 in
-            a run on a language model (`pipelines.settings.task_settings.settled`): over its vocabulary there is little
-            left to learn at 2.
+            a run on a language model (`pipelines.settings.task_settings.resolve_task`): over its vocabulary there is
+            little left to learn at 2.
         divergence: Divergence of `kl`: forward_kl, reverse_kl, jensen_shannon, skewed_kl, skewed_reverse_kl,
             total_variation, soft_cross_entropy, decoupled_kl (DKD, needs labels), logit_mse or logit_cosine.
         beta: The teacher's share of jensen_shannon's mixture.
@@ -143,7 +143,7 @@ class LossConfig:
     @property
     def softness(self) -> float:
         """The temperature, with its default if it was left out."""
-        return SOFT if self.temperature is None else self.temperature
+        return DEFAULT_TEMPERATURE if self.temperature is None else self.temperature
 
     @property
     def needs_teacher(self) -> bool:
@@ -197,7 +197,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Lessons:
+class LayerPairs:
     """Pairs (student, teacher) of layers by term; for `hidden` 0 is the embeddings' output, else the first layer."""
 
     hidden: tuple[tuple[int, int], ...] = ()
@@ -230,7 +230,7 @@ class LayerSizes(NamedTuple):
     attended: tuple[int, ...] = ()
 
 
-def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lessons:
+def match_layers(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> LayerPairs:
     """Returns the pairs of layers that the terms compare.
 
     Raises:
@@ -259,7 +259,7 @@ def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lesso
             f"loss.layer_map {loss.layer_map}: expected a pair of layers for loss.attention, found the embeddings alone"
         )
     last = (student.layers - 1, (loss.relation_layer or teacher.layers) - 1)
-    return Lessons(
+    return LayerPairs(
         pairs if loss.hidden else (),
         tuple((s - 1, t - 1) for s, t in pairs if s and t) if loss.attention else (),
         (last,) if loss.relations else (),

@@ -85,8 +85,8 @@ def attention_scores(
 
     If several heads share a key, `keys` is narrower accordingly.
     """
-    own = cut(queries, heads, "heads")
-    others = cut(keys, keys.shape[-1] // own.shape[-1], "heads")
+    own = split_heads(queries, heads, "heads")
+    others = split_heads(keys, keys.shape[-1] // own.shape[-1], "heads")
     others = others.repeat_interleave(heads // others.shape[1], 1)
     return own @ others.transpose(-1, -2) / own.shape[-1] ** 0.5
 
@@ -113,11 +113,13 @@ def relation_kl(
 
 def relations(values: Float[Tensor, "batch length width"], heads: int) -> Float[Tensor, "batch heads length length"]:
     """Returns the products of every two tokens in each relation head, over the root of its width."""
-    own = cut(values, heads, "loss.relation_heads")
+    own = split_heads(values, heads, "loss.relation_heads")
     return own @ own.transpose(-1, -2) / own.shape[-1] ** 0.5
 
 
-def cut(values: Float[Tensor, "batch length width"], heads: int, name: str) -> Float[Tensor, "batch heads length part"]:
+def split_heads(
+    values: Float[Tensor, "batch length width"], heads: int, name: str
+) -> Float[Tensor, "batch heads length part"]:
     batch, length, width = values.shape
     if width % heads:
         raise InputError(

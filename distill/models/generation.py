@@ -85,7 +85,7 @@ def generate(
     ids = pad_sequence(list(prompts), batch_first=True, padding_value=pad, padding_side="left")
     mask = pad_sequence([torch.ones_like(each) for each in prompts], batch_first=True, padding_side="left")
     streams = Streams(prompts, temperature, seed, top_p, words)
-    with plain(model) as ends:
+    with sampling_mode(model) as ends:
         written = model.generate(  # type: ignore[operator]
             ids,
             attention_mask=mask,
@@ -94,7 +94,7 @@ def generate(
             use_cache=True,
             logits_processor=LogitsProcessorList([streams]),
             pad_token_id=pad,
-            synced_gpus=True if in_parts(model) else None,
+            synced_gpus=True if is_sharded(model) else None,
         )
     new = written[:, ids.shape[1] :]
     stops = torch.isin(new, torch.tensor(ends, device=new.device, dtype=new.dtype))
@@ -126,7 +126,7 @@ def check_generates(model: PreTrainedModel, what: str) -> None:
         )
 
 
-def in_parts(model: PreTrainedModel) -> bool:
+def is_sharded(model: PreTrainedModel) -> bool:
     """Returns whether the model is sharded across processes, which must then all keep generating until every process's
     rows are finished.
     """
@@ -136,7 +136,7 @@ def in_parts(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def plain(model: PreTrainedModel) -> Iterator[list[int]]:
+def sampling_mode(model: PreTrainedModel) -> Iterator[list[int]]:
     """Puts the model into eval mode without generation settings except the end tokens, which the context yields;
     restores both afterwards.
 

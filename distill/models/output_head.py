@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from distill.data.batches.share import spoken_of
+from distill.data.batches.share import loss_mask
 
 
 def head_of(model: nn.Module) -> nn.Module | None:
@@ -16,7 +16,7 @@ def head_of(model: nn.Module) -> nn.Module | None:
     return find() if find is not None else None
 
 
-def words_of(student: nn.Module, signals: Mapping[str, Any]) -> dict[str, int]:
+def vocabulary_classes(student: nn.Module, signals: Mapping[str, Any]) -> dict[str, int]:
     """Returns the number of `classes` of dense vocabulary logits, otherwise an empty dict.
 
     Teacher and student share the tokens, but their tables may be padded to different numbers of rows.
@@ -25,7 +25,7 @@ def words_of(student: nn.Module, signals: Mapping[str, Any]) -> dict[str, int]:
 
 
 @contextmanager
-def asked_words(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[None]:
+def restrict_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[None]:
     """Restricts the model's logits within the context to the batch's requested positions: [rows, vocabulary] in the
     order of `rows_of`. A head sharded across processes, and a model without a head, are unaffected.
 
@@ -36,7 +36,7 @@ def asked_words(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[None]
     if not isinstance(head, nn.Linear) or isinstance(head.weight, DTensor) or hasattr(head.weight, "ds_id"):
         yield
         return
-    mask = spoken_of(batch)
+    mask = loss_mask(batch)
     hook = head.register_forward_pre_hook(lambda _, given: (given[0][mask],) if given[0].dim() == 3 else None)
     try:
         yield

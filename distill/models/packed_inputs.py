@@ -43,7 +43,7 @@ def packed_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[s
     inputs["position_ids"] = batch["position_ids"] + first_position(model)
     same = batch["documents"][:, :, None] == batch["documents"][:, None, :]  # padding counts as a separate document
     masks = {
-        kind: as_attention(within(same, causal, config.sliding_window if kind != KINDS[0] else None), model)
+        kind: as_attention(document_mask(same, causal, config.sliding_window if kind != KINDS[0] else None), model)
         for kind in layer_kinds(config)
     }
     apart = len(masks) > 1 or (KINDS[1] in masks and getattr(config, "layer_types", None))
@@ -51,7 +51,7 @@ def packed_inputs(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> dict[s
     return inputs
 
 
-def within(same: Tensor, causal: bool, window: int | None) -> Tensor:
+def document_mask(same: Tensor, causal: bool, window: int | None) -> Tensor:
     """Returns which positions attend to which: bool [batch, 1, length, length], rows are queries and columns keys.
 
     Args:

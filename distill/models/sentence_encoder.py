@@ -25,7 +25,7 @@ class SentenceOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
+def pool_states(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
     """Returns one vector per text [batch, width], pooled from its tokens' states [batch, length, width].
 
     `mask` [batch, length] is 1 at tokens; padding may be on either side.
@@ -132,7 +132,7 @@ class PooledModel(PreTrainedModel):
         )
         states = out.last_hidden_state
         mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
-        vectors = pooled(states, mask if attention_mask is None else attention_mask, self.form.pooling)
+        vectors = pool_states(states, mask if attention_mask is None else attention_mask, self.form.pooling)
         for linear, each in zip(self.projections, self.form.projections, strict=True):
             vectors = APPLIED[each.activation](linear(vectors))
         if self.form.normalize:

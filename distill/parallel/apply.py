@@ -48,16 +48,16 @@ def apply_layout(
     if layout.pp > 1:
         raise ValueError(f"layout {layout}: a pipeline's stages are laid out by distill.parallel.pipeline")
     if layout.tp > 1:
-        cut_products(model, layout, mesh["tp"], exact=exact)
+        apply_tensor_parallel(model, layout, mesh["tp"], exact=exact)
     if layout.fsdp > 1 or layout.zero == 2 or (layout.tp > 1 and layout.dp > 1):
         policy = policy or MixedPrecisionPolicy()
         offloading = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
-        groups = cut_weights(model, data_mesh(mesh, layout), policy, offloading, keep=layout.zero == 2)
+        groups = apply_fsdp(model, data_mesh(mesh, layout), policy, offloading, keep=layout.zero == 2)
         gather_ahead(model, groups, prefetch)
     return model
 
 
-def cut_products(model: PreTrainedModel, layout: Layout, mesh: DeviceMesh, *, exact: bool) -> None:
+def apply_tensor_parallel(model: PreTrainedModel, layout: Layout, mesh: DeviceMesh, *, exact: bool) -> None:
     """Applies tensor parallelism over the 1-D `mesh`; weights shared by several modules stay shared."""
     fitting_model(layout, model.config, "layout")
     plan = tensor_plan(model, exact=exact)
@@ -104,7 +104,7 @@ def shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     return [found for found in places.values() if len(found) > 1]
 
 
-def cut_weights(
+def apply_fsdp(
     model: PreTrainedModel, mesh: DeviceMesh, policy: MixedPrecisionPolicy, offloading: OffloadPolicy, *, keep: bool
 ) -> list[FSDPModule]:
     """Applies FSDP2 over `mesh` with one group per layer; returns the groups within the model in execution order.
@@ -153,7 +153,7 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Returns the full tensor of a sharded weight or gradient, and a plain tensor unchanged; collective over its
     mesh.
     """
@@ -177,7 +177,7 @@ def gather(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
     reshard(model)
     found = {}
     for name, tensor in model.state_dict().items():
-        value = whole(tensor)
+        value = full_tensor(tensor)
         if keep:
             found[name] = value.cpu()
     return found

@@ -166,7 +166,7 @@ class PipelineTrainer:
 
         def loss_of_rows(hidden: Tensor, numbers: Tensor) -> Tensor:
             first, stop = int(numbers[0]), min(int(numbers[-1]) + 1, rows)
-            return loss(forward.logits.pop()[: stop - first], share_of(targets, first, stop))
+            return loss(forward.logits.pop()[: stop - first], slice_rows(targets, first, stop))
 
         with self.tied_gradients():
             losses = run_schedule(forward, self.group, self.micro_batches, batch, loss_of_rows)
@@ -285,12 +285,12 @@ def filled_up(tensor: Tensor, rows: int) -> Tensor:
     return tensor[torch.arange(rows, device=tensor.device).clamp(max=len(tensor) - 1)] if rows > len(tensor) else tensor
 
 
-def share_of(targets: Any, first: int, stop: int) -> Any:
+def slice_rows(targets: Any, first: int, stop: int) -> Any:
     """Returns rows `first` to `stop` (exclusive) of the tensors and lists in `targets`."""
     if isinstance(targets, Mapping):
-        return {name: share_of(value, first, stop) for name, value in targets.items()}
+        return {name: slice_rows(value, first, stop) for name, value in targets.items()}
     if isinstance(targets, tuple):
-        return tuple(share_of(value, first, stop) for value in targets)
+        return tuple(slice_rows(value, first, stop) for value in targets)
     return targets[first:stop]
 
 

@@ -16,7 +16,7 @@ BEFORE, INSIDE, AFTER = "before its layers", "in its layers", "after its layers"
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class ModelParts:
     """Names of a model's list of layers and of the modules with weights that run before and after the layers."""
 
     layers: str
@@ -104,7 +104,7 @@ class Absent(nn.Module):
         return self.relay.hidden
 
 
-def anatomy(model: PreTrainedModel) -> Anatomy:
+def find_parts(model: PreTrainedModel) -> ModelParts:
     """Returns the names of a model's parts.
 
     Raises:
@@ -124,7 +124,7 @@ def anatomy(model: PreTrainedModel) -> Anatomy:
     children = [f"{prefix}{name}" for name, _ in body.named_children()]
     at = children.index(f"{prefix}{found[0].split('.')[0]}")
     heads = [] if body is model else [name for name, each in model.named_children() if each is not body]
-    parts = Anatomy(
+    parts = ModelParts(
         prefix + found[0], having_weights(model, children[:at]), having_weights(model, children[at + 1 :] + heads)
     )
     known = (parts.layers, *parts.before, *parts.after)
@@ -170,7 +170,7 @@ def stage_layers(model: PreTrainedModel, count: int) -> list[range]:
     Raises:
         InputError: There are more stages than layers, or the family can't be split into stages.
     """
-    parts = anatomy(model)
+    parts = find_parts(model)
     sizes = [size_of(layer) for layer in model.get_submodule(parts.layers).children()]
     if not 1 <= count <= len(sizes):
         raise InputError(f"pp={count}: a stage needs at least one layer, and the model has {len(sizes)}")
@@ -222,7 +222,7 @@ def load_stage(
 
     def build(self: Any, *args: Any, **kwargs: Any) -> None:
         kind.__init__(self, *args, **kwargs)
-        cut(self, stages, index)
+        keep_stage(self, stages, index)
         self._keys_to_ignore_on_load_unexpected = {".*"}  # no warnings about other stages' weights
 
     def fill(self: Any, module: nn.Module) -> None:
@@ -245,9 +245,9 @@ def load_stage(
     return stage
 
 
-def cut(model: PreTrainedModel, stages: list[range], index: int) -> None:
+def keep_stage(model: PreTrainedModel, stages: list[range], index: int) -> None:
     """Removes from `model` everything that doesn't belong to the stage; its layers keep their numbers."""
-    parts = anatomy(model)
+    parts = find_parts(model)
     ties = [source for target, source in model.all_tied_weights_keys.items() if separated(parts, target, source)]
     table = model.get_input_embeddings()
     embeddings = next(f"{name}.weight" for name, each in model.named_modules() if each is table)
@@ -267,7 +267,7 @@ def cut(model: PreTrainedModel, stages: list[range], index: int) -> None:
     model.relay = relay  # type: ignore[assignment]
 
 
-def separated(parts: Anatomy, target: str, source: str) -> bool:
+def separated(parts: ModelParts, target: str, source: str) -> bool:
     """Returns whether a tied weight connects a module after the layers with one before them."""
     return any(inside(target, part) for part in parts.after) and any(inside(source, part) for part in parts.before)
 

@@ -146,12 +146,12 @@ def build_bottlenecks(teacher: PreTrainedModel, given: Spec, seed: int = 0) -> P
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = getattr(transformers, STOCK + task)(config)
-        start_from(student, teacher, given)
+        copy_teacher_weights(student, teacher, given)
     return student
 
 
 @torch.no_grad()
-def start_from(student: PreTrainedModel, teacher: PreTrainedModel, given: Spec) -> None:
+def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, given: Spec) -> None:
     """Copies the teacher's weights that the student can use; see `build_bottlenecks`."""
     own, width = student.config, teacher.config.hidden_size
     body: Any = student.base_model

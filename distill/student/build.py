@@ -14,7 +14,7 @@ from distill.student.bottleneck import bottleneck_config, build_bottlenecks
 from distill.student.embeddings import factorised
 from distill.student.family import FAMILIES, Family, Role, family_of
 from distill.student.first_layer import without_first_norm
-from distill.student.spec import Sizes, read, resolve
+from distill.student.spec import Sizes, parse_spec, resolve
 
 Weights = dict[str, Tensor]
 
@@ -34,17 +34,17 @@ def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrai
     Source: layers as in Sanh et al. 2019 (arXiv 1910.01108, section 3); widths as in Xu et al. 2024, Weight Selection
     (arXiv 2311.18823), but by the norm of all weights that a coordinate runs through instead of evenly.
     """
-    given = read(spec)
+    given = parse_spec(spec)
     if given.is_blocks:
         student = build_bottlenecks(teacher, given, seed)
     else:
-        student = cut(teacher, spec, seed, fresh=given.fresh)
+        student = build_sliced(teacher, spec, seed, fresh=given.fresh)
     if getattr(teacher, "generation_config", None) is not None:
         student.generation_config = copy.deepcopy(teacher.generation_config)  # contains the end tokens
     return student.eval()  # as from_pretrained returns models
 
 
-def cut(teacher: PreTrainedModel, spec: str, seed: int, *, fresh: bool) -> PreTrainedModel:
+def build_sliced(teacher: PreTrainedModel, spec: str, seed: int, *, fresh: bool) -> PreTrainedModel:
     """Builds a student of the teacher's own class."""
     config = student_config(teacher.config, spec)
     if fresh:
@@ -80,7 +80,7 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     """
     if spec == "teacher":  # works for any family, since nothing is removed
         return copy.deepcopy(teacher)
-    given = read(spec)
+    given = parse_spec(spec)
     if given.is_blocks:
         return bottleneck_config(teacher, given)
     family = family_of(teacher)

@@ -86,14 +86,16 @@ class Shares:
         heads = max(1, int(teacher.heads * self.heads))
         # Heads must divide the width that they fill.
         hidden = max(1, round(teacher.hidden * self.hidden / heads)) * heads
-        return scaled(replace(teacher, layers=layers, hidden=hidden, ffn=int(teacher.ffn * self.ffn)), heads, teacher)
+        return with_heads(
+            replace(teacher, layers=layers, hidden=hidden, ffn=int(teacher.ffn * self.ffn)), heads, teacher
+        )
 
 
 # Shares of BERT-base (12 layers, 768 wide, 12 heads, 3,072 neurons) as in the papers: TinyBERT4 is 4 x 312 with 12
 # heads and 1,200 neurons, TinyBERT6 6 x 768 (arXiv 1909.10351, section 4.2); MiniLM-L6-H384 6 x 384 with 12 heads
 # (arXiv 2002.10957, section 4.1).
 HALF = Fraction(1, 2)
-CUTS = {
+SHARE_PRESETS = {
     "distilbert": Shares(layers=None),
     "half": Shares(hidden=HALF, heads=HALF, ffn=HALF),
     "tinybert4": Shares(Fraction(1, 3), Fraction(312, 768), ffn=Fraction(1200, 3072)),
@@ -102,7 +104,7 @@ CUTS = {
     "teacher": Shares(),
 }
 BLOCKS = ("mobilebert", "mobilebert-tiny", "inverted-bottleneck")
-PRESETS = (*CUTS, *BLOCKS)
+PRESETS = (*SHARE_PRESETS, *BLOCKS)
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def check_spec(spec: str) -> None:
         InputError: The spec can't be parsed, or the name of a preset is misspelt.
     """
     if is_relative(spec):
-        read(spec)
+        parse_spec(spec)
         return
     first = spec.split(",")[0].strip()
     near = near_preset(first)
@@ -164,13 +166,13 @@ def is_there(spec: str) -> bool:
 
 def is_readable(spec: str) -> bool:
     try:
-        read(spec)
+        parse_spec(spec)
     except InputError:
         return False
     return True
 
 
-def read(spec: str) -> Spec:
+def parse_spec(spec: str) -> Spec:
     """Parses a relative spec.
 
     Raises:
@@ -211,8 +213,8 @@ def resolve(spec: str, teacher: Sizes) -> Sizes:
         InputError: A key is unknown, or a size isn't a number, is larger than the teacher's or isn't divisible as
             required.
     """
-    given = read(spec)
-    sizes = with_layers(given, CUTS.get(given.preset, Shares()).of(teacher), teacher)
+    given = parse_spec(spec)
+    sizes = with_layers(given, SHARE_PRESETS.get(given.preset, Shares()).of(teacher), teacher)
     asked = {key: numbers[0] for key, numbers in given.asked.items() if key in ("hidden", "ffn", "embeddings")}
     sizes = replace(sizes, **asked)  # type: ignore[arg-type]
     heads = sizes.heads
@@ -221,8 +223,8 @@ def resolve(spec: str, teacher: Sizes) -> Sizes:
     elif "hidden" in given.asked and not teacher.free:
         heads = max(1, sizes.hidden * teacher.heads // teacher.hidden)
     if heads != sizes.heads:
-        sizes = scaled(sizes, heads, teacher)
-    return checked(sizes, teacher, fresh=given.fresh)
+        sizes = with_heads(sizes, heads, teacher)
+    return check_sizes(sizes, teacher, fresh=given.fresh)
 
 
 def with_layers(given: Spec, sizes: Sizes, teacher: Sizes) -> Sizes:
@@ -235,7 +237,7 @@ def with_layers(given: Spec, sizes: Sizes, teacher: Sizes) -> Sizes:
     return replace(sizes, layers=tuple(range(numbers[0])) if given.fresh else evenly(numbers[0], teacher))
 
 
-def scaled(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
+def with_heads(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
     """Returns the sizes with the given number of heads: whole groups that share keys and values are dropped, or else
     the same number of heads in each group.
 
@@ -265,7 +267,7 @@ def evenly(count: int, teacher: Sizes) -> tuple[int, ...]:
     return tuple(round(i * (total - 1) / (count - 1)) for i in range(count))
 
 
-def checked(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
+def check_sizes(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
     """Returns `sizes` after checking them; a fresh student may have any sizes that its class supports.
 
     Raises:

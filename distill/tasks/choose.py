@@ -19,13 +19,13 @@ from distill.tasks.language import CausalLM, Chatting, Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.task import BODIES, Task
-from distill.tasks.text_classification import Numbers, Several, TextClassification
+from distill.tasks.text_classification import MultiLabel, Regression, TextClassification
 from distill.tasks.token_classification import TokenClassification
 
 TASKS: dict[str, type[Task]] = {
     "text-classification": TextClassification,
-    "multi-label": Several,
-    "regression": Numbers,
+    "multi-label": MultiLabel,
+    "regression": Regression,
     "token-classification": TokenClassification,
     "question-answering": QuestionAnswering,
     "masked-lm": MaskedLM,
@@ -35,7 +35,7 @@ TASKS: dict[str, type[Task]] = {
 }
 PROBLEMS: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
 CLASSES = {TextClassification.name, "multi-label"}  # these differ only in how the same logits are interpreted
-WORD_HEADS: tuple[type[Language], ...] = (MaskedLM, CausalLM)
+LANGUAGE_TASKS: tuple[type[Language], ...] = (MaskedLM, CausalLM)
 
 
 def choose(asked: str, teacher: PretrainedConfig, name: str, data: DataConfig) -> tuple[str, str]:
@@ -84,7 +84,7 @@ def by_head(teacher: PretrainedConfig, name: str) -> str:
 def language_of(teacher: PretrainedConfig) -> str:
     """Returns the plain-text language task that the checkpoint has a head for; empty if it has no such head."""
     names = teacher.architectures or []
-    return next((kind.name for kind in WORD_HEADS if any(name.endswith(kind.heads) for name in names)), "")
+    return next((kind.name for kind in LANGUAGE_TASKS if any(name.endswith(kind.heads) for name in names)), "")
 
 
 def by_data(teacher: PretrainedConfig, config: DataConfig) -> tuple[str, str]:

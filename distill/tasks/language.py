@@ -17,7 +17,7 @@ from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.masks import MaskedBlocks
-from distill.data.rows.chat import AskedBlocks, encode_chats
+from distill.data.rows.chat import TargetBlocks, encode_chats
 from distill.data.rows.chat_config import ChatConfig
 from distill.data.rows.chat_template import read_file
 from distill.data.rows.conversations import Conversations, load_bare_conversations, load_conversations
@@ -65,7 +65,7 @@ class Language(Task):
         return RowAccuracy()
 
     def scorer(self, rows: Any) -> Scorer:
-        return WordScorer(len(rows))
+        return TokenScorer(len(rows))
 
     @classmethod
     def check(cls, config: PretrainedConfig, path: str) -> None:
@@ -137,7 +137,7 @@ class Chatting(CausalLM):
         if self.chat.template is not None:
             tokenizer.chat_template = read_file(self.chat.template)
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Conversations, max_length: int) -> AskedBlocks:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Conversations, max_length: int) -> TargetBlocks:
         return encode_chats(tokenizer, part.texts, max_length, self.chat)
 
 
@@ -165,7 +165,7 @@ class MaskedLM(Language):
         MaskedBlocks.of(LanguageBlocks([]), self.masking, tokenizer)
 
 
-class WordScorer:
+class TokenScorer:
     """Share of the labelled tokens that the model ranks first, and the perplexity: exp of the mean cross-entropy."""
 
     def __init__(self, rows: int):

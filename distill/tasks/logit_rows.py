@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distill.data.batches.share import spoken_of
+from distill.data.batches.share import loss_mask
 from distill.losses.compose import distribution_loss, divergence
 from distill.losses.config import LossConfig
 
@@ -22,7 +22,7 @@ def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
     """
     if values.dim() <= dims:
         return values
-    mask = spoken_of(batch)
+    mask = loss_mask(batch)
     return values.flatten(0, 1) if mask.all() else values[mask]
 
 
@@ -35,7 +35,7 @@ def facts_of(signals: Mapping[str, Any]) -> dict[str, Any]:
 
 def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
     """Splits the signals by row of the batch, each [1, ...] or [positions of the row, ...]."""
-    spoken = spoken_of(batch).sum(1).tolist()
+    spoken = loss_mask(batch).sum(1).tolist()
     found = {}
     for name, value in signals.items():
         if isinstance(value, Tensor):
@@ -44,7 +44,7 @@ def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
     return found
 
 
-class Answers:
+class OutputRows:
     """Rows of a task: a row is a sample with one label, or a position if there are logits for each position."""
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Answers:
     def counts(self, batch: Batch) -> list[int]:
         """Returns the number of rows of each sample."""
         labels = batch["labels"]
-        return spoken_of(batch).sum(1).tolist() if labels.dim() > 1 else [1] * len(labels)
+        return loss_mask(batch).sum(1).tolist() if labels.dim() > 1 else [1] * len(labels)
 
     def point(self, values: Tensor) -> Tensor:
         """Returns values [rows, width] in the form in which they are compared if a row is not a distribution."""
@@ -86,7 +86,7 @@ class Answers:
         return distribution_loss(own, given, temperature, divergence(LossConfig(), labels))
 
 
-class LabelAnswers(Answers):
+class LabelRows(OutputRows):
     """Rows of multi-label classification: a row is one binary label of a sample.
 
     Logits [batch, labels] become [rows, 2] with the first logit 0, so that their softmax is the sigmoid of the second.
@@ -104,7 +104,7 @@ class LabelAnswers(Answers):
         return [names] * samples
 
 
-class SpanAnswers(Answers):
+class SpanRows(OutputRows):
     """Rows of extractive question answering: a row is the start or the end of a sample's answer among its positions.
 
     Logits [batch, length, 2] become [rows, length], minus infinity where an answer is not allowed; labels are `labels`
@@ -112,7 +112,7 @@ class SpanAnswers(Answers):
     """
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
-        mask = spoken_of(batch).to(values.device)
+        mask = loss_mask(batch).to(values.device)
         if values.dim() == 2:  # one row per position, as in caches
             rows, values = values, values.new_zeros((*mask.shape, 2))
             values[mask] = rows

@@ -9,8 +9,8 @@ HEADS: Mapping[str, str] = {  # class name suffix -> task; bodies and language-m
     "ForQuestionAnswering": "question-answering",
     "PooledModel": "sentence-embedding",
 }
-CLASSES = "ForSequenceClassification"  # for single-label, multi-label and regression
-WORDS: Mapping[str, tuple[str, ...]] = {
+CLASSIFICATION_HEAD = "ForSequenceClassification"  # for single-label, multi-label and regression
+LANGUAGE_HEADS: Mapping[str, tuple[str, ...]] = {
     "masked-lm": ("ForMaskedLM", "ForPreTraining"),
     "causal-lm": ("ForCausalLM", "LMHeadModel"),
     "chat": ("ForCausalLM", "LMHeadModel"),
@@ -22,7 +22,7 @@ PROBLEMS: Mapping[str, str] = {
 }
 
 
-def kept_of_task(task: str) -> str:
+def default_signal(task: str) -> str:
     """Returns the signal that a cache stores by default for the task."""
     return "sampled" if task in LANGUAGE else "embedding" if task == "sentence-embedding" else "logits"
 
@@ -35,7 +35,7 @@ def task_of_head(architectures: Iterable[str], problem: str | None, labels: int 
         labels: Number of labels of its head, if the config contains it.
     """
     for name in architectures:
-        if name.endswith(CLASSES):
+        if name.endswith(CLASSIFICATION_HEAD):
             if problem is None and labels is None:
                 return ""
             return PROBLEMS.get(problem or ("regression" if labels == 1 else "single_label_classification"), "")

@@ -14,7 +14,7 @@ from distill.data.config import DataConfig
 from distill.data.rows.questions import Questions, Windows, encode_questions, load_bare_questions, load_questions
 from distill.data.splits.labelled import Splits
 from distill.tasks.baseline import Baseline, no_answers
-from distill.tasks.logit_rows import Answers, SpanAnswers
+from distill.tasks.logit_rows import OutputRows, SpanRows
 from distill.tasks.row_accuracy import RowAccuracy
 from distill.tasks.task import Scorer, Task
 
@@ -28,7 +28,7 @@ class QuestionAnswering(Task):
     name: ClassVar[str] = "question-answering"
     head: ClassVar[str] = "ForQuestionAnswering"
     metric_name: ClassVar[str] = "F1"
-    answers: ClassVar[Answers] = SpanAnswers()
+    answers: ClassVar[OutputRows] = SpanRows()
     form: ClassVar[Any] = Questions
 
     @classmethod

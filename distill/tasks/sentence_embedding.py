@@ -21,11 +21,11 @@ from distill.data.config import DataConfig
 from distill.data.rows.sentences import encode_sentences, load_bare_sentences, load_sentences
 from distill.data.splits.labelled import Examples, Splits
 from distill.models.sentence_encoder import PooledModel, check_projections, pooled_class
-from distill.tasks.logit_rows import Answers, Batch
+from distill.tasks.logit_rows import Batch, OutputRows
 from distill.tasks.task import Scorer, Task
 
 
-class VectorAnswers(Answers):
+class VectorRows(OutputRows):
     """Rows of sentence embedding: a text's vector [rows, width] replaces the logits.
 
     Labels [rows, 2] are the index of the text's pair and the pair's similarity score.
@@ -59,7 +59,7 @@ class SentenceEmbedding(Task):
     name: ClassVar[str] = "sentence-embedding"
     head: ClassVar[str] = "PooledModel"  # suffix of no stock class: every body can be pooled
     metric_name: ClassVar[str] = "Spearman"
-    answers: ClassVar[Answers] = VectorAnswers()
+    answers: ClassVar[OutputRows] = VectorRows()
     kept: ClassVar[str] = "embedding"
     keeps_width: ClassVar[bool] = True
 

@@ -19,7 +19,7 @@ from distill.data.config import DataConfig
 from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.baseline import Baseline
-from distill.tasks.logit_rows import Answers
+from distill.tasks.logit_rows import OutputRows
 
 # Class name suffixes of pre-trained bodies; any other head was trained for another task.
 BODIES = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")
@@ -52,7 +52,7 @@ class Task(ABC):
     heads: ClassVar[tuple[str, ...]]  # all suffixes of stock classes with such a head
     metric_name: ClassVar[str]
     problem: ClassVar[str | None] = None  # `problem_type` in stock configs
-    answers: ClassVar[Answers] = Answers()
+    answers: ClassVar[OutputRows] = OutputRows()
     form: ClassVar[Any] = Examples  # class of a split, with `table` and, to restore it, `of`
     kept: ClassVar[str] = "logits"  # signal that a cache stores by default
     keeps_width: ClassVar[bool] = False  # whether the student's output vectors must be as wide as the teacher's
@@ -194,8 +194,8 @@ class Task(ABC):
         """
         if not any(name.endswith(self.head) for name in config.architectures or []):
             return None
-        row = {plain(name): int(i) for i, name in (config.id2label or {}).items()}
-        rows = [row.get(plain(name)) for name in self.labels]
+        row = {label_name(name): int(i) for i, name in (config.id2label or {}).items()}
+        rows = [row.get(label_name(name)) for name in self.labels]
         return None if any(i is None for i in rows) else [i for i in rows if i is not None]
 
     def load_headed(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
@@ -240,6 +240,6 @@ def output_layer(model: PreTrainedModel) -> nn.Linear:
     return found[-1]
 
 
-def plain(label: str) -> str:
+def label_name(label: str) -> str:
     """Returns a label's name without the prefix of `LABEL_3`, which transformers writes for an unnamed class."""
     return label.removeprefix("LABEL_")

@@ -17,10 +17,10 @@ from distill.data.batches.encode import IGNORED, Encoded, encode
 from distill.data.config import DataConfig
 from distill.data.splits.labelled import Examples, Splits, load_bare, load_labelled, load_numbers, load_splits
 from distill.tasks.baseline import Baseline, same_for_rows
-from distill.tasks.logit_rows import Answers, LabelAnswers
-from distill.tasks.task import Scorer, Task, check_head, output_layer, plain
+from distill.tasks.logit_rows import LabelRows, OutputRows
+from distill.tasks.task import Scorer, Task, check_head, label_name, output_layer
 
-__all__ = ["HEAD", "Numbers", "Several", "TextClassification", "check_task", "output_layer", "plain"]
+__all__ = ["HEAD", "Regression", "MultiLabel", "TextClassification", "check_task", "output_layer", "label_name"]
 HEAD = "ForSequenceClassification"
 NEAR_IGNORED = np.nextafter(np.float32(IGNORED), np.float32(0))
 
@@ -92,12 +92,12 @@ def check_task(config: PretrainedConfig, path: str) -> None:
 
 
 @dataclass(frozen=True)
-class Several(TextClassification):
+class MultiLabel(TextClassification):
     """Multi-label classification: any number of classes per text."""
 
     metric_name: ClassVar[str] = "micro F1"
     problem: ClassVar[str | None] = "multi_label_classification"
-    answers: ClassVar[Answers] = LabelAnswers()
+    answers: ClassVar[OutputRows] = LabelRows()
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
@@ -105,7 +105,7 @@ class Several(TextClassification):
 
     def metric(self) -> Metric:
         """Returns the micro F1 over all pairs of a text and a label."""
-        return HoldingF1()
+        return PositiveF1()
 
     def scorer(self, rows: Encoded) -> Scorer:
         return LabelScorer(rows)
@@ -116,7 +116,7 @@ class Several(TextClassification):
         return Baseline("most frequent label", answer, same_for_rows(2 * np.eye(len(self.labels))[most] - 1))
 
 
-class HoldingF1(Metric):
+class PositiveF1(Metric):
     """F1 of the second of two classes over rows; rows without a label are ignored."""
 
     higher_is_better = True
@@ -163,7 +163,7 @@ class LabelScorer:
 
 
 @dataclass(frozen=True)
-class Numbers(TextClassification):
+class Regression(TextClassification):
     """Regression: a number for a text or a pair of texts."""
 
     metric_name: ClassVar[str] = "Spearman"

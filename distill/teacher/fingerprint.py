@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.checkpoint.tokenizer import check_fast
 from distill.errors import InputError
-from distill.parallel.apply import whole
+from distill.parallel.apply import full_tensor
 from distill.parallel.load import no_memory_for_parameters, weights_to_read
 
 
@@ -60,7 +60,7 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     A model that is sharded across processes has the same fingerprint, if all of them call this function: tensors are
     gathered one by one.
     """
-    return fingerprint(model, ((name, whole(tensor)) for name, tensor in sorted(model.state_dict().items())))
+    return fingerprint(model, ((name, full_tensor(tensor)) for name, tensor in sorted(model.state_dict().items())))
 
 
 def stored_fingerprint(folder: Path, auto_class: Any) -> str:

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from distill.losses.logits import label_loss
 from distill.models.inputs import INPUTS
-from distill.tasks.logit_rows import Answers, rows_of
+from distill.tasks.logit_rows import OutputRows, rows_of
 
 STEPS, RATE = 200, 3e-2
 
@@ -17,7 +17,7 @@ def probe_head(
     model: PreTrainedModel,
     head: nn.Linear,
     batches: Iterable[dict[str, Tensor]],
-    answers: Answers | None = None,
+    answers: OutputRows | None = None,
     on_progress: Callable[[int], None] = lambda rows: None,
 ) -> None:
     """Fits `head`, the model's last linear layer, to the labels on features from one forward pass of the frozen model.
@@ -29,7 +29,7 @@ def probe_head(
 
     Source: Kumar et al. 2022, LP-FT (arXiv 2202.10054), section 4; the probe is fitted by full-batch AdamW.
     """
-    answers = answers or Answers()
+    answers = answers or OutputRows()
     features, labels = collect(model, head, batches, answers, on_progress)
     with torch.enable_grad():
         optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, weight_decay=0.01)
@@ -46,7 +46,7 @@ def collect(
     model: PreTrainedModel,
     head: nn.Linear,
     batches: Iterable[dict[str, Tensor]],
-    answers: Answers,
+    answers: OutputRows,
     on_progress: Callable[[int], None],
 ) -> tuple[Tensor, Tensor]:
     """Returns the inputs of `head` [samples or positions, width] and the labels of the rows computed from them."""
@@ -57,7 +57,7 @@ def collect(
     try:
         for batch in batches:
             model(**{name: batch[name].to(model.device) for name in INPUTS if name in batch})
-            seen[-1] = rows_of(batch, one_a_label(model, batch, seen[-1]), 2)
+            seen[-1] = rows_of(batch, select_label_positions(model, batch, seen[-1]), 2)
             labels.append(answers.labels(batch).to(model.device))
             on_progress(len(batch["labels"]))
     finally:
@@ -65,7 +65,7 @@ def collect(
     return torch.cat(seen), torch.cat(labels)
 
 
-def one_a_label(model: PreTrainedModel, batch: dict[str, Tensor], values: Tensor) -> Tensor:
+def select_label_positions(model: PreTrainedModel, batch: dict[str, Tensor], values: Tensor) -> Tensor:
     """Returns `values` unchanged, or for a decoder's classifier those of the token that its output comes from.
 
     Such a classifier applies its head to every token of [batch, length, width], but outputs only the logits of the last

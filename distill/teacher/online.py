@@ -13,11 +13,11 @@ from distill.errors import InputError
 from distill.models.attention import Vectors, attention_maps, watching
 from distill.models.generation import generate
 from distill.models.inputs import INPUTS, model_inputs
-from distill.models.output_head import asked_words
+from distill.models.output_head import restrict_logits
 from distill.models.sentence_encoder import PooledModel
 from distill.teacher.fingerprint import frozen
 
-ASKED = (*INPUTS, "positions", "position_ids", "documents")  # fields of a batch that determine the outputs
+TEACHER_INPUTS = (*INPUTS, "positions", "position_ids", "documents")  # fields of a batch that determine the outputs
 ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
 
 
@@ -85,7 +85,7 @@ class OnlineTeacher:
         deep = "hidden" in self.answers or "embedding" in self.answers
         asked = "relations" in self.answers
         watched: AbstractContextManager[list[Vectors]] = watching(self.model) if asked else nullcontext([])
-        words = asked_words(self.model, batch) if "positions" in batch else nullcontext()
+        words = restrict_logits(self.model, batch) if "positions" in batch else nullcontext()
         with watched as caught, words:
             found = self.model(**model_inputs(self.model, batch), output_hidden_states=deep)
         said = find_logits(found)

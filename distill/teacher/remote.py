@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distill.teacher.online import ASKED
+from distill.teacher.online import TEACHER_INPUTS
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class RemoteTeacher:
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
         with self.lock:
-            self.bridge.send({name: batch[name] for name in ASKED if name in batch}, self.rank)
+            self.bridge.send({name: batch[name] for name in TEACHER_INPUTS if name in batch}, self.rank)
             return self.bridge.receive(self.rank)
 
     def finish(self) -> None:

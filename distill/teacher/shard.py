@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from distill.teacher.online import ASKED
+from distill.teacher.online import TEACHER_INPUTS
 
 Ask = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
 
@@ -82,7 +82,7 @@ def gathered(value: str | None, group: dist.ProcessGroup) -> list[str | None]:
 def digest(batch: Mapping[str, Tensor]) -> str:
     """Returns a hash that two batches share if the teacher's inputs are the same in both."""
     total = blake2b(digest_size=16)
-    for name in ASKED:
+    for name in TEACHER_INPUTS:
         if name in batch:
             total.update(f"{name}:{tuple(batch[name].shape)}".encode())
             total.update(batch[name].detach().cpu().contiguous().numpy().tobytes())

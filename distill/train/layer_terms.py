@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from distill.errors import InputError
-from distill.losses.config import DYNAMIC, LEARNED, LayerSizes, LossConfig, layer_pairs, lessons
+from distill.losses.config import DYNAMIC, LEARNED, LayerSizes, LossConfig, layer_pairs, match_layers
 from distill.losses.features import DISTANCES, attention_scores
 from distill.losses.matching import layer_distances, rising_map
 from distill.models.attention import Vectors
@@ -16,7 +16,7 @@ Pairs = list[tuple[Tensor, Tensor]]
 SIGNALS = {"hidden": "hidden states", "relations": "queries, keys and values"}
 
 
-class TaughtLayers(nn.Module):
+class LayerTerms(nn.Module):
     """The layer pairs, the projections to the teacher's width, and the weights of a learned layer map.
 
     Args:
@@ -30,7 +30,7 @@ class TaughtLayers(nn.Module):
     def __init__(self, loss: LossConfig, student: LayerSizes, teacher: LayerSizes):
         super().__init__()
         self.loss, self.heads = loss, student.heads
-        self.lessons = lessons(loss, student, teacher)
+        self.lessons = match_layers(loss, student, teacher)
         self.uniform = layer_pairs("uniform", student.layers, teacher.layers)
         self.matched: list[tuple[int, float]] = []  # (student layer, teacher layer) of the last step, if they change
         self.turn = 0  # the only student layer being trained, counted from 1; 0 trains all layers

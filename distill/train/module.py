@@ -16,32 +16,32 @@ from transformers import PreTrainedModel
 
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.encode import IGNORED
-from distill.data.batches.share import counts
+from distill.data.batches.share import loss_counts
 from distill.errors import InputError
-from distill.losses.compose import gradient_shares, loss_terms, shared, weighted_sum
+from distill.losses.compose import gradient_shares, loss_terms, scale_by_share, weighted_sum
 from distill.losses.config import LayerSizes, LossConfig
 from distill.losses.logits import label_loss
 from distill.models.attention import Vectors, watching
 from distill.models.inputs import inputs_of, model_inputs
 from distill.models.layer_sizes import sizes_of
-from distill.models.output_head import asked_words, words_of
+from distill.models.output_head import restrict_logits, vocabulary_classes
 from distill.parallel.clip import clip_gradients
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer
 from distill.parallel.pipeline_stage import freeze_embeddings
-from distill.tasks.logit_rows import Answers, by_row, facts_of, rows_of
+from distill.tasks.logit_rows import OutputRows, by_row, facts_of, rows_of
 from distill.train.balance import Balance
 from distill.train.config import TrainConfig
-from distill.train.layer_terms import TaughtLayers
+from distill.train.layer_terms import LayerTerms
 from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
-from distill.train.steps.across_tokenizers import Across
-from distill.train.steps.fused import Headless
+from distill.train.steps.across_tokenizers import CrossTokenizerKL
+from distill.train.steps.fused import FusedKL
 from distill.train.steps.on_policy import OnPolicy, check_on_policy
 from distill.train.steps.progressive import ending_after
-from distill.train.steps.signals import check_said
+from distill.train.steps.signals import check_signals
 
 Batch = dict[str, Tensor]
 Signals = Callable[[Batch], Mapping[str, Any]]
-LAYERED = ("hidden", "attention", "relations")  # terms that compare layers
+LAYER_TERMS = ("hidden", "attention", "relations")  # terms that compare layers
 
 
 class DistillationModule(lightning.LightningModule):
@@ -82,12 +82,12 @@ class DistillationModule(lightning.LightningModule):
         train: TrainConfig,
         signals: Signals | None = None,
         metric: Metric | None = None,
-        answers: Answers | None = None,
+        answers: OutputRows | None = None,
         teacher_sizes: tuple[Any, ...] | None = None,
         shard_optimizer: bool = False,
         stages: PipelineTrainer | None = None,
         on_policy: OnPolicy | None = None,
-        across: Across | None = None,
+        across: CrossTokenizerKL | None = None,
     ):
         super().__init__()
         if on_policy is not None:
@@ -95,28 +95,28 @@ class DistillationModule(lightning.LightningModule):
             check_on_policy(on_policy, student, loss, signals, staged=stages is not None)
         loss = replace(loss, temperature=loss.softness)
         self.student, self.loss, self.train_config, self.signals, self.metric = student, loss, train, signals, metric
-        self.answers = answers or Answers()
+        self.answers = answers or OutputRows()
         self.val_loss, self.shard_optimizer, self.stages = MeanMetric(), shard_optimizer, stages
-        self.on_policy, self.across, self.headless = on_policy, across, Headless(student, loss, self.answers)
+        self.on_policy, self.across, self.headless = on_policy, across, FusedKL(student, loss, self.answers)
         self.make_optimizer: Callable[..., Optimizer] | None = None  # replaces AdamW, called with the same arguments
         self.taught = self._taught(teacher_sizes)
         self.steps, self.balance = 1, Balance(loss.balance)  # `steps`: optimizer steps of the whole training
         if train.freeze_embeddings:
             freeze_embeddings(student)
 
-    def _taught(self, teacher_sizes: tuple[Any, ...] | None) -> TaughtLayers:
-        asked = [name for name in LAYERED if getattr(self.loss, name)]
+    def _taught(self, teacher_sizes: tuple[Any, ...] | None) -> LayerTerms:
+        asked = [name for name in LAYER_TERMS if getattr(self.loss, name)]
         if (asked or self.loss.of_vectors) and self.stages is not None:
             name = asked[0] if asked else "embedding"
             raise InputError(f"loss.{name}: a student in pipeline stages has no process with all its layers; use kl")
         if asked and teacher_sizes is None:
             raise InputError(f"loss.{asked[0]}: the sizes of the teacher are needed, and none were given")
         own = sizes_of(self.student.config)
-        return TaughtLayers(self.loss, own, LayerSizes(*teacher_sizes) if teacher_sizes else own)
+        return LayerTerms(self.loss, own, LayerSizes(*teacher_sizes) if teacher_sizes else own)
 
     def forward(self, batch: Batch, **kwargs: Any) -> Any:
         """Returns the student's output; vocabulary logits only at the requested positions, [rows, vocabulary]."""
-        with asked_words(self.student, batch):
+        with restrict_logits(self.student, batch):
             return self.student(**model_inputs(self.student, batch), **kwargs)
 
     def on_fit_start(self) -> None:
@@ -147,9 +147,9 @@ class DistillationModule(lightning.LightningModule):
         terms = loss_terms(self.now, own, labels, texts, said, pairs)
         if read is not None:
             terms = {"kl": self.headless.kl(read[0], said, self.now.softness)} | terms
-        return shared(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
+        return scale_by_share(self.loss, terms, batch["shares"]) if "shares" in batch else terms  # type: ignore[arg-type]
 
-    def _terms_across(self, batch: Batch, across: Across) -> dict[str, Tensor]:
+    def _terms_across(self, batch: Batch, across: CrossTokenizerKL) -> dict[str, Tensor]:
         logits = self.student(**inputs_of(batch)).logits
         terms = {"kl": across(logits, batch)} if self.loss.kl else {}
         if self.loss.ce:
@@ -183,18 +183,18 @@ class DistillationModule(lightning.LightningModule):
 
     def signals_of(self, batch: Batch) -> Mapping[str, Any]:
         """Returns the teacher's signals for a batch, from the batch itself or by querying `signals`, after
-        `check_said`.
+        `check_signals`.
         """
         if not self.loss.needs_teacher:
             return {}
         if "signals" not in batch and self.signals is None:
             raise InputError("loss: terms that read the teacher need signals, and none were given")
         signals: Mapping[str, Any] = batch["signals"] if "signals" in batch else self.signals(batch)  # type: ignore
-        check_said(signals, batch, self.taught.check(signals), outputs=self.loss.kl > 0 or self.loss.of_vectors)
+        check_signals(signals, batch, self.taught.check(signals), outputs=self.loss.kl > 0 or self.loss.of_vectors)
         return signals
 
     def _facts(self, signals: Mapping[str, Any]) -> dict[str, Any]:
-        return facts_of(signals) | words_of(self.student, signals)
+        return facts_of(signals) | vocabulary_classes(self.student, signals)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if self.stages is not None:
@@ -243,7 +243,7 @@ class DistillationModule(lightning.LightningModule):
 
     def _staged_step(self, stages: PipelineTrainer, batch: Batch) -> Tensor:
         """Runs the forward and backward passes through all stages; the returned loss has no autograd graph."""
-        whole, accumulated = counts(batch), self.trainer.accumulate_grad_batches
+        whole, accumulated = loss_counts(batch), self.trainer.accumulate_grad_batches
         own_share: Any = batch.get("shares", dict.fromkeys(whole, 1.0))
         names = [name for name in ("labels", "attention_mask", "positions") if name in batch]
         signals = self.signals_of(batch)
@@ -256,8 +256,8 @@ class DistillationModule(lightning.LightningModule):
             terms = loss_terms(
                 self.now, rows_of(own, logits, 2), rows_of(own, own["labels"], 1), own["attention_mask"], given
             )
-            shares = {name: count / max(whole[name], 1) * own_share[name] for name, count in counts(own).items()}
-            return weighted_sum(self.now, shared(self.loss, terms, shares)) / accumulated
+            shares = {name: count / max(whole[name], 1) * own_share[name] for name, count in loss_counts(own).items()}
+            return weighted_sum(self.now, scale_by_share(self.loss, terms, shares)) / accumulated
 
         total = stages.step(batch, targets, loss).sum() * accumulated
         if self._is_logged():

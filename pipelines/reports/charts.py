@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.reports.numbers import Report, Row, begun, percent_text, runtime_text, score_text
+from pipelines.reports.numbers import Report, Row, capitalize_first, percent_text, runtime_text, score_text
 
 Lines = Mapping[str, list[tuple[float, float]]]
 Draw = Callable[..., Callable[[], None] | None]
@@ -42,7 +42,7 @@ def speed_charts(report: Report) -> list[tuple[str, str]]:
     for key in ("latency", "latency_batched"):
         if entries := [entry for entry in report["models"] if entry.get(key)]:
             batch = entries[0][key]["batch"]
-            caption = f"{begun(report['metric'])} against latency, {batch} text{'s' * (batch > 1)} a call"
+            caption = f"{capitalize_first(report['metric'])} against latency, {batch} text{'s' * (batch > 1)} a call"
             charts.append((caption, chart(caption, draw_speed, entries, key, report["metric"])))
     return charts
 
@@ -174,7 +174,7 @@ def chart(caption: str, draw: Draw, *content: Any) -> str:
     return re.sub(r'width="[^"]*" height="[^"]*"', f'role="img" aria-label="{html.escape(caption)}"', svg, count=1)
 
 
-def alone(svg: str) -> str:
+def standalone_svg(svg: str) -> str:
     """Returns the chart as a standalone SVG file that includes its colours for light and dark schemes."""
     palette = (Path(__file__).parent / "palette.css").read_text("utf-8")
     style = f"<style>\n{palette}text {{ font-family: system-ui, sans-serif !important; }}\n</style>"

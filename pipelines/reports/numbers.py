@@ -43,7 +43,7 @@ def direction_text(metric: str) -> str:
     return "lower is better" if metric in LOWER else "higher is better"
 
 
-def begun(text: str) -> str:
+def capitalize_first(text: str) -> str:
     """Returns the text with its first letter capitalised and the others unchanged, as in Span F1."""
     return text[:1].upper() + text[1:]
 

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from pipelines.reports.charts import MUTED, SERIES, chart, log_axis, score_axis
-from pipelines.reports.numbers import RUNTIMES, Report, Row, begun
+from pipelines.reports.numbers import RUNTIMES, Report, Row, capitalize_first
 
 RUNTIME = "onnxruntime"
 COLOURS = {"teacher": SERIES[0], "fp32": SERIES[1], "int8": SERIES[3]}
@@ -36,13 +36,15 @@ def pareto_charts(report: Report) -> list[tuple[str, str]]:
     speeds = [point(entry, entry["speedup"]["vs_teacher_same_runtime"]) for entry in entries]
     sizes = [point(entry, entry["bytes"] / 1e6) for entry in entries]
     wanted = (
-        (f"{begun(metric)} against speed-up on {where}", speeds, True, "times the teacher's speed in fp32"),
-        (f"{begun(metric)} against size on {where}", sizes, False, "MB on disk"),
+        (f"{capitalize_first(metric)} against speed-up on {where}", speeds, True, "times the teacher's speed in fp32"),
+        (f"{capitalize_first(metric)} against size on {where}", sizes, False, "MB on disk"),
     )
     return [
         (
             caption,
-            chart(caption, draw_front, marked(points, rising), f"{axis} (log scale)", metric, 1 if rising else -1),
+            chart(
+                caption, draw_front, mark_dominated(points, rising), f"{axis} (log scale)", metric, 1 if rising else -1
+            ),
         )
         for caption, points, rising, axis in wanted
     ]
@@ -55,7 +57,7 @@ def point(entry: Row, value: float) -> Point:
     return Point(name.removeprefix("student-"), series, value, entry["score"])
 
 
-def marked(points: Sequence[Point], rising: bool) -> list[Point]:
+def mark_dominated(points: Sequence[Point], rising: bool) -> list[Point]:
     """Returns the points with `beaten` set where another point dominates: at least as good in both, and better in one.
 
     Args:

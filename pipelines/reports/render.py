@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.reports.charts import alone, colours_of, speed_charts, stage_charts
+from pipelines.reports.charts import colours_of, speed_charts, stage_charts, standalone_svg
 from pipelines.reports.numbers import (
     LOWER,
     Report,
     Row,
-    begun,
+    capitalize_first,
     count_text,
     counted,
     direction_text,
@@ -26,7 +26,7 @@ from pipelines.reports.numbers import (
     times_text,
 )
 from pipelines.reports.pareto import pareto_charts
-from pipelines.reports.steps_text import judged, road_notes, road_table, shape_text, verdicts, winner
+from pipelines.reports.steps_text import judged, pruning_notes, pruning_table, shape_text, verdicts, winner
 from pipelines.reports.wording import WORDING, Wording, parity_text, validated_text
 
 NONE = "–"
@@ -51,7 +51,9 @@ class Charts:
         found = dict(self.speed)
         for stage, charts in self.stages.items():
             found |= {f"{stage} {caption}": svg for caption, svg in charts}
-        return {re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg": alone(svg) for name, svg in found.items()}
+        return {
+            re.sub(r"\W+", "-", name.lower()).strip("-") + ".svg": standalone_svg(svg) for name, svg in found.items()
+        }
 
 
 def render_html(report: dict[str, Any], curves: Mapping[str, Sequence[Row]]) -> str:
@@ -70,20 +72,20 @@ def render_page(report: dict[str, Any], charts: Charts) -> str:
     return template("report.html.jinja").render(
         report=report,
         headline=headline(report),
-        best=shown(report),
+        best=headline_entry(report),
         why_best=why_shown(report) if several else None,
-        teacher=teacher_of(report, shown(report)),
+        teacher=teacher_of(report, headline_entry(report)),
         summary=summary_rows(report),
         scores=score_rows(report),
         score_notes=score_notes(report),
         words=words,
         data={name: value for name, value in report["data"].items() if shows(name, words)},
         remarks=report["data"].get("remarks", []),
-        measured=measured(report),
+        measured=measurement_notes(report),
         charts=charts,
         config=json.dumps(report["config"], indent=2, default=str, ensure_ascii=False),
         dots=colours_of(entry["name"] for entry in report["models"]) if several else {},
-        road=road_of_page(report) if report.get("road") else None,
+        road=pruning_section(report) if report.get("road") else None,
     )
 
 
@@ -92,8 +94,8 @@ def shows(name: str, words: Wording) -> bool:
     return name != "remarks" and (name != "classes" or bool(words.labels))
 
 
-def road_of_page(report: Report) -> dict[str, Any]:
-    header, stages = road_table(report)
+def pruning_section(report: Report) -> dict[str, Any]:
+    header, stages = pruning_table(report)
     trials = [
         (each["name"], winner(each["trials"]), each["trials"])
         for each in report["road"]["students"]
@@ -103,7 +105,7 @@ def road_of_page(report: Report) -> dict[str, Any]:
         "header": header,
         "stages": stages,
         "verdicts": verdicts(report),
-        "notes": road_notes(report),
+        "notes": pruning_notes(report),
         "trials": trials,
     }
 
@@ -125,12 +127,12 @@ def render_card(report: dict[str, Any], name: str | None = None) -> str:
     return template("card.md.jinja").render(
         report=report,
         headline=headline(own),
-        teacher=teacher_of(own, shown(own)),
+        teacher=teacher_of(own, headline_entry(own)),
         summary=summary_rows(report),
         scores=score_rows(report),
         score_notes=score_notes(report),
         words=WORDING[report["task"]],
-        measured=measured(own),
+        measured=measurement_notes(own),
         remarks=report["data"].get("remarks", []),
         max_length=report["config"].get("data", {}).get("max_length"),
         folders=folders,
@@ -192,7 +194,7 @@ def score_notes(report: Report) -> list[str]:
     """Returns an explanation of each score, and whether higher or lower is better."""
     said = WORDING[report["task"]].scores
     names = dict.fromkeys(name for entry in report["models"] for name in entry.get("scores", {}))
-    notes = [f"{begun(name)}: {said[name]}; {direction_text(name)}." for name in names if name in said]
+    notes = [f"{capitalize_first(name)}: {said[name]}; {direction_text(name)}." for name in names if name in said]
     compared = {entry["name"]: entry["agreement_with_teacher"] for entry in report["models"] if entry["speedup"]}
     if apart := [name for name, agreement in compared.items() if agreement is None]:
         notes.append(f"Scores of {listed(apart)} are of other tokens than the teacher's, cut by another tokenizer.")
@@ -217,7 +219,7 @@ def deployed(report: Report, entries: Sequence[Row]) -> Row:
     return min(meant or entries, key=lambda entry: entry["latency"]["best_ms"])
 
 
-def shown(report: Report) -> Row:
+def headline_entry(report: Report) -> Row:
     """Returns the entry that represents the result: the fastest, see `deployed`.
 
     Of several students it must keep the required score; if none does, it is the most accurate student's.
@@ -239,7 +241,7 @@ def least_score(report: Report) -> float:
 
 def why_shown(report: Report) -> str:
     """Returns a sentence that explains which student the figures at the top belong to."""
-    name, least = shown(report)["name"], least_score(report)
+    name, least = headline_entry(report)["name"], least_score(report)
     if not least:
         return f"The figures below are those of {name}, the fastest."
     asked = f"at least {percent_text(least)} of the teacher's validation {validated_text(report)}"
@@ -260,10 +262,10 @@ def headline(report: Report) -> str:
     """Returns the result in one sentence that names every student."""
     found = [deployed(report, [e for e in report["models"] if e["name"] == name]) for name in family(report)]
     if not found:
-        return headline_of_one(report, shown(report))
+        return headline_of_one(report, headline_entry(report))
     runtimes = list(dict.fromkeys(map(runtime_text, found)))
     said = listed([family_part(report, entry, first=i == 0) for i, entry in enumerate(found)])
-    return f"{begun(said)}, on {listed(runtimes)}."
+    return f"{capitalize_first(said)}, on {listed(runtimes)}."
 
 
 def family_part(report: Report, entry: Row, *, first: bool) -> str:
@@ -302,17 +304,19 @@ def headline_of_one(report: Report, entry: Row) -> str:
     return f"{keeps} at {times_text(speedup)} its speed on {runtime_text(entry)}."
 
 
-def measured(report: Report) -> list[str]:
+def measurement_notes(report: Report) -> list[str]:
     """Returns sentences on how the figures were measured."""
-    entry, metric, test = shown(report), report["metric"], report["data"]["test"]
+    entry, metric, test = headline_entry(report), report["metric"], report["data"]["test"]
     took, score, words = entry["latency"], score_text(entry["score"], metric), WORDING[report["task"]]
-    said = [f"{begun(metric_text(metric))} is taken on the {counted(test, words.rows)} of the test split."]
+    said = [f"{capitalize_first(metric_text(metric))} is taken on the {counted(test, words.rows)} of the test split."]
     if report["task"] == "text-classification" and test:
         error = math.sqrt(entry["score"] * (1 - entry["score"]) / test)
         said.append(f"The standard error of an accuracy of {score} on {test:,} texts is {error * 100:.2f} points.")
     if baseline := report.get("baseline"):
         rows = counted(test, words.rows)
-        said.append(f"{begun(baseline['name'])}: the score of giving each of the {rows} {baseline['answer']}.")
+        said.append(
+            f"{capitalize_first(baseline['name'])}: the score of giving each of the {rows} {baseline['answer']}."
+        )
     said.append(
         f"Latency is that of each text's fastest call, the median over the texts, of {took['repeats']:,} calls in this "
         f"run ({report['machine']['processor']}, threads: {took['threads']}) on texts of about {took['length']} "
@@ -344,6 +348,6 @@ def template(name: str) -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    texts = (score_text, metric_text, percent_text, times_text, ms_text, runtime_text, begun, counted)
+    texts = (score_text, metric_text, percent_text, times_text, ms_text, runtime_text, capitalize_first, counted)
     environment.filters |= {text.__name__: text for text in texts} | {"quoted": json.dumps}
     return environment.get_template(name)

@@ -10,7 +10,7 @@ from compress.quantize.schemes import scheme_of
 from pipelines.runs.stage import Artefact
 
 
-def road_of(stages: Sequence[Artefact]) -> dict[str, Any] | None:
+def read_pruning(stages: Sequence[Artefact]) -> dict[str, Any] | None:
     """Returns the report's facts on pruning from the stages' metrics and files; None if no student was pruned."""
     named = {stage.name: stage for stage in stages}
     targets = [
@@ -26,7 +26,7 @@ def road_of(stages: Sequence[Artefact]) -> dict[str, Any] | None:
         "conditions": {name: conditions[name] for name in ("runtime", "precision", "batch", "length", "threads")},
         "teacher": {"words": json.loads((teacher.folder / "model/config.json").read_text())["vocab_size"]},
         "start": dict(start.metrics) | start.manifest["config"] | {"outline": units_of(named["scores"])},
-        "students": [student_road(named, target, len(targets)) for target in targets],
+        "students": [read_pruned_student(named, target, len(targets)) for target in targets],
     }
 
 
@@ -42,7 +42,7 @@ def units_of(scores: Artefact) -> dict[str, Any]:
     }
 
 
-def student_road(named: Mapping[str, Artefact], target: str, students: int) -> dict[str, Any]:
+def read_pruned_student(named: Mapping[str, Artefact], target: str, students: int) -> dict[str, Any]:
     """Returns the facts on a target's student."""
     from compress.prune.search.cost import Outline
 

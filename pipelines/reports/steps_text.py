@@ -21,7 +21,7 @@ Table = list[tuple[str, list[tuple[str, list[str]]]]]  # (stage, rows) pairs; a 
 NONE = "–"
 
 
-def road_table(report: Report) -> tuple[list[str], Table]:
+def pruning_table(report: Report) -> tuple[list[str], Table]:
     """Returns the header and the rows of each stage in order: the teacher's column first, then one per student."""
     road, metric, validated = report["road"], report["metric"], f"validation {validated_text(report)}"
     start, students, teacher = road["start"], road["students"], entry_of(report, "teacher")
@@ -66,7 +66,7 @@ def road_table(report: Report) -> tuple[list[str], Table]:
         stages.append((bits, [*rounding_rows(report, bits), score_row(report, bits), lost_row(report, bits)]))
     asked = [
         row("asked", NONE, (asked_text(each["target"]) for each in students)),
-        row("met", NONE, (met_text(each["target"], met(report, each)) for each in students)),
+        row("met", NONE, (met_text(each["target"], measured_speed(report, each)) for each in students)),
         bytes_row(report),
     ]
     return ["teacher", *(each["name"] for each in students)], [*stages, ("target", asked)]
@@ -160,7 +160,7 @@ def judged(report: Report, student: Mapping[str, Any]) -> float | None:
     return shares_kept(report["models"]).get(student["name"], kept(student))
 
 
-def met(report: Report, student: Mapping[str, Any]) -> tuple[float, float]:
+def measured_speed(report: Report, student: Mapping[str, Any]) -> tuple[float, float]:
     """Returns (speed-up, milliseconds) of the student under the budget's conditions.
 
     They are taken from the evaluation, or from the shape stage if the evaluation's conditions differ.
@@ -170,7 +170,7 @@ def met(report: Report, student: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def evaluated(report: Report, student: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Returns `met` from the evaluation; None if it wasn't measured under the budget's conditions."""
+    """Returns `measured_speed` from the evaluation; None if it wasn't measured under the budget's conditions."""
     wanted = report["road"]["conditions"]
     entry = entry_of(report, student["name"], wanted["precision"])
     for latency, speedup in (("latency", "speedup"), ("latency_batched", "speedup_batched")):
@@ -206,7 +206,7 @@ def verdicts(report: Report) -> list[tuple[bool, str]]:
     said = []
     least = report["config"].get("budget", {}).get("min_score", 0)
     for each in report["road"]["students"]:
-        name, target, figures, share = each["name"], each["target"], met(report, each), judged(report, each)
+        name, target, figures, share = each["name"], each["target"], measured_speed(report, each), judged(report, each)
         good = shortfall(target, figures) <= 0
         said.append((good, f"{name}: {asked_text(target)} asked, {met_text(target, figures)}{' met' * good}."))
         if least and share is not None:
@@ -216,7 +216,7 @@ def verdicts(report: Report) -> list[tuple[bool, str]]:
     return said
 
 
-def road_notes(report: Report) -> list[str]:
+def pruning_notes(report: Report) -> list[str]:
     """Returns sentences on how the table's figures were measured."""
     road = report["road"]
     wanted = road["conditions"]

@@ -33,7 +33,7 @@ class Wording:
     validated: str = ""
 
 
-def guessing(model: str, rows: str, tag: str, tokens: str) -> Wording:
+def language_model_wording(model: str, rows: str, tag: str, tokens: str) -> Wording:
     """Returns the wording of a language model that predicts these tokens."""
     scores = {
         "token accuracy": f"share of the {tokens} that the model finds likeliest",
@@ -99,9 +99,9 @@ WORDING = {
             "Pearson": "linear correlation of the pairs' cosines with the data's numbers",
         },
     ),
-    "masked-lm": guessing("masked language model", "documents", "fill-mask", "hidden tokens"),
-    "causal-lm": guessing("language model", "documents", "text-generation", "tokens"),
-    "chat": guessing("chat model", "conversations", "text-generation", "tokens of the answers"),
+    "masked-lm": language_model_wording("masked language model", "documents", "fill-mask", "hidden tokens"),
+    "causal-lm": language_model_wording("language model", "documents", "text-generation", "tokens"),
+    "chat": language_model_wording("chat model", "conversations", "text-generation", "tokens of the answers"),
 }  # fmt: skip
 
 

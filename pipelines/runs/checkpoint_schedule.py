@@ -31,7 +31,7 @@ class Agreement:
         """Returns whether to stop after this optimizer step; every process calls it at the end of each step."""
         if self.world.everyone.size == 1:
             return bool(self._asked())
-        if not self.number and self.world.leads and self._asked():
+        if not self.number and self.world.is_rank_zero and self._asked():
             self.after = step + 1
             self.world.store.set(STOP_AFTER, json.dumps([self.after, self.number]))
             self.world.store.check([STOP_AFTER])  # returns once the value has been stored
@@ -41,9 +41,9 @@ class Agreement:
 
     def due_now(self) -> bool:
         """Returns whether to stop here, at a point where all processes synchronize."""
-        if self.world.leads:
+        if self.world.is_rank_zero:
             self._asked()
-        self.number = self.world.tell(self.number)
+        self.number = self.world.broadcast(self.number)
         return bool(self.number)
 
     def _asked(self) -> int:
@@ -117,7 +117,7 @@ class Checkpoints(Callback):
             StopRequested: Always.
         """
         self._wait()
-        self.world.meet()
+        self.world.barrier()
         raise stops.StopRequested(self.agreement.number)
 
     def _save(self, trainer: Any) -> None:

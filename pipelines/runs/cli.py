@@ -57,7 +57,7 @@ def parse(
     if given:
         checked = parser.parse_object(given)  # defaults are not type-checked by the parser
         parser.set_defaults({name: checked[name] for name in given})
-    return made(config_class, parser.parse_args(words))
+    return build_config(config_class, parser.parse_args(words))
 
 
 def build_parser(config_class: type, *, prog: str, about: str, examples: str, short: Mapping[str, str]) -> "Parser":
@@ -76,13 +76,13 @@ def build_parser(config_class: type, *, prog: str, about: str, examples: str, sh
     return parser
 
 
-def made(config_class: type[Config], values: Any, group: str = "") -> Config:
+def build_config(config_class: type[Config], values: Any, group: str = "") -> Config:
     """Returns an instance of the dataclass of a group, including nested groups.
 
     Error messages name the group in full, as on the command line.
     """
     fields = {
-        field.name: made(field.type, values[field.name], f"{group}{field.name}.")  # type: ignore[arg-type]
+        field.name: build_config(field.type, values[field.name], f"{group}{field.name}.")  # type: ignore[arg-type]
         if dataclasses.is_dataclass(field.type)
         else settle_value(f"{group}{field.name}", values[field.name])
         for field in dataclasses.fields(config_class)  # type: ignore[arg-type]
@@ -163,12 +163,14 @@ def explain(error: BaseException) -> str | None:
             return str(seen)
         named = getattr(seen, "filename", None)
         where = named or "output"
-        if number(seen) in (errno.ENOSPC, errno.EDQUOT):
+        if error_number(seen) in (errno.ENOSPC, errno.EDQUOT):
             return f"{where}: the disk is full; what was complete is kept: make room and run the same command again"
-        if number(seen) in (errno.EACCES, errno.EPERM, errno.EROFS):
-            if named is None and number(seen) != errno.EROFS:  # safetensors and arrow describe the failure in words
+        if error_number(seen) in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if (
+                named is None and error_number(seen) != errno.EROFS
+            ):  # safetensors and arrow describe the failure in words
                 return f"no permission: {str(seen).splitlines()[0]}; nothing was changed"
-            if number(seen) != errno.EROFS and is_unreadable(Path(str(where))):
+            if error_number(seen) != errno.EROFS and is_unreadable(Path(str(where))):
                 return f"{where}: no permission to read it; nothing was changed"
             return f"{where}: no permission to write there; nothing was changed"
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
@@ -187,7 +189,7 @@ def is_unreadable(place: Path) -> bool:
     return False
 
 
-def number(error: BaseException) -> int | None:
+def error_number(error: BaseException) -> int | None:
     """Returns the system's error number; safetensors and arrow give it only in the message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno

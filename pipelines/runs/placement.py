@@ -24,12 +24,12 @@ from distill.parallel.mesh import mesh_of
 from distill.parallel.pipeline import PipelineTrainer
 from distill.parallel.pipeline_stage import load_stage
 from pipelines.runs.stage import SCRATCH, Run, replacing
-from pipelines.runs.training_checkpoint import first, untied
+from pipelines.runs.training_checkpoint import is_rank_zero, untied
 
 INITIAL = "initial"
 
 
-def placed(
+def build_placed_model(
     run: Run,
     layout: Layout,
     folder: Path,
@@ -46,10 +46,10 @@ def placed(
     if layout.processes == 1:
         return build(), None
     initial = folder / SCRATCH / INITIAL
-    if run.world.leads and not initial.exists():
+    if run.world.is_rank_zero and not initial.exists():
         with replacing(initial) as fresh:
             build().save_pretrained(fresh)
-    run.world.meet()
+    run.world.barrier()
     mesh = mesh_of(layout, device_type())
     return laid_out(initial, auto_class, layout, mesh, offload=offload, prefetch=prefetch), mesh
 
@@ -95,7 +95,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
     """
     reshard(model)  # after an evaluation the weights are still gathered, and the model appears unsharded
     if not hasattr(model, "relay") and not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        if first():
+        if is_rank_zero():
             export_huggingface(model, tokenizer, folder)
         return
     tensors: dict[str, Tensor] = untied(model)
@@ -109,7 +109,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         enable_consolidation=True,
     )
     dcp.save(tensors, storage_writer=writer)
-    if first():
+    if is_rank_zero():
         folder.mkdir(parents=True, exist_ok=True)
         found = sorted(parts.glob("*.safetensors"))
         found[0].replace(folder / WEIGHTS)

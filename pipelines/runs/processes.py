@@ -37,7 +37,7 @@ class World:
     told: int = field(default=0, init=False)
 
     @property
-    def leads(self) -> bool:
+    def is_rank_zero(self) -> bool:
         return self.rank == 0
 
     @property
@@ -50,12 +50,12 @@ class World:
         """Whether this process is one of the teacher's own."""
         return self.bridge is not None and self.bridge.rank >= self.bridge.students
 
-    def tell(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """Returns the first process's value (JSON types); every process calls it, in the same order."""
         if self.size == 1:
             return value
         key = self.next_key()
-        if self.leads:
+        if self.is_rank_zero:
             self.store.set(key, json.dumps(value))
         return json.loads(self.get(key))
 
@@ -67,7 +67,7 @@ class World:
         self.store.set(f"{key}/{self.rank}", json.dumps(value))
         return [json.loads(self.get(f"{key}/{rank}")) for rank in range(self.size)]
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Returns when every process has called it."""
         self.gather(None)
 
@@ -144,11 +144,11 @@ class World:
         if self.size == 1:
             return
         token = folder / ".seen"
-        if self.leads:
+        if self.is_rank_zero:
             token.touch()
-        self.meet()
+        self.barrier()
         seen = self.gather(token.exists())
-        if self.leads:
+        if self.is_rank_zero:
             token.unlink()
         blind = [rank for rank, sees in enumerate(seen) if not sees]
         if blind:
@@ -210,7 +210,7 @@ def join_world(seconds: float, teachers: int = 0) -> World:
         backend = "cpu:gloo,cuda:nccl"
     own = World(rank, size, dist.PrefixStore("stillroom", store))
     if teachers:
-        own, store = part_of(own, store, teachers)
+        own, store = split_world(own, store, teachers)
     if not dist.is_initialized():
         dist.init_process_group(
             backend, store=dist.PrefixStore("torch", store), rank=own.rank, world_size=own.size,
@@ -230,7 +230,7 @@ def start_of(store: Any, rank: int, size: int, seconds: float) -> str:
     """
     own, end = uuid4().hex, time.monotonic() + seconds
     store.set(f"come/{rank}", own)
-    take_part = calling(store, size) if rank == 0 else following(store, rank, own)
+    take_part = propose_name(store, size) if rank == 0 else confirm_name(store, rank, own)
     for name in take_part:
         if name:
             return name
@@ -240,7 +240,7 @@ def start_of(store: Any, rank: int, size: int, seconds: float) -> str:
     raise AssertionError
 
 
-def calling(store: Any, size: int) -> Iterator[str]:
+def propose_name(store: Any, size: int) -> Iterator[str]:
     """First process's side: proposes a name to the processes that have started, until all of these confirm it."""
     named: list[str] = []
     name = ""
@@ -256,7 +256,7 @@ def calling(store: Any, size: int) -> Iterator[str]:
         yield ""
 
 
-def following(store: Any, rank: int, own: str) -> Iterator[str]:
+def confirm_name(store: Any, rank: int, own: str) -> Iterator[str]:
     """Other processes' side: confirms a name that was proposed to this process, but none proposed earlier."""
     answered = ""
     while True:
@@ -267,7 +267,7 @@ def following(store: Any, rank: int, own: str) -> Iterator[str]:
         yield answered if answered and store.check([f"{answered}/all"]) else ""
 
 
-def part_of(everyone: World, store: Any, teachers: int) -> tuple[World, Any]:
+def split_world(everyone: World, store: Any, teachers: int) -> tuple[World, Any]:
     """Returns this process's world, that of the students or of the teachers, and its store."""
     import torch.distributed as dist
 

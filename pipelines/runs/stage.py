@@ -76,9 +76,9 @@ class Run:
         self.done: list[Artefact] = []
         self.plan: list[tuple[str, str, str]] = []  # (stage, planned action, folder)
         self.lock: Any = None
-        if self.world.leads:
+        if self.world.is_rank_zero:
             check_output(output)
-        if self.world.leads and not dry:
+        if self.world.is_rank_zero and not dry:
             self.lock, older = open_output(output)
             if older:
                 console.say(
@@ -124,7 +124,7 @@ class Run:
         wanted |= {"seed": self.seed} if seeded else {}
         self.world.agree(flat(wanted, f"stage {name}, "))
         folder = self.output / name / key_of(wanted)
-        manifest, damage = self.world.tell(self._found(folder, wanted) if self.world.leads else None)
+        manifest, damage = self.world.broadcast(self._found(folder, wanted) if self.world.is_rank_zero else None)
         skipped = manifest is not None
         if manifest is None and self.dry:
             what = "will go on" if partial_of(folder).exists() else "will run"
@@ -173,14 +173,14 @@ class Run:
         together: bool,
         read: Sequence[Path],
     ) -> dict[str, Any]:
-        partial, leads = partial_of(folder), self.world.leads
-        if self.world.tell(is_finished(partial, wanted) if leads else None):
-            return self.world.tell(settle(partial, folder) if leads else None)
+        partial, leads = partial_of(folder), self.world.is_rank_zero
+        if self.world.broadcast(is_finished(partial, wanted) if leads else None):
+            return self.world.broadcast(finalize_stage(partial, folder) if leads else None)
         resumed = partial.exists()
         self.console.say(f"{wanted['stage']}: {'going on' if resumed else 'started'} ({folder})")
         if leads:
             make_partial(partial)
-        self.world.meet()
+        self.world.barrier()
         reset_peak_memory()
         start = time.perf_counter()
         with self._watched([partial / SCRATCH, *read]):
@@ -192,7 +192,7 @@ class Run:
                     raise FileNotFoundError(f"{partial} was removed while the stage ran")
                 made = self._manifest(partial, wanted, metrics, time.perf_counter() - start, resumed, memory)
                 write_json(partial / MANIFEST, made)
-        return self.world.tell(settle(partial, folder) if leads else None)
+        return self.world.broadcast(finalize_stage(partial, folder) if leads else None)
 
     def _manifest(
         self,
@@ -261,7 +261,7 @@ def make_partial(partial: Path) -> None:
         ) from error
 
 
-def settle(partial: Path, folder: Path) -> dict[str, Any]:
+def finalize_stage(partial: Path, folder: Path) -> dict[str, Any]:
     """Gives a finished stage its final name and returns its manifest.
 
     The checkpoints are deleted last, so that a kill here never requires training again.

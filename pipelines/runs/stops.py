@@ -128,12 +128,12 @@ def begin() -> None:
     global watch
     if watch is None:
         watch = Watch()
-        os.register_at_fork(after_in_child=forget)
+        os.register_at_fork(after_in_child=reset_after_fork)
     if is_launched():
         end_with_parent(int(os.environ[LAUNCHED]))
 
 
-def forget() -> None:
+def reset_after_fork() -> None:
     """Restores the default signal handlers in a forked process, whose parent ends it when it is stopped itself."""
     global watch
     if watch is not None:

@@ -77,7 +77,7 @@ class OneProcess(Portable, SingleDeviceStrategy):
     """Strategy for a single device."""
 
 
-class Copies(Portable, DDPStrategy):
+class ReplicatedStrategy(Portable, DDPStrategy):
     """A replica on every process; gradients are averaged after the last batch of a step.
 
     Args:
@@ -137,7 +137,7 @@ class Meshed(Portable, ModelParallelStrategy):
                 module.set_requires_gradient_sync(True, recurse=False)
 
 
-class Staged(Meshed):
+class PipelineStrategy(Meshed):
     """A student in pipeline stages; the pipeline schedule runs the backward pass before it returns the loss."""
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -152,8 +152,8 @@ def strategy_of(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | None)
         return OneProcess(device=device_of(machine.accelerator))
     if layout.sharded or layout.zero == 2:
         assert mesh is not None
-        return (Staged if layout.pp > 1 else Meshed)(layout, mesh)
-    return Copies(compress=machine.compress, bucket_mb=machine.bucket_mb)
+        return (PipelineStrategy if layout.pp > 1 else Meshed)(layout, mesh)
+    return ReplicatedStrategy(compress=machine.compress, bucket_mb=machine.bucket_mb)
 
 
 def device_of(accelerator: str) -> torch.device:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger
 from torch.distributed.device_mesh import DeviceMesh
 
-from compress.measure.training_precision import MODES, as_stock, made_for, optimizer_for
+from compress.measure.training_precision import MODES, as_stock, convert_for, optimizer_for
 from distill.data.batches.data_module import RowsDataModule
 from distill.errors import InputError
 from distill.parallel.layout import Layout
@@ -27,7 +27,7 @@ from pipelines.runs.processes import World
 from pipelines.runs.stage import LOGS, SCRATCH, replacing
 from pipelines.runs.strategies import strategy_of
 from pipelines.runs.training_checkpoint import load_weights, save_weights
-from pipelines.runs.watchdog import Whereabouts
+from pipelines.runs.watchdog import PositionRecorder
 from pipelines.settings.distill_config import MachineConfig
 
 ALONE = Layout()
@@ -77,8 +77,8 @@ def fit(
             accumulate_grad_batches=train.accumulate,
             gradient_clip_val=train.max_grad_norm or None,
             log_every_n_steps=min(machine.log_every, max(1, len(data.train_dataloader()) // 4)),
-            callbacks=[StepSeed(seed), *callbacks, checkpoints, stopper, progress, Whereabouts(world.everyone)],
-            logger=loggers(folder, machine, label, wandb_folder) if world.leads else False,
+            callbacks=[StepSeed(seed), *callbacks, checkpoints, stopper, progress, PositionRecorder(world.everyone)],
+            logger=loggers(folder, machine, label, wandb_folder) if world.is_rank_zero else False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -125,8 +125,8 @@ def computes_as(precision: str, module: DistillationModule) -> None:
     """Gives the module the layers, weights and optimizer of a mode of `compress.measure.training_precision`."""
     if MODES[precision].stock:
         return
-    made_for(precision, module.student)
-    made_for(precision, module.taught)
+    convert_for(precision, module.student)
+    convert_for(precision, module.taught)
     module.make_optimizer = optimizer_for(precision)
 
 

@@ -35,7 +35,7 @@ def save_training(
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = model_tensors(module) | optimizer_tensors(module, optimizers)
-    if first():
+    if is_rank_zero():
         torch.save({**rest, "groups": [settings_of(each) for each in optimizers]}, folder / TRAINING)
     if group is not None:
         return dcp.async_save(tensors, checkpoint_id=str(folder), process_group=group)  # type: ignore[return-value]
@@ -98,7 +98,7 @@ def load_weights(folder: Path, module: nn.Module) -> None:
         dcp.load(model_tensors(module), checkpoint_id=str(folder), no_dist=True)
 
 
-def first() -> bool:
+def is_rank_zero() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 

@@ -20,7 +20,7 @@ WAITED = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 LOST = re.compile(r"Connection (closed|reset|refused)|Broken pipe|Socket closed", re.IGNORECASE)
 
 
-class Whereabouts(Callback):
+class PositionRecorder(Callback):
     """Callback that records the current batch of this process, for error messages of other processes."""
 
     def __init__(self, world: World):
@@ -36,7 +36,7 @@ class Whereabouts(Callback):
 
 
 @contextmanager
-def told(world: World) -> Iterator[None]:
+def explain_failures(world: World) -> Iterator[None]:
     """Turns a collective that timed out or lost a process into an error that names the process and the operation.
 
     A process that lost another one reports this only if the other's own error is unknown: the error of the process that

@@ -44,13 +44,13 @@ def layouts_of(config: DistillConfig, source: Path, processes: int) -> Layouts:
     else:
         student = AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))
     models = {"teacher": teacher, "student": student, "tuned": teacher}
-    found = Layouts(**{each.whose: one(each, models[each.whose]) for each in texts_of(config, processes)})
+    found = Layouts(**{each.whose: resolve_layout(each, models[each.whose]) for each in texts_of(config, processes)})
     check_layouts(config, found.teacher, found.student)
     return found
 
 
 @dataclass(frozen=True)
-class Text:
+class LayoutSetting:
     """A layout as written in the settings.
 
     Args:
@@ -76,7 +76,7 @@ class Text:
         return parse_layout(self.text, self.processes, self.name)
 
 
-def texts_of(config: DistillConfig, processes: int) -> tuple[Text, Text, Text]:
+def texts_of(config: DistillConfig, processes: int) -> tuple[LayoutSetting, LayoutSetting, LayoutSetting]:
     """Returns the requested layouts of the teacher, of the student, and of the teacher during its own training.
 
     Raises:
@@ -93,9 +93,9 @@ def texts_of(config: DistillConfig, processes: int) -> tuple[Text, Text, Text]:
         check_deepspeed(config)
         others = tuned = "replicated"  # DeepSpeed shards the model itself
     return (
-        Text("teacher", "teacher.layout", text, own or processes),
-        Text("student", "student.layout", others, processes - own),
-        Text("tuned", "teacher.layout", tuned, processes - own),
+        LayoutSetting("teacher", "teacher.layout", text, own or processes),
+        LayoutSetting("student", "student.layout", others, processes - own),
+        LayoutSetting("tuned", "teacher.layout", tuned, processes - own),
     )
 
 
@@ -146,7 +146,7 @@ def check_deepspeed(config: DistillConfig) -> None:
         )
 
 
-def one(wanted: Text, model: Any) -> Layout:
+def resolve_layout(wanted: LayoutSetting, model: Any) -> Layout:
     layout = wanted.parsed()
     if layout is None:
         layout = parse_layout(fitting_kind(model, wanted.processes), wanted.processes, wanted.name)

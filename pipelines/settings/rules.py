@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distill.errors import InputError
-from distill.losses.config import LayerSizes, check_part, lessons
+from distill.losses.config import LayerSizes, check_part, match_layers
 from distill.parallel.layout import Layout, fitting
 from distill.student.family import ENCODERS
-from distill.student.spec import BLOCKS, Sizes, check_spec, is_relative, read, resolve
-from distill.tasks.names import LANGUAGE, PROBLEMS, WORDS, kept_of_task
+from distill.student.spec import BLOCKS, Sizes, check_spec, is_relative, parse_spec, resolve
+from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, PROBLEMS, default_signal
 from pipelines.settings.combinations import check_together
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.layouts import Layouts, check_layouts, texts_of
@@ -60,10 +60,10 @@ class Known:
             return teacher
         if self.teacher is not None:
             self.teacher.check_family()
-        return None if teacher is None or read(spec).preset in BLOCKS else resolve(spec, teacher)
+        return None if teacher is None or parse_spec(spec).preset in BLOCKS else resolve(spec, teacher)
 
 
-def refuse(config: DistillConfig, processes: int) -> None:
+def check_run(config: DistillConfig, processes: int) -> None:
     """Checks that a run is possible, as far as this is known without torch.
 
     Raises:
@@ -128,7 +128,7 @@ def check_head(known: Known) -> None:
             f"--task {known.task}: the teacher {known.config.teacher.model!r} was trained for {own}: its outputs have "
             "another meaning"
         )
-    ends = WORDS.get(known.task)
+    ends = LANGUAGE_HEADS.get(known.task)
     for facts in (known.teacher, known.student):
         if ends and facts is not None and not any(name.endswith(ends) for name in facts.architectures):
             raise InputError(
@@ -148,7 +148,7 @@ def check_task(known: Known) -> None:
     if not task:
         return
     check_task_fits(config, task)
-    kept = kept_of_task(task) if config.keep.signals == "auto" else config.keep.signals
+    kept = default_signal(task) if config.keep.signals == "auto" else config.keep.signals
     if task in LANGUAGE and config.teacher.signals == "cached" and kept != "logits":
         check_part(config.loss, kept)
 
@@ -163,7 +163,7 @@ def check_terms(known: Known) -> None:
     if None in sizes or not known.task or known.task == "sentence-embedding" or not {*kinds} <= {*WIDE}:
         return
     teacher, student = (LayerSizes(len(each.layers), each.hidden, each.heads) for each in sizes if each is not None)
-    lessons(known.config.loss, student, teacher)
+    match_layers(known.config.loss, student, teacher)
 
 
 WIDE = tuple(kind for kind in ENCODERS if kind != "mobilebert")

@@ -10,7 +10,7 @@ from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.tasks.names import LANGUAGE, WRITING, kept_of_task
+from distill.tasks.names import LANGUAGE, WRITING, default_signal
 from pipelines.settings.cache_config import KeepConfig
 from pipelines.settings.distill_config import DistillConfig
 
@@ -28,18 +28,18 @@ FORMS = ("dtype", "compression")  # settings of keep that every task has
 ACROSS = ("causal-lm", "masked-lm")  # tasks in which the student's tokenizer may differ from the teacher's
 
 
-def settled(config: DistillConfig) -> tuple[DistillConfig, str]:
+def resolve_task(config: DistillConfig) -> tuple[DistillConfig, str]:
     """Returns the configuration with task, loss and text length resolved, and the reason for the choice of the task.
 
     The default loss of the task applies unless the configuration sets a loss.
     """
-    from compress.prune.slicing.checkpoint import admit
+    from compress.prune.slicing.checkpoint import register_pruned
     from distill.checkpoint.config import load_config
     from distill.checkpoint.folder import checkpoint_folder
     from distill.tasks.choose import TASKS, choose
 
     source = checkpoint_folder(config.teacher.model)
-    admit(source)
+    register_pruned(source)
     task, why = choose(config.task, load_config(source, "teacher"), config.teacher.model, config.data)
     config = with_task(config, task)
     length, shorter = fitted_length(config.data.max_length, TASKS[task](()), models_of(config, source))
@@ -63,7 +63,7 @@ def models_of(config: DistillConfig, source: Path) -> "Models":
 
     The tokenizers are configured as they are used on the run's texts.
     """
-    from compress.prune.slicing.checkpoint import admit
+    from compress.prune.slicing.checkpoint import register_pruned
     from distill.checkpoint.config import load_config
     from distill.checkpoint.folder import checkpoint_folder
     from distill.checkpoint.tokenizer import load_tokenizer
@@ -75,7 +75,7 @@ def models_of(config: DistillConfig, source: Path) -> "Models":
     models = {"teacher": (load_config(source, "teacher"), tokenizer)}
     if not is_relative(config.student.spec):
         folder = checkpoint_folder(config.student.spec, "student")
-        admit(folder)
+        register_pruned(folder)
         own = load_tokenizer(folder, "student")
         if not is_across(config, tokenizer, own):
             own.model_max_length = tokenizer.model_max_length  # student and teacher use the same tokens
@@ -152,7 +152,7 @@ def usual_loss(task: str) -> LossConfig:
     return LossConfig(temperature=1) if task in LANGUAGE else LossConfig()
 
 
-def how_of(
+def task_arguments(
     task: str, data: DataConfig, masking: MaskConfig, chat: ChatConfig, *, writes: bool = False
 ) -> dict[str, Any]:
     """Returns the settings that the class of this task in TASKS is built with, see `Task.of`.
@@ -184,8 +184,8 @@ def how_of(
 
 
 def how_of_run(config: DistillConfig, task: str) -> dict[str, Any]:
-    """Returns `how_of` for the settings of a run."""
-    return how_of(task, config.data, config.masking, config.chat, writes=config.on_policy.share > 0)
+    """Returns `task_arguments` for the settings of a run."""
+    return task_arguments(task, config.data, config.masking, config.chat, writes=config.on_policy.share > 0)
 
 
 def is_across(config: DistillConfig, teacher: "PreTrainedTokenizerBase", student: "PreTrainedTokenizerBase") -> bool:
@@ -209,10 +209,10 @@ def rows_across(
             the lengths leave no room for text.
     """
     from distill.data.alignment.encoded import encode_twice
-    from distill.data.masking.twice_masked import TwiceMasked
+    from distill.data.masking.twice_masked import MaskedAlignedRows
 
     rows = encode_twice(student, teacher, texts, length, config.data.max_length)
-    return TwiceMasked.of(rows, config.masking, student, teacher) if config.task == "masked-lm" else rows
+    return MaskedAlignedRows.of(rows, config.masking, student, teacher) if config.task == "masked-lm" else rows
 
 
 def check_tokenizers(
@@ -325,7 +325,7 @@ def check_keep(config: DistillConfig) -> None:
         InputError: A setting of keep is determined by the task or the loss.
     """
     plain, words = KeepConfig(), config.task in LANGUAGE
-    usual = plain.signals if words else kept_of_task(config.task)
+    usual = plain.signals if words else default_signal(config.task)
     ours = (*FORMS, *(("signals", "draws", "k", "step") if words else ()))
     asked = {name: value for name, value in asdict(config.keep).items() if value != getattr(plain, name)}
     for name, value in asked.items():

@@ -17,11 +17,11 @@ from compress.export.write import write_targets
 from compress.measure.latency import Latency, Runner, measure
 from compress.prune.budget import Budget
 from compress.quantize.config import QuantizeConfig
-from compress.quantize.prepare import Rounded, convert
-from compress.quantize.rounding import round_model
+from compress.quantize.prepare import LayerQuantization, convert
+from compress.quantize.rounding import quantize_model
 from distill.tasks.task import Task
 from pipelines.runs.files import artefact_bytes
-from pipelines.stages.compared_texts import chosen
+from pipelines.stages.compared_texts import select_rows
 from pipelines.stages.evaluate import arrays
 from pipelines.stages.export import HUGGINGFACE
 
@@ -73,10 +73,10 @@ def build(
 
 def rounded_on(
     model: PreTrainedModel, how: QuantizeConfig, inputs: Sequence[Mapping[str, np.ndarray]]
-) -> dict[str, Rounded]:
+) -> dict[str, LayerQuantization]:
     """Calibrates and quantizes the model in place, cheaply: representative in speed, not in accuracy."""
     batches = [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in inputs]
-    round_model(model, replace(how, smooth=0, weights="nearest"), batches)
+    quantize_model(model, replace(how, smooth=0, weights="nearest"), batches)
     return convert(model)
 
 
@@ -109,7 +109,7 @@ def texts_of(examples: Any, budget: Budget, max_length: int, seed: int, task: Ta
     rows = np.random.default_rng(seed).permutation(len(examples))[: TEXTS * budget.batch]
     if len(rows) < budget.batch:
         rows = np.resize(rows, budget.batch)
-    texts, pairs = chosen(examples, rows)
+    texts, pairs = select_rows(examples, rows)
     return Texts(type(examples)(texts) if pairs is None else type(examples)(texts, pairs), budget, max_length, task)
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 from transformers import AutoConfig
 
 from distill.data.config import DataConfig
-from distill.losses.config import LayerSizes, LossConfig, lessons
+from distill.losses.config import LayerSizes, LossConfig, match_layers
 from distill.parallel.layout import Layout
 from distill.parallel.mesh import mesh_of
 from distill.tasks.language import Chatting, Language, MaskedLM
@@ -84,7 +84,7 @@ def kept_for(loss: LossConfig, teacher: LayerSizes, student: LayerSizes, *, prun
     A `pruned` student may end with fewer layers, which a uniform map pairs with other layers of the teacher.
     """
     depths = range(1, student.layers + 1) if pruned and loss.layer_map == "uniform" else (student.layers,)
-    read = [lessons(loss, student._replace(layers=depth), teacher) for depth in depths]
+    read = [match_layers(loss, student._replace(layers=depth), teacher) for depth in depths]
     hidden, vectors = (sorted({layer for each in read for layer in getattr(each, name)}) for name in LAYERS)
     return KeepConfig(
         signals=",".join(loss.teacher_answers),

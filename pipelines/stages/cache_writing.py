@@ -89,17 +89,17 @@ def write_together(
     place: dict[str, Any] = {"rank": world.rank, "ranks": world.size}
     if mesh is None:
         written = write_with_progress(console, folder, identity, samples, teacher, **place, **settings)
-        world.meet()
+        world.barrier()
         return written
     shared = SharedTeacher(teacher, mesh)
-    if world.leads:
+    if world.is_rank_zero:
         plan_cache(
             folder, identity, samples, shared, on_forecast=lambda expected: console.say(forecast_line(expected)),
             **settings,
         )  # fmt: skip
     shared.finish()
-    world.meet()
+    world.barrier()
     written = write_with_progress(console, folder, identity, samples, shared, in_step=True, **place, **settings)
     shared.finish()
-    world.meet()
+    world.barrier()
     return written

@@ -39,7 +39,7 @@ from distill.teacher.online import OnlineTeacher
 from pipelines.runs.placement import laid_out
 from pipelines.runs.processes import is_first
 from pipelines.settings.cache_config import KeepConfig, WriteConfig
-from pipelines.settings.task_settings import check_tokenizer_of, fitted_length, how_of
+from pipelines.settings.task_settings import check_tokenizer_of, fitted_length, task_arguments
 from pipelines.stages.cache_writing import answers_of
 
 EMBEDDING = SentenceEmbedding.name
@@ -116,7 +116,7 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     names = (TASKS[task].kept if config.keep.signals == "auto" else config.keep.signals).split(",")
     for name in names:
         check_name(name, task)
-    check_cut(names, layout)
+    check_sharded_signals(names, layout)
     if "generated" in names:
         check_room(own, tokenizer, config)
     samples = limited(samples_for(task, config, tokenizer, names), config.limit)
@@ -164,7 +164,7 @@ def check_room(own: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, config
         raise too_long("data.max_length and keep.new_tokens together", most, found, "teacher")
 
 
-def check_cut(names: list[str], layout: Layout | None) -> None:
+def check_sharded_signals(names: list[str], layout: Layout | None) -> None:
     """Checks that the layout leaves the requested signals complete on a process.
 
     Raises:
@@ -218,7 +218,7 @@ def samples_for(task: str, config: WriteConfig, tokenizer: PreTrainedTokenizerBa
         if len(names) > 1:
             raise InputError("keep.signals: generated goes alone: its samples are prompts, the others' are blocks")
         return samples_of(encode(tokenizer, rows, data.max_length), pad_id)
-    how = how_of(task, data, config.masking, config.chat)
+    how = task_arguments(task, data, config.masking, config.chat)
     return samples_of(kind.of((), how).encode_train(tokenizer, rows, data.max_length), pad_id)
 
 

@@ -12,10 +12,10 @@ def sample(examples: "Examples | Tagged", count: int, seed: int) -> tuple[list[A
     """Returns at most `count` texts and their pairs, drawn by the seed."""
     import numpy as np
 
-    return chosen(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
+    return select_rows(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
 
 
-def chosen(examples: "Examples | Tagged", rows: "Iterable[int]") -> tuple[list[Any], list[str] | None]:
+def select_rows(examples: "Examples | Tagged", rows: "Iterable[int]") -> tuple[list[Any], list[str] | None]:
     """Returns the texts of these rows, and their pairs if there are any."""
     pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
     return [examples.texts[i] for i in rows], pairs
@@ -28,6 +28,6 @@ def texts_hash(examples: "Examples | Tagged") -> str:
     return digest_of([examples.texts, examples.pairs, examples.labels])
 
 
-def spoken(part: Any) -> Any:
+def as_plain_texts(part: Any) -> Any:
     """Returns a split as texts; conversations become the texts of their messages."""
     return part.spoken() if hasattr(part, "spoken") else part

@@ -28,9 +28,9 @@ from distill.tasks.task import Task
 from distill.teacher.fingerprint import check_same_tokenizer
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule, sizes_of
-from distill.train.steps.across_tokenizers import Across
+from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.on_policy import OnPolicy
-from pipelines.runs.placement import placed, save_model, stages_of
+from pipelines.runs.placement import build_placed_model, save_model, stages_of
 from pipelines.runs.stage import Artefact, Run, content_hash
 from pipelines.runs.trainer import fit, validate
 from pipelines.settings.distill_config import DistillConfig
@@ -40,9 +40,9 @@ from pipelines.stages.cache import CACHE
 from pipelines.stages.cache_writing import load_teacher
 from pipelines.stages.data import read_data, read_task
 from pipelines.stages.general import with_head
-from pipelines.stages.online_teacher import asked_as, call_teacher
+from pipelines.stages.online_teacher import call_teacher, load_configured_teacher
 from pipelines.stages.recovery_rate import RULE, recovering
-from pipelines.stages.sparsity import Zeros, share_of_zeros
+from pipelines.stages.sparsity import SparsityCallback, share_of_zeros
 from pipelines.stages.teacher import MODEL, training_settings
 from pipelines.stages.vocabulary import WORDS, Translated, tokenizer_of
 
@@ -58,7 +58,7 @@ def student_stage(
     cache: Artefact | None,
     precision: str,
     layouts: Layouts,
-    pruned: "Pruned | None" = None,
+    pruned: "PrunedStart | None" = None,
     general: Artefact | None = None,
 ) -> Artefact:
     """Writes `model/`: the trained student.
@@ -116,12 +116,12 @@ def student_stage(
             run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
             return student
 
-        student, mesh = placed(
+        student, mesh = build_placed_model(
             run, layout, folder, build, task.auto, offload=config.student.offload, prefetch=config.machine.prefetch
         )
         remote = call_teacher(run.world, source) if config.teacher.ranks and config.loss.needs_teacher else None
         in_step = config.loss.needs_teacher and cache is None and remote is None
-        asked = asked_as(config, source, layouts.teacher) if in_step else None
+        asked = load_configured_teacher(config, source, layouts.teacher) if in_step else None
         train = config.train if pruned is None else pruned.training(config.train, student)
         lightning.seed_everything(run.seed, verbose=False)
         module = DistillationModule(
@@ -134,7 +134,9 @@ def student_stage(
             shard_optimizer=layout.zero == 1,
             stages=stages_of(student, layout, mesh),
             signals=asked if in_step and not other else None,
-            across=Across.of(asked, config.across, tokenizer, taught) if asked is not None and other else None,
+            across=CrossTokenizerKL.of(asked, config.across, tokenizer, taught)
+            if asked is not None and other
+            else None,
             on_policy=OnPolicy(config.on_policy, run.seed, own) if config.on_policy.share else None,
         )
         signals = cached_signals(cache, pruned) if cache is not None else remote
@@ -160,7 +162,7 @@ def student_stage(
             console=run.console,
             world=run.world,
             wandb_folder=run.output / "wandb",
-            callbacks=[Zeros(config.sparsity)] if config.sparsity.asked else [],
+            callbacks=[SparsityCallback(config.sparsity)] if config.sparsity.asked else [],
         )
         if remote is not None:
             remote.finish()
@@ -174,7 +176,7 @@ def student_stage(
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PrunedStart:
     """The starting point of a pruned student.
 
     Args:
@@ -271,7 +273,7 @@ def drawn_batches(texts: TextDataModule, count: int, seed: int, size: int) -> It
         yield texts.train.collate(rows[start : start + size], texts.pad_id)
 
 
-def cached_signals(cache: Artefact, pruned: Pruned | None = None) -> Signals:
+def cached_signals(cache: Artefact, pruned: PrunedStart | None = None) -> Signals:
     """Returns the cached signals; a student with fewer tokens queries them with its own tokenizer's ids."""
     reader = CacheReader(cache.folder / CACHE)
     if pruned is None or pruned.words is None:

@@ -17,7 +17,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.layouts import parameters
 from pipelines.stages.cache import kept_of
 from pipelines.stages.cached_signals import make_signal
-from pipelines.stages.compared_texts import spoken
+from pipelines.stages.compared_texts import as_plain_texts
 
 CHARACTERS = 4  # approximate number per token
 
@@ -36,7 +36,7 @@ def planned_sizes(config: DistillConfig, source: Path, task: str) -> list[tuple[
     big, small = (parameters(each, kind(()).auto) for each in (teacher, student))
     rows, what = len(splits.train) + len(splits.unlabelled), "texts"
     if issubclass(kind, Language):
-        characters, what = sum(map(len, spoken(splits.train).texts)), "documents"
+        characters, what = sum(map(len, as_plain_texts(splits.train).texts)), "documents"
         rows = -(-characters // (CHARACTERS * config.data.max_length))
     general = config.general
     prose = f"{general.blocks:,} blocks" if general.blocks else "all"

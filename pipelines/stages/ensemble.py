@@ -17,7 +17,7 @@ from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.stages.cache_writing import load_teacher
 from pipelines.stages.data import read_data, read_task
-from pipelines.stages.scoring import said_of
+from pipelines.stages.scoring import compute_outputs
 from pipelines.stages.teacher import MODEL, teacher_stage
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -82,7 +82,7 @@ def ensemble_stage(
         task, pad_id = read_task(data), int(tokenizer.pad_token_id or 0)
         texts = task.encode(tokenizer, splits.validation, config.data.max_length)
         scores = {
-            name: said_of(model, texts, pad_id, task).score
+            name: compute_outputs(model, texts, pad_id, task).score
             for name, model in zip((*members, "together"), (*models, whole), strict=True)
         }
         told = ", ".join(f"{name} {score:.2%}" for name, score in scores.items())

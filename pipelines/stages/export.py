@@ -11,7 +11,7 @@ from distill.errors import InputError
 from pipelines.runs.console import Console
 from pipelines.runs.stage import SCRATCH, Artefact, Run
 from pipelines.settings.export_config import ExportConfig
-from pipelines.stages.compared_texts import sample, spoken, texts_hash
+from pipelines.stages.compared_texts import as_plain_texts, sample, texts_hash
 
 if TYPE_CHECKING:
     from distill.data.rows.tagged import Tagged
@@ -89,7 +89,7 @@ def remove_results(folder: Path) -> None:
 
 def is_labelled(config: ExportConfig, folder: Path) -> bool:
     """Returns whether the model classifies whole texts and the data has labels."""
-    from compress.prune.slicing.checkpoint import admit
+    from compress.prune.slicing.checkpoint import register_pruned
     from distill.checkpoint.config import load_config
     from distill.data.sources.columns import LABEL, first_of
     from distill.data.sources.tables import read_splits
@@ -97,7 +97,7 @@ def is_labelled(config: ExportConfig, folder: Path) -> bool:
     from distill.tasks.choose import TASKS, by_head
     from distill.tasks.text_classification import TextClassification
 
-    admit(folder)
+    register_pruned(folder)
     name = by_head(load_config(folder), config.model)
     if name not in TASKS or not issubclass(TASKS[name], TextClassification) or TASKS[name].form is not Examples:
         return False
@@ -129,7 +129,7 @@ def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
     """Returns texts in the form that the model takes: lists of words for a tagger, contexts as pairs for questions."""
     from transformers import AutoConfig
 
-    from compress.prune.slicing.checkpoint import admit
+    from compress.prune.slicing.checkpoint import register_pruned
     from distill.data.config import DataConfig
     from distill.data.sources.columns import find_columns
     from distill.data.sources.tables import read_splits
@@ -137,12 +137,12 @@ def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
     from distill.tasks.choose import TASKS, by_head, language_of
     from distill.tasks.text_classification import TextClassification
 
-    admit(folder)
+    register_pruned(folder)
     wanted = DataConfig(path=config.data, text=config.text)
     about = AutoConfig.from_pretrained(folder)
     task = TASKS.get(by_head(about, config.model) or language_of(about))
     if task is not None and not issubclass(task, TextClassification):
-        return spoken(task.read_bare(wanted))
+        return as_plain_texts(task.read_bare(wanted))
     splits = read_splits(config.data)
     table = splits.get("test", splits["train"])
     columns = find_columns(table, wanted, f"data {config.data!r}", labelled=False)
@@ -150,7 +150,7 @@ def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
     return Examples(strings(table, columns.text), pairs)
 
 
-def asked_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[Target]:
+def requested_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[Target]:
     """Returns the checkpoint and the requested formats as targets, quantized if the checkpoint is.
 
     Raises:

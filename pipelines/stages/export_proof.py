@@ -14,9 +14,9 @@ from compress.export.common.decisions import kind_of
 from compress.export.common.huggingface import TorchModel
 from compress.export.common.source import Source
 from compress.export.common.targets import Target
-from compress.export.onnx.decoder import prove_decoder
+from compress.export.onnx.decoder import verify_decoder
 from compress.export.onnx.graph import OnnxModel
-from compress.export.verify import flat, verify
+from compress.export.verify import flatten_tokens, verify
 from compress.export.write import check_layers, write_target
 from compress.prune.slicing.checkpoint import load_pruned
 from compress.quantize.store import is_rounded, load_rounding
@@ -94,7 +94,7 @@ class Proof:
         blocks = [np.asarray(ids[:most], np.int64) for ids in tokenizer(self.drawn[0])["input_ids"] if ids]
         prompts = [block[:BEGUN].tolist() for block in blocks[:BATCH]]
         room = self.source.longest - BEGUN
-        parity = prove_decoder(
+        parity = verify_decoder(
             self.source.model, self.folder / str(target), prompts, blocks, new_tokens=min(WRITTEN, room)
         )
         return {"target": str(target), "texts": len(blocks)} | asdict(parity)
@@ -186,7 +186,7 @@ def reference_logits(
     for start in range(0, len(texts), BATCH):
         rows = slice(start, start + BATCH)
         batch = tokenized(tokenizer, texts[rows], pairs[rows] if pairs else None, max_length)
-        parts.append(flat(model(batch), batch["attention_mask"]))
+        parts.append(flatten_tokens(model(batch), batch["attention_mask"]))
     return np.concatenate(parts)
 
 

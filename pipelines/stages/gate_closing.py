@@ -106,7 +106,7 @@ class Closing(Callback):
         return Shape(self.goal.layers, {name: units.cpu() for name, units in self.kept.items()})
 
 
-class ByMovement(Closing):
+class MovementClosing(Closing):
     """Closes the units with the lowest accumulated movement scores, selected again every `every` steps.
 
     Closed heads and neurons may reopen. Closed hidden coordinates may not: they are 0 everywhere, so the gradient of
@@ -149,7 +149,7 @@ class ByMovement(Closing):
         self.kept = state["kept"]
 
 
-class ByLearning(Closing):
+class LearnedMaskClosing(Closing):
     """Samples gates from learned masks while training.
 
     At the end the units that are most likely open are kept, in the number that the goal requires.

@@ -26,7 +26,7 @@ from distill.teacher.head import probe_head
 from distill.teacher.online import OnlineTeacher
 from distill.train.module import DistillationModule, sizes_of
 from distill.train.steps.progressive import LayerByLayer
-from pipelines.runs.placement import placed, save_model
+from pipelines.runs.placement import build_placed_model, save_model
 from pipelines.runs.stage import Artefact, Run, content_hash
 from pipelines.runs.strategies import device_of
 from pipelines.runs.trainer import fit
@@ -74,7 +74,7 @@ def general_stage(
         def build() -> PreTrainedModel:
             return start_of(config.student.spec, teacher, tokenizer, general, run.seed)
 
-        student, mesh = placed(run, layout, folder, build, auto, prefetch=config.machine.prefetch)
+        student, mesh = build_placed_model(run, layout, folder, build, auto, prefetch=config.machine.prefetch)
         run.console.say(f"  general: {type(student).__name__}, {student.num_parameters() / 1e6:.1f}M parameters")
         train, held_out = blocks_of(general, tokenizer, run.seed)
         run.console.say(f"  general: {len(train):,} blocks of up to {general.length} tokens, {len(held_out)} held out")

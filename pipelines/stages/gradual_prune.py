@@ -28,18 +28,27 @@ from pipelines.runs.stage import Artefact, Run, write_json
 from pipelines.runs.trainer import fit
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.data import read_data, read_task
-from pipelines.stages.distill import SHAPE, Pruned, cached_signals, read_shape, texts_module
-from pipelines.stages.gate_closing import ByLearning, ByMovement, Closing, Goal, expected_cost, learned_masks
+from pipelines.stages.distill import SHAPE, PrunedStart, cached_signals, read_shape, texts_module
+from pipelines.stages.gate_closing import (
+    Closing,
+    Goal,
+    LearnedMaskClosing,
+    MovementClosing,
+    expected_cost,
+    learned_masks,
+)
 from pipelines.stages.prune_inputs import axes_of
-from pipelines.stages.scoring import answered
+from pipelines.stages.scoring import compute_logits
 from pipelines.stages.shape import Inputs
 from pipelines.stages.teacher import MODEL, training_settings
 from pipelines.stages.vocabulary import tokenizer_of
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 LEAST, MOST = 0.01, 0.1  # bounds of the learned masks' learning rate
-WAY = 25.0  # distance that their log-odds can move over all steps; from open to closed is 6
-PUSH = 10.0  # ratio of the multipliers' learning rate to the masks'; slower multipliers lag and overshoot the target
+LOG_ODDS_RANGE = 25.0  # distance that their log-odds can move over all steps; from open to closed is 6
+MULTIPLIER_RATE_RATIO = (
+    10.0  # ratio of the multipliers' learning rate to the masks'; slower multipliers lag and overshoot the target
+)
 TOLERANCE = 1e-3  # relative to the largest logit
 
 
@@ -69,8 +78,11 @@ class ClosingModule(DistillationModule):
         steps = int(self.trainer.estimated_stepping_batches)
         optimizer = build_optimizer(self.student, self.taught.parameters(), self.train_config)
         if isinstance(self.masks, LearnedMasks):
-            rate = min(MOST, max(LEAST, WAY / steps))
-            for own, times in ((list(self.masks.log_alpha.parameters()), 1.0), ([self.masks.multipliers], PUSH)):
+            rate = min(MOST, max(LEAST, LOG_ODDS_RANGE / steps))
+            for own, times in (
+                (list(self.masks.log_alpha.parameters()), 1.0),
+                ([self.masks.multipliers], MULTIPLIER_RATE_RATIO),
+            ):
                 optimizer.add_param_group({"params": own, "lr": times * rate, "weight_decay": 0.0})
         schedule = build_schedule(optimizer, self.train_config, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -110,7 +122,7 @@ def close_stage(
 
     def work(folder: Path) -> dict[str, Any]:
         task, tokenizer = read_task(given.data), tokenizer_of(given.start.folder / MODEL)
-        signals = cached_signals(given.cache, Pruned(name, given.start, None, given.words))
+        signals = cached_signals(given.cache, PrunedStart(name, given.start, None, given.words))
         data = texts_module(run, config, read_data(given.data), tokenizer, signals, task)
         student = load_pruned(given.start.folder / MODEL)
         axes = axes_of(student, task)
@@ -141,8 +153,8 @@ def close_stage(
             small = prune(student, axes, closing.shape(), uniform=config.budget.uniform)
             metrics["gap"] = gap(student, small, next(iter(data.val_dataloader())))
         save_model(small, tokenizer, folder / MODEL)
-        write_json(folder / SHAPE, {"shape": closing.shape().to_dict(), "outline": about(shape)["outline"]})
-        if isinstance(closing, ByLearning):
+        write_json(folder / SHAPE, {"shape": closing.shape().to_dict(), "outline": read_shape_file(shape)["outline"]})
+        if isinstance(closing, LearnedMaskClosing):
             with torch.no_grad():
                 metrics["cost"] = float(closing.learned.cost(closing.learned.open_probability()))
         return metrics | {"params": small.num_parameters()}
@@ -156,16 +168,16 @@ def closing_of(
     """Returns the callback that closes units down to the shape's sizes; learned masks need an axis that loses units."""
     goal, gates = Goal.of(read_shape(shape)), Gates(student, axes)
     if config.prune.masks == "movement" or not goal.units:
-        return ByMovement(gates, goal)
+        return MovementClosing(gates, goal)
     costs, _ = read_costs(given.costs)
-    whole, outline = outline_of(axes), Outline(**about(shape)["outline"])
+    whole, outline = outline_of(axes), Outline(**read_shape_file(shape)["outline"])
     cost = expected_cost(costs, axes, goal.layers, whole)
     target = costs.predict(outline) / costs.predict(whole)
     sizes = {name: gates.size(name) for name in goal.units}
-    return ByLearning(gates, goal, learned_masks(sizes, cost, target))
+    return LearnedMaskClosing(gates, goal, learned_masks(sizes, cost, target))
 
 
-def about(shape: Artefact) -> dict[str, Any]:
+def read_shape_file(shape: Artefact) -> dict[str, Any]:
     """Returns the contents of a shape stage's file."""
     return json.loads((shape.folder / SHAPE).read_text())
 
@@ -177,7 +189,7 @@ def gap(gated: PreTrainedModel, small: PreTrainedModel, batch: Batch) -> float:
     Raises:
         CompressError: The difference exceeds the tolerance.
     """
-    before, after = (answered(model.eval(), batch) for model in (gated, small))
+    before, after = (compute_logits(model.eval(), batch) for model in (gated, small))
     found = float((before - after).abs().max() / before.abs().max())
     if not found <= TOLERANCE:
         raise CompressError(

@@ -11,18 +11,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from compress.prune.config import PruneConfig
-from compress.prune.importance.estimate import activation, layer_losses, magnitude, measured
+from compress.prune.importance.estimate import activation, layer_losses, magnitude, measure_scores
 from compress.prune.importance.scores import Scores
 from compress.prune.slicing.checkpoint import load_pruned
 from compress.prune.tracing.axes import Axis
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.encode import Batch
 from distill.models.inputs import model_inputs
-from distill.tasks.logit_rows import Answers
+from distill.tasks.logit_rows import OutputRows
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.data import read_data, read_task
-from pipelines.stages.distill import Pruned, cached_signals, drawn_batches, texts_module
+from pipelines.stages.distill import PrunedStart, cached_signals, drawn_batches, texts_module
 from pipelines.stages.prune_inputs import axes_of
 from pipelines.stages.vocabulary import tokenizer_of
 
@@ -31,7 +31,7 @@ SCORES = "scores.safetensors"
 NOISE = 0.5**0.5  # standard deviation of the normal distribution whose KL divergence is the squared difference
 
 
-def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefact, start: Pruned) -> Artefact:
+def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefact, start: PrunedStart) -> Artefact:
     """Writes the scores of every unit and layer of the start model, shared by all targets with the same start."""
     settings = {
         "scores": config.prune.scores,
@@ -66,11 +66,11 @@ class Distance:
         temperature: The temperature of the loss.
     """
 
-    answers: Answers
+    answers: OutputRows
     temperature: float
 
     def divergence(self, student: PreTrainedModel, batch: Any) -> Tensor:
-        """Returns [samples]: the distance by `Answers.distance`, summed over rows."""
+        """Returns [samples]: the distance by `OutputRows.distance`, summed over rows."""
         counts = self.answers.counts(batch)
         own, labels = (each.split(counts) for each in (self.rows(student, batch), self.answers.labels(batch)))
         given = by_sample(self.answers.signals(batch, batch["signals"]), counts)
@@ -147,5 +147,5 @@ def score(
     elif how.scores == "activation":
         found = activation(model, axes, (model_inputs(model, batch) for batch in batches))
     else:
-        found = measured(model, axes, batches, distance.surprise, (how.scores,))[how.scores]
+        found = measure_scores(model, axes, batches, distance.surprise, (how.scores,))[how.scores]
     return replace(found, layers=layer_losses(model, axes, batches, distance.divergence))

@@ -11,7 +11,7 @@ from transformers import AutoConfig, PretrainedConfig
 
 from compress.prune.slicing.checkpoint import auto_class_of
 from distill.checkpoint.folder import checkpoint_folder
-from distill.losses.config import Lessons, LossConfig, lessons
+from distill.losses.config import LayerPairs, LossConfig, match_layers
 from distill.parallel.layout import Layout
 from distill.parallel.mesh import mesh_of
 from distill.parallel.pipeline import PipelineForward
@@ -31,7 +31,9 @@ from pipelines.stages.cache_writing import load_teacher
 TEACHER = "teacher"  # store key under which the students publish the path of its weights
 
 
-def asked(source: Path, loss: LossConfig, layout: Layout, *, offload: bool = False, prefetch: int = 1) -> Ask:
+def load_online_teacher(
+    source: Path, loss: LossConfig, layout: Layout, *, offload: bool = False, prefetch: int = 1
+) -> Ask:
     """Loads the teacher in its layout, to be queried by every process in every step."""
     device = device_of("auto")
     if not layout.sharded:
@@ -46,25 +48,27 @@ def asked(source: Path, loss: LossConfig, layout: Layout, *, offload: bool = Fal
     return SharedTeacher(OnlineTeacher(model, loss.teacher_answers, device=device), mesh)
 
 
-def asked_as(config: DistillConfig, source: Path, layout: Layout) -> Ask:
-    """Calls `asked` with the settings of a run."""
-    return asked(source, config.loss, layout, offload=config.teacher.offload, prefetch=config.machine.prefetch)
+def load_configured_teacher(config: DistillConfig, source: Path, layout: Layout) -> Ask:
+    """Calls `load_online_teacher` with the settings of a run."""
+    return load_online_teacher(
+        source, config.loss, layout, offload=config.teacher.offload, prefetch=config.machine.prefetch
+    )
 
 
 def call_teacher(world: World, source: Path) -> RemoteTeacher:
     """Publishes the path of the teacher's weights to the teacher's processes and returns their remote interface."""
-    if world.leads:
+    if world.is_rank_zero:
         world.everyone.store.set(TEACHER, str(source))
     return world.bridge.teacher()
 
 
 def dismiss_teacher(world: World) -> None:
     """Releases the teacher's processes if they were never called."""
-    if world.bridge is not None and world.leads and not world.everyone.store.check([TEACHER]):
+    if world.bridge is not None and world.is_rank_zero and not world.everyone.store.check([TEACHER]):
         world.everyone.store.set(TEACHER, "")
 
 
-def teach(world: World, config: DistillConfig, layout: Layout) -> None:
+def serve_teacher(world: World, config: DistillConfig, layout: Layout) -> None:
     """Runs a process of a separate teacher: waits for the call, then serves requests until the students have finished.
 
     Replies contain only the layers that the loss uses.
@@ -73,7 +77,7 @@ def teach(world: World, config: DistillConfig, layout: Layout) -> None:
     if not source:
         return
     world.everyone.note("answering as the teacher")
-    teacher, wanted = asked_as(config, Path(source), layout), lessons_of(config, Path(source))
+    teacher, wanted = load_configured_teacher(config, Path(source), layout), lessons_of(config, Path(source))
 
     def answer(batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
         found = dict(teacher(batch))
@@ -90,10 +94,10 @@ def teach(world: World, config: DistillConfig, layout: Layout) -> None:
         teacher.finish()
 
 
-def lessons_of(config: DistillConfig, source: Path) -> Lessons:
+def lessons_of(config: DistillConfig, source: Path) -> LayerPairs:
     """Returns the layers of the teacher that the loss terms use."""
     own = sizes_of(config_of_student(config, source))
-    return lessons(config.loss, own, sizes_of(AutoConfig.from_pretrained(source)))
+    return match_layers(config.loss, own, sizes_of(AutoConfig.from_pretrained(source)))
 
 
 def config_of_student(config: DistillConfig, source: Path) -> PretrainedConfig:

@@ -17,11 +17,11 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from compress.measure.training_precision import (
     MODES,
     candidates,
-    ceiling,
     check_mode,
     fastest,
     measure_precisions,
-    why_not,
+    peak_flops,
+    unsupported_reason,
 )
 from distill.checkpoint.folder import checkpoint_folder
 from distill.checkpoint.outputs import find_logits
@@ -71,7 +71,7 @@ def chosen_precision(run: Run, config: DistillConfig, source: Path, data: Artefa
     # No inputs and no seed, so that there is one choice per output folder.
     stage = run.stage("precision", {}, {}, work, version=VERSION, seeded=False)
     chosen = stage.metrics.get("chosen", "32")
-    why = why_not(chosen, device_of(machine))
+    why = unsupported_reason(chosen, device_of(machine))
     if why:
         raise InputError(
             f"machine.precision auto: the runs of this folder train in {chosen} ({str(stage.folder)!r}), which can't "
@@ -170,7 +170,7 @@ def time_precisions(
             loss(model).backward()
     model.zero_grad()
     work = counter.get_total_flops() / len(losses)
-    shares = {name: work / each / ceiling(device, MODES[name].computes) for name, each in seconds.items()}
+    shares = {name: work / each / peak_flops(device, MODES[name].computes) for name, each in seconds.items()}
     return {
         "chosen": fastest(seconds),
         "seconds_a_step": seconds,

@@ -20,7 +20,7 @@ from compress.prune.slicing.sizes import head_width
 from compress.prune.slicing.slice import prune
 from compress.prune.tracing.axes import Axis
 from compress.prune.tracing.trace import find_axes
-from compress.prune.vocabulary.vocabulary import choose_words, count_words, prune_vocabulary
+from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
 from compress.quantize.config import QuantizeConfig
 from distill.checkpoint.folder import checkpoint_folder
 from distill.data.splits.labelled import Splits
@@ -76,9 +76,9 @@ def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
             model = make_student(spec, model, tokenizer, read_task(data), run.seed)
         had, before = model.config.vocab_size, model.num_parameters()
         words = np.arange(max(tokenizer.get_vocab().values()) + 1)
-        counts = count_words(tokenizer, training_texts(splits)) if prune_words or rank else np.zeros(0, np.int64)
+        counts = count_tokens(tokenizer, training_texts(splits)) if prune_words or rank else np.zeros(0, np.int64)
         if prune_words:
-            words = choose_words(tokenizer, counts, coverage=1.0, unseen=config.prune.unseen)
+            words = choose_tokens(tokenizer, counts, coverage=1.0, unseen=config.prune.unseen)
             model, tokenizer = prune_vocabulary(model, tokenizer, words)
         if rank:
             model = factorise_embeddings(model, rank, counts_of(model, counts[words]))
@@ -117,7 +117,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
     The teacher and about a dozen sizes of the start model are measured.
     """
     conditions = {k: v for k, v in asdict(config.budget).items() if k not in GOALS}
-    how = rounded_as(config)
+    how = timing_quantization(config)
     settings = {
         "budget": conditions,
         "max_length": config.data.max_length,
@@ -159,7 +159,7 @@ def costs_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
     return run.stage("costs", settings, {"data": data, "teacher": teacher, "start": start}, work, version=COSTS_VERSION)
 
 
-def rounded_as(config: DistillConfig) -> QuantizeConfig | None:
+def timing_quantization(config: DistillConfig) -> QuantizeConfig | None:
     """Returns the quantization that students are timed with: the final one for an int8 budget, otherwise None."""
     if not config.quantize.scheme or config.budget.precision != "int8":
         return None
@@ -168,7 +168,7 @@ def rounded_as(config: DistillConfig) -> QuantizeConfig | None:
 
 def rounding_key(config: DistillConfig) -> Any:
     """Returns the quantization settings that latency measurements depend on, for stage keys."""
-    how = rounded_as(config)
+    how = timing_quantization(config)
     if how is None:
         return "reduced" if is_dynamic_reduced(config) else ""
     return [how.scheme, how.keep, how.reduced]

@@ -13,8 +13,8 @@ from compress.prune.slicing.checkpoint import load_pruned
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.gptq import gptq_model
 from compress.quantize.prepare import convert, learn_scales
-from compress.quantize.rounding import round_model
-from compress.quantize.sensitivity import ease_most_sensitive, sensitivities
+from compress.quantize.rounding import quantize_model
+from compress.quantize.sensitivity import sensitivities, widen_most_sensitive
 from compress.quantize.store import save_rounding
 from distill.data.batches.data_module import TextDataModule
 from distill.models.inputs import model_inputs
@@ -25,9 +25,9 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.runs.trainer import fit
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.data import read_data, read_task
-from pipelines.stages.distill import Pruned, cached_signals, drawn_batches, texts_module
-from pipelines.stages.scoring import Judge, Said, said_of
-from pipelines.stages.sparsity import Zeros
+from pipelines.stages.distill import PrunedStart, cached_signals, drawn_batches, texts_module
+from pipelines.stages.scoring import Judge, SplitOutputs, compute_outputs
+from pipelines.stages.sparsity import SparsityCallback
 from pipelines.stages.teacher import MODEL, training_settings
 from pipelines.stages.vocabulary import tokenizer_of
 
@@ -43,8 +43,8 @@ class Validation:
         self.in_float = said.score
         self.judge = Judge(task, texts.validation, texts.pad_id, said)
 
-    def said(self) -> Said:
-        return said_of(self.model, self.texts.validation, self.texts.pad_id, self.task)
+    def said(self) -> SplitOutputs:
+        return compute_outputs(self.model, self.texts.validation, self.texts.pad_id, self.task)
 
     def score(self) -> float:
         return self.said().score
@@ -56,7 +56,7 @@ class Validation:
         """Gives the most sensitive layers more bits until the minimum score is reached."""
         in_7_bits, least = how.reduced is True, how.min_score * self.in_float
         ranked = sensitivities(self.model, self.divergence, batch, in_7_bits=in_7_bits)
-        names, _ = ease_most_sensitive(self.model, ranked, self.score, least, in_7_bits=in_7_bits)
+        names, _ = widen_most_sensitive(self.model, ranked, self.score, least, in_7_bits=in_7_bits)
         run.console.say(f"  quantize: {len(names)} layers have more bits: {', '.join(names) or 'none'}")
 
 
@@ -66,7 +66,7 @@ def quantize_stage(
     data: Artefact,
     teacher: Artefact,
     cache: Artefact,
-    student: Pruned,
+    student: PrunedStart,
     precision: str,
     how: QuantizeConfig,
 ) -> Artefact:
@@ -94,7 +94,7 @@ def quantize_stage(
         batches = drawn_batches(texts, how.samples, run.seed, task.at_once)
         drawn = [model_inputs(model, batch) for batch in batches]
         validation = Validation(model, texts, task)
-        layers = round_model(model, how, drawn, seed=run.seed)
+        layers = quantize_model(model, how, drawn, seed=run.seed)
         seen = sum(len(batch["input_ids"]) for batch in drawn)
         bits = ", with weights of 7 bits: products of larger ones saturate where they will run" if how.reduced else ""
         run.console.say(f"  quantize: {len(layers)} layers round as {how.scheme}, ranges from {seen} texts{bits}")
@@ -128,7 +128,7 @@ def quantize_stage(
                 console=run.console,
                 world=run.world,
                 wandb_folder=run.output / "wandb",
-                callbacks=[Zeros(config.sparsity, held=True)] if config.sparsity.asked else [],
+                callbacks=[SparsityCallback(config.sparsity, held=True)] if config.sparsity.asked else [],
             )
         rounding = convert(model)
         save_model(model, tokenizer, folder / MODEL)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipelines.reports.render import render_cards, render_html, score_rows, summary_rows
-from pipelines.reports.steps import code_of, road_of
+from pipelines.reports.steps import code_of, read_pruning
 from pipelines.runs.console import Console
 from pipelines.runs.output import check_still_there
 from pipelines.runs.publication import link_tree, republished
@@ -51,7 +51,7 @@ def build_report(
     """Returns the report as one dict; the README describes its layout."""
     data = next(stage for stage in stages if stage.name == "data")
     models = json.loads((evaluation.folder / "evaluation.json").read_text())
-    codes, road = [code_of(Path(entry["path"])) for entry in models], road_of(stages)
+    codes, road = [code_of(Path(entry["path"])) for entry in models], read_pruning(stages)
     report = {
         "task": task.name,
         "metric": next(iter(models[0]["scores"])),

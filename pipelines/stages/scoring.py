@@ -15,15 +15,15 @@ from distill.data.batches.encode import Batch
 from distill.data.rows.questions import Windows
 from distill.errors import InputError
 from distill.models.inputs import model_inputs
-from distill.models.output_head import asked_words
+from distill.models.output_head import restrict_logits
 from distill.tasks.logit_rows import by_row
 from distill.tasks.task import Task
 
-KEPT = 64  # number of logits stored of a vocabulary; all of them would take gigabytes
+TOP_K = 64  # number of logits stored of a vocabulary; all of them would take gigabytes
 
 
 @dataclass(frozen=True)
-class Said:
+class SplitOutputs:
     """A model's outputs on a split.
 
     Args:
@@ -46,18 +46,20 @@ class Said:
 
 
 @torch.no_grad()
-def said_of(model: PreTrainedModel, split: Rows, pad_id: int, task: Task, temperature: float = 1.0) -> Said:
+def compute_outputs(
+    model: PreTrainedModel, split: Rows, pad_id: int, task: Task, temperature: float = 1.0
+) -> SplitOutputs:
     """Computes the model's outputs on a split; the model is left in eval mode."""
     model.eval()
     batches, metric = EvalBatches(split, 2 * task.at_once, pad_id), task.metric()
     words = task.kept == "sampled"
     samples: list[dict[str, Tensor]] = [{} for _ in range(len(split))]
     for rows, batch in zip(batches.order, batches, strict=True):
-        said = answered(model, batch)
+        said = compute_logits(model, batch)
         metric.update(task.answers.logits(batch, said), task.answers.labels(batch))
         for row, own in zip(rows, by_row(batch, {"logits": said})["logits"], strict=True):
-            samples[row] = likeliest(own / temperature) if words else {"logits": own}
-    return Said(samples, float(metric.compute()), places_of(split), temperature if words else None)
+            samples[row] = top_log_probs(own / temperature) if words else {"logits": own}
+    return SplitOutputs(samples, float(metric.compute()), places_of(split), temperature if words else None)
 
 
 def places_of(split: Rows) -> list[Hashable]:
@@ -72,17 +74,17 @@ def places_of(split: Rows) -> list[Hashable]:
     return [(owner, offsets[allowed].tobytes()) for owner, offsets, allowed in windows]
 
 
-def answered(model: PreTrainedModel, batch: Batch) -> Tensor:
+def compute_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Returns the logits for a batch; of a language model those at the queried positions, [rows, tokens]."""
-    with asked_words(model, batch):
+    with restrict_logits(model, batch):
         said = find_logits(model(**model_inputs(model, batch)))
     assert said is not None
     return said
 
 
-def likeliest(logits: Tensor) -> dict[str, Tensor]:
+def top_log_probs(logits: Tensor) -> dict[str, Tensor]:
     """Returns `ids` and `log_probs` [rows, KEPT] of the likeliest tokens, and the `tail` [rows], the others' total."""
-    found = torch.log_softmax(logits.float(), -1).topk(min(KEPT, logits.shape[-1]))
+    found = torch.log_softmax(logits.float(), -1).topk(min(TOP_K, logits.shape[-1]))
     tail = (1 - found.values.exp().sum(-1)).clamp(min=0)
     return {"ids": found.indices, "log_probs": found.values, "tail": tail}
 
@@ -102,7 +104,7 @@ class Judge:
     task: Task
     split: Rows
     pad_id: int
-    said: Said
+    said: SplitOutputs
     temperature: float = 1.0
 
     @torch.no_grad()
@@ -120,7 +122,7 @@ class Judge:
         student.eval()
         batches, total, count = EvalBatches(self.split, 2 * self.task.at_once, self.pad_id), 0.0, 0
         for rows, batch in zip(batches.order, batches, strict=True):
-            own = by_row(batch, {"logits": answered(student, batch)})["logits"]
+            own = by_row(batch, {"logits": compute_logits(student, batch)})["logits"]
             alike = [i for i, row in enumerate(rows) if len(own[i]) == self.length(row)]
             if alike:
                 part = {name: value[alike] for name, value in batch.items()}

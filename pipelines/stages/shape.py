@@ -30,17 +30,17 @@ from pipelines.settings.schemes import is_dynamic_reduced
 from pipelines.stages.budget_timing import Built, Texts, build, target_for, texts_of, time_together
 from pipelines.stages.cache_writing import load_teacher
 from pipelines.stages.data import read_data, read_task
-from pipelines.stages.distill import SHAPE, Pruned, cached_signals, texts_module
+from pipelines.stages.distill import SHAPE, PrunedStart, cached_signals, texts_module
 from pipelines.stages.importance import SCORES
-from pipelines.stages.prune_inputs import axes_of, read_sizes, rounded_as, rounding_key
+from pipelines.stages.prune_inputs import axes_of, read_sizes, rounding_key, timing_quantization
 from pipelines.stages.recovery_rate import RULE
-from pipelines.stages.scoring import Judge, Said, said_of
+from pipelines.stages.scoring import Judge, SplitOutputs, compute_outputs
 from pipelines.stages.teacher import MODEL
 from pipelines.stages.trials import Trial, eliminate
 from pipelines.stages.vocabulary import tokenizer_of
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-READINGS = 3, 8  # minimum and maximum number of measurements of a search
+MEASUREMENTS = 3, 8  # minimum and maximum number of measurements of a search
 AIM = 1.015  # times the target speed, so that noise rarely pushes the result below the target
 ROUNDS = 60  # about half a minute, because noise on a shared machine fluctuates slowly
 
@@ -151,8 +151,8 @@ class Search:
         found = candidates(self.space, wanted)
         if not found:
             self.refuse(wanted)
-        winner, trials = self.tried(found)
-        chosen, measured = self.corrected(found[winner])
+        winner, trials = self.run_trials(found)
+        chosen, measured = self.correct_latency(found[winner])
         said: dict[str, Any] = {
             "shape": chosen.shape.to_dict(),
             "outline": asdict(chosen.outline),
@@ -160,15 +160,15 @@ class Search:
             "trials": [{"label": c.label, "divergences": t} for c, t in zip(found, trials, strict=True)],
             "measurements": measured,
         }
-        said["teacher_score"] = self.of_teacher.score
+        said["teacher_score"] = self.teacher_outputs.score
         return said | {name: measured[-1][name] for name in FINAL}
 
-    def tried(self, found: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
+    def run_trials(self, found: Sequence[Candidate]) -> tuple[int, list[list[float]]]:
         """Returns the index of the candidate that learns best from the teacher, and the divergences of all trials."""
         if len(found) == 1 or not self.config.prune.trials:
             best = min(range(len(found)), key=lambda number: found[number].loss)
             return best, [[] for _ in found]
-        start = Pruned(self.target.name, self.given.start, None, self.given.words)
+        start = PrunedStart(self.target.name, self.given.start, None, self.given.words)
         signals = cached_signals(self.given.cache, start)
         trials = []
         for each in found:
@@ -176,7 +176,9 @@ class Search:
             student = prune(self.model, self.axes, each.shape)
             train = start.training(self.config.train, student)
             trials.append(Trial(student, self.data, signals, self.config.loss, train, self.task.answers))
-        judge = Judge(self.task, self.data.validation, self.data.pad_id, self.of_teacher, self.config.loss.softness)
+        judge = Judge(
+            self.task, self.data.validation, self.data.pad_id, self.teacher_outputs, self.config.loss.softness
+        )
         winner, divergences = eliminate(trials, judge, self.config.prune.trials, self.run.console)
         self.run.console.say(
             f"  shape-{self.target.name}: {len(found)} candidates tried, {found[winner].label} learns best "
@@ -185,24 +187,24 @@ class Search:
         return winner, divergences
 
     @cached_property
-    def of_teacher(self) -> Said:
+    def teacher_outputs(self) -> SplitOutputs:
         """Computes the teacher's outputs on the validation split."""
         source = self.given.teacher.folder / MODEL
         model, tokenizer = load_teacher(source), tokenizer_of(source)
         own = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
-        return said_of(model, own, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.softness)
+        return compute_outputs(model, own, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.softness)
 
-    def built(self, chosen: Candidate) -> Built:
+    def build_candidate(self, chosen: Candidate) -> Built:
         """Returns the candidate's files as they will be deployed."""
         place = self.scratch / "candidate"
         shutil.rmtree(place, ignore_errors=True)
         model = prune(self.model, self.axes, chosen.shape, uniform=self.budget.uniform)
-        how, reduced = rounded_as(self.config), is_dynamic_reduced(self.config)
+        how, reduced = timing_quantization(self.config), is_dynamic_reduced(self.config)
         return build(model, self.tokenizer, target_for(self.budget), place, self.texts, how, reduced=reduced)
 
     def within(self, chosen: Candidate) -> tuple[Candidate, Built]:
         """Returns the candidate and its files, with fewer units if the files exceed the byte limit."""
-        built, most = self.built(chosen), self.target.most_bytes
+        built, most = self.build_candidate(chosen), self.target.most_bytes
         while most is not None and built.bytes > most and self.space.size is not None:
             costs = self.space.size.costs
             limit = Limit(costs, costs.predict(chosen.outline) - (built.bytes - most))
@@ -210,7 +212,7 @@ class Search:
             smaller = reallocated(self.space, chosen, chosen.choice.milliseconds)
             if smaller is None:
                 break
-            chosen, built = smaller, self.built(smaller)
+            chosen, built = smaller, self.build_candidate(smaller)
         return chosen, built
 
     def measured(self, chosen: Candidate, built: Built) -> dict[str, Any]:
@@ -225,7 +227,7 @@ class Search:
             "bytes": built.bytes,
         }
 
-    def corrected(self, chosen: Candidate) -> tuple[Candidate, list[dict[str, Any]]]:
+    def correct_latency(self, chosen: Candidate) -> tuple[Candidate, list[dict[str, Any]]]:
         """Measures the candidate and adjusts the solver's latency budget until the requested speed is met.
 
         A single measurement on a shared machine is off by a few percent. Shapes as similar as these deviate from the
@@ -234,7 +236,7 @@ class Search:
         """
         found: list[dict[str, Any]] = []
         right: list[float] = []  # milliseconds to request of the solver, estimated from each measurement
-        (chosen, built), (least, most) = self.within(chosen), READINGS
+        (chosen, built), (least, most) = self.within(chosen), MEASUREMENTS
         while True:
             result = self.measured(chosen, built)
             expected = chosen.choice.milliseconds
@@ -288,7 +290,7 @@ class Search:
             InputError: Always.
         """
         least = smallest(self.space)
-        result = self.measured(least, self.built(least))
+        result = self.measured(least, self.build_candidate(least))
         self.check_bytes(result)
         raise InputError(
             f"budget {self.target.name}: not reached on {self.budget.runtime} {self.budget.precision}; it would take "

@@ -9,7 +9,7 @@ from compress.sparsity.recipe import SparseConfig
 from compress.sparsity.training import SparseTraining, convert, prepare
 
 
-class Zeros(Callback):
+class SparsityCallback(Callback):
     """Masks the student's weights according to the schedule.
 
     Args:
@@ -28,7 +28,7 @@ class Zeros(Callback):
         masks = None
         if self.held:
             masks = {f"{name}.weight": layer.weight != 0 for name, layer in sparse_layers(student).items()}
-        self.training = prepare(student, self.config.over(steps), masks=masks)
+        self.training = prepare(student, self.config.schedule(steps), masks=masks)
         if self.state:
             self.training.load_state_dict(self.state)
         self.training.attach(trainer.optimizers[0])

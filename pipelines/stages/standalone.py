@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from compress.prune.slicing.checkpoint import admit
+from compress.prune.slicing.checkpoint import register_pruned
 from distill.checkpoint.config import load_config
 from distill.checkpoint.folder import checkpoint_folder
 from distill.tasks.choose import TASKS, choose
@@ -13,10 +13,10 @@ from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.evaluate_config import EvaluateConfig
 from pipelines.settings.schemes import is_reduced
 from pipelines.settings.task_settings import fitted_length, read_models
-from pipelines.stages.compared_texts import spoken
+from pipelines.stages.compared_texts import as_plain_texts
 from pipelines.stages.data import data_stage, read_data, read_task
 from pipelines.stages.evaluate import Candidate, evaluate_stage
-from pipelines.stages.export import asked_targets, export_stage
+from pipelines.stages.export import export_stage, requested_targets
 from pipelines.stages.label_order import by_label_stage
 from pipelines.stages.teacher import MODEL
 
@@ -35,7 +35,7 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
         named.insert(0, ("teacher", config.teacher))
     folders = {name: checkpoint_folder(model, name) for name, model in named}
     for folder in folders.values():
-        admit(folder)
+        register_pruned(folder)
     run = Run(Path(config.output), config.seed, console)
     first = load_config(folders[named[0][0]], named[0][0])
     name, why = choose(config.task, first, named[0][1], config.data)
@@ -51,10 +51,10 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
             f"export-{name}",
             ordered,
             ordered.folder / MODEL,
-            spoken(splits.test),
+            as_plain_texts(splits.test),
             parity=config.measure.parity,
             max_length=config.data.max_length,
-            targets=asked_targets(config.export, ordered.folder / MODEL, dynamic=config.dynamic),
+            targets=requested_targets(config.export, ordered.folder / MODEL, dynamic=config.dynamic),
             reduced=is_reduced(config.processor, ordered.folder / MODEL, dynamic=config.dynamic),
         )
         candidates.append(Candidate(name, "given", export))

@@ -8,14 +8,14 @@ from transformers import AutoConfig
 from distill.checkpoint.folder import checkpoint_folder
 from distill.errors import InputError
 from distill.tasks.choose import TASKS
-from distill.tasks.logit_rows import Answers
+from distill.tasks.logit_rows import OutputRows
 from pipelines.reports.steps import name_of
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.combinations import check_together
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.settings.schemes import quantization_by, schemes_of
-from pipelines.stages.distill import Pruned, student_stage
+from pipelines.stages.distill import PrunedStart, student_stage
 from pipelines.stages.gradual_prune import close_stage
 from pipelines.stages.importance import scores_stage
 from pipelines.stages.label_order import by_label_stage
@@ -47,7 +47,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Road:
+class PruningPipeline:
     """The inputs and settings shared by all students of a budget."""
 
     run: Run
@@ -56,7 +56,7 @@ class Road:
     precision: str
     layouts: Layouts
 
-    def trained(self, pruned: Pruned, epochs: int) -> Artefact:
+    def trained(self, pruned: PrunedStart, epochs: int) -> Artefact:
         """Trains a pruned student for `epochs` epochs."""
         config = replace(self.config, train=replace(self.config.train, epochs=epochs))
         given = self.given
@@ -72,22 +72,22 @@ def train_students(
     data, teacher, cache = made["data"], made["teacher"], made.get("cache")
     if config.student.given:
         done = given_stage(run, config, data, teacher)
-        return in_few_bits(run, config, made, [Trained("student", "", done)], {"student": done}, precision)
+        return quantize_students(run, config, made, [Trained("student", "", done)], {"student": done}, precision)
     if not config.budget.asked:
         done = student_stage(run, config, data, teacher, cache, precision, layouts, general=made.get("general"))
-        return in_few_bits(run, config, made, [Trained("student", "", done)], {"distill": done}, precision)
+        return quantize_students(run, config, made, [Trained("student", "", done)], {"distill": done}, precision)
     assert cache is not None
     start = start_stage(run, config, data, teacher)
     stages = {"start": start, "costs": costs_stage(run, config, data, teacher, start)}
-    stages["scores"] = scores_stage(run, config, data, cache, Pruned("start", start, None, start))
+    stages["scores"] = scores_stage(run, config, data, cache, PrunedStart("start", start, None, start))
     given = Inputs(data, teacher, cache, start, start, stages["scores"], stages["costs"])
-    road = Road(run, config, given, precision, layouts)
+    road = PruningPipeline(run, config, given, precision, layouts)
     targets, students = targets_of(config.budget), []
     for target in targets:
         stages |= SCHEDULES[config.prune.schedule](road, target)
         done, shape = stages[f"distill-{target.name}"], stages[f"shape-{target.name}"]
         students.append(Trained(name_of(target.name, len(targets)), f"-{target.name}", done, shape))
-    return in_few_bits(run, config, made, students, stages, precision)
+    return quantize_students(run, config, made, students, stages, precision)
 
 
 def given_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact) -> Artefact:
@@ -98,7 +98,7 @@ def given_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
     return by_label_stage(run, "student", folder, data)
 
 
-def in_few_bits(
+def quantize_students(
     run: Run,
     config: DistillConfig,
     made: Mapping[str, Artefact],
@@ -116,31 +116,31 @@ def in_few_bits(
             other = f"-{scheme}" if scheme != schemes[0] else ""
             name, suffix = f"{each.name}{other}", f"{each.suffix}{other}"
             how = quantization_by(config, scheme)
-            start = Pruned(suffix, each.made, None, stages.get("start"))
+            start = PrunedStart(suffix, each.made, None, stages.get("start"))
             done = quantize_stage(run, config, made["data"], made["teacher"], made["cache"], start, precision, how)
             stages = stages | {f"quantize{suffix}": done}
             found.append(replace(each, name=name, suffix=suffix, made=done, scheme=scheme))
     return found, stages
 
 
-def oneshot(road: Road, target: Target) -> Stages:
+def oneshot(road: PruningPipeline, target: Target) -> Stages:
     """Prunes to the target at once, then trains."""
     given = road.given
     shape = shape_stage(road.run, road.config, given, target)
-    done = road.trained(Pruned(target.name, given.start, shape, given.words), road.config.train.epochs)
+    done = road.trained(PrunedStart(target.name, given.start, shape, given.words), road.config.train.epochs)
     return {f"shape-{target.name}": shape, f"distill-{target.name}": done}
 
 
-def iterative(road: Road, target: Target) -> Stages:
+def iterative(road: PruningPipeline, target: Target) -> Stages:
     """Alternates partial pruning, training and new importance scores, until the last round meets the target."""
     stages: Stages = {}
     given = road.given
-    rounds = shared_out(road.config.train.epochs, road.config.prune.rounds)
+    rounds = split_epochs(road.config.train.epochs, road.config.prune.rounds)
     for number, epochs in enumerate(rounds[:-1], 1):
         name = round_name(target, number)
         shape = round_stage(road.run, road.config, given, target, number)
-        done = road.trained(Pruned(name, given.start, shape, given.words), epochs)
-        start = Pruned(name, done, None, given.words)
+        done = road.trained(PrunedStart(name, given.start, shape, given.words), epochs)
+        start = PrunedStart(name, done, None, given.words)
         scores = scores_stage(road.run, road.config, given.data, given.cache, start)
         stages |= {f"shape-{name}": shape, f"distill-{name}": done, f"scores-{name}": scores}
         given = replace(given, start=done, scores=scores)
@@ -148,20 +148,20 @@ def iterative(road: Road, target: Target) -> Stages:
     return stages | oneshot(replace(road, config=last, given=given), target)
 
 
-def gradual(road: Road, target: Target) -> Stages:
+def gradual(road: PruningPipeline, target: Target) -> Stages:
     """Closes units while training, down to the sizes of the shape stage, then removes them and trains on."""
     given, epochs = road.given, road.config.train.epochs
     shape = shape_stage(road.run, road.config, given, target)
     share = min(max(1, round(road.config.prune.gradual * epochs)), epochs - 1)
     closed = close_stage(road.run, road.config, given, shape, target.name, road.precision, share)
-    done = road.trained(Pruned(target.name, closed, None, given.words), epochs - share)
+    done = road.trained(PrunedStart(target.name, closed, None, given.words), epochs - share)
     return {f"shape-{target.name}": shape, f"close-{target.name}": closed, f"distill-{target.name}": done}
 
 
 SCHEDULES = {"oneshot": oneshot, "iterative": iterative, "gradual": gradual}
 
 
-def shared_out(epochs: int, rounds: int) -> list[int]:
+def split_epochs(epochs: int, rounds: int) -> list[int]:
     """Returns the number of epochs of each round; the last rounds get the remainder."""
     return [epochs // rounds + (number >= rounds - epochs % rounds) for number in range(rounds)]
 
@@ -183,7 +183,7 @@ def check_stages(config: DistillConfig, layouts: Layouts) -> None:
         InputError: A model of a task with other rows, which micro-batches can't tell apart, would be trained in
             pipeline stages.
     """
-    if config.task not in TASKS or type(TASKS[config.task].answers) is Answers:
+    if config.task not in TASKS or type(TASKS[config.task].answers) is OutputRows:
         return
     for whose, layout in (("student", layouts.student), ("teacher", layouts.tuned)):
         if layout.pp > 1 and (whose == "student" or is_tuned(config)):

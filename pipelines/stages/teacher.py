@@ -23,7 +23,7 @@ from distill.teacher.head import probe_head
 from distill.train.config import VERSION as TRAINING
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from pipelines.runs.placement import placed, save_model, stages_of
+from pipelines.runs.placement import build_placed_model, save_model, stages_of
 from pipelines.runs.stage import SCRATCH, Artefact, Run
 from pipelines.runs.trainer import fit
 from pipelines.settings.distill_config import DistillConfig
@@ -58,7 +58,7 @@ def teacher_stage(
         task.settle_tokenizer(tokenizer, source)
         rows = usable_head(run, config, source, task)
         if rows is not None:
-            if run.world.leads:
+            if run.world.is_rank_zero:
                 export_huggingface(task.load_headed(str(source), rows), tokenizer, folder / MODEL)
             return {"trained": False}
         texts = TextDataModule(
@@ -71,7 +71,7 @@ def teacher_stage(
             seed=run.seed,
             unlabelled=False,
         )
-        model, mesh = placed(
+        model, mesh = build_placed_model(
             run,
             layout,
             folder,

@@ -57,7 +57,7 @@ def answers_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Arte
         writer = Writer(run, config, source, task, folder / SCRATCH / WRITTEN)
         answers = writer.answers([chats[i] for i in asked])
         for number, answer in zip(asked.tolist(), answers, strict=True):
-            chats[number] = answered(chats[number], answer) if answer else chats[number]
+            chats[number] = replace_answer(chats[number], answer) if answer else chats[number]
         taken = sum(bool(answer) for answer in answers)
         if not taken:
             raise InputError(
@@ -139,7 +139,7 @@ def read_lines(kept: Path) -> Iterator[tuple[int, str]]:
         yield number, answer
 
 
-def answered(chat: Chat, answer: str) -> Chat:
+def replace_answer(chat: Chat, answer: str) -> Chat:
     """Returns the conversation with `answer` as its last assistant turn."""
     if isinstance(chat, Completed):
         return Completed(chat.prompt, answer)

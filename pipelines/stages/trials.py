@@ -9,7 +9,7 @@ from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import Batch
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
-from distill.tasks.logit_rows import Answers
+from distill.tasks.logit_rows import OutputRows
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule, Signals
 from distill.train.optimizer import build_optimizer
@@ -30,7 +30,7 @@ class Trial:
         signals: Signals,
         loss: LossConfig,
         train: TrainConfig,
-        answers: Answers,
+        answers: OutputRows,
     ):
         # Layer terms are left out: candidates of different depths would be trained on different layer pairs.
         self.module = DistillationModule(student, loss=loss.of_outputs, train=train, signals=signals, answers=answers)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from compress.prune.slicing.checkpoint import admit
+from compress.prune.slicing.checkpoint import register_pruned
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.encode import Batch
 from distill.train.module import Signals
@@ -18,7 +18,7 @@ WORDS = "words.npy"
 
 def tokenizer_of(folder: Path, role: str = "student") -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a stock or pruned checkpoint; a pruned model's classes are registered first."""
-    admit(folder)
+    register_pruned(folder)
     return load_tokenizer(folder, role)
 
 

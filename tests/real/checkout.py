@@ -91,7 +91,7 @@ class Checkout:
     def __init__(self, folder: Path):
         self.place, self.record = folder / "checkout", folder / "commands.jsonl"
         if not self.place.exists():
-            lay_out(self.place)
+            create_inputs(self.place)
         self.done: dict[str, Done] = {}
         if self.record.exists():
             found = [Done(**json.loads(line)) for line in self.record.read_text().splitlines()]
@@ -100,7 +100,7 @@ class Checkout:
     def run(self, line: str) -> Done:
         """Runs the reduced command, or returns its earlier result."""
         if line not in self.done:
-            for earlier in made_by(line):
+            for earlier in prerequisites_of(line):
                 found = self.run(earlier)
                 assert found.code == 0, f"{line!r} needs what {earlier!r} makes:\n{found.output}"
             self.provide(line)
@@ -114,8 +114,8 @@ class Checkout:
         own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
         own |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HOME": str(self.place / ".cache")}
         process = subprocess.Popen(
-            ["bash", "-c", smaller(line)], cwd=self.place, env=os.environ | own, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ["bash", "-c", reduced_command(line)], cwd=self.place, env=os.environ | own, text=True,
+            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
             output, _ = process.communicate(timeout=LIMIT)
@@ -135,13 +135,13 @@ class Checkout:
                 train_on_chats(target, self.place / "my_chats" / "train.jsonl")
 
 
-def smaller(line: str) -> str:
+def reduced_command(line: str) -> str:
     """Returns the command with fewer epochs and measurements, and otherwise as written."""
     if "--help" in line:
         return line
     if line == "make demo":
         printed = subprocess.run(shlex.split(MAKE), cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        return smaller(printed.strip())
+        return reduced_command(printed.strip())
     changes = {name: value for part, own in SMALLER.items() if part in f"{line} " for name, value in own.items()}
     if "cache write" in line or "--until" in line:
         changes.pop("until", None)
@@ -151,7 +151,7 @@ def smaller(line: str) -> str:
     return line
 
 
-def made_by(line: str) -> list[str]:
+def prerequisites_of(line: str) -> list[str]:
     """Returns the documented commands that create the runs and caches that a command reads."""
     read = re.sub(r"--output \S+", "", line)
     wanted = list(dict.fromkeys(re.findall(r"(?:runs|caches)/[\w-]+", read)))
@@ -172,7 +172,7 @@ def maker_of(name: str) -> str:
     return next(line for line in every if re.search(rf"(--output|write .*--cache) {name}( |$)", line))
 
 
-def lay_out(place: Path) -> None:
+def create_inputs(place: Path) -> None:
     """Creates all inputs of the documented commands that no documented command creates."""
     place.mkdir(parents=True)
     for name in ("configs", "Makefile", "pyproject.toml", "constraints.txt"):

@@ -13,7 +13,7 @@ import torch
 
 from distill.cache import CacheReader, Dense, Identity, Sampled, Samples, TopK, plan, sample_key, write_cache
 from distill.cache.writer import Written
-from support.forking import forking
+from support.forking import fork_server
 
 WORDS = 96
 BATCH_TOKENS = 48
@@ -90,12 +90,12 @@ def write(
         return write_cache(folder, identity, samples_of(rows), teacher or Teacher(), **more)
 
 
-def write_apart(
+def start_writer(
     folder: Path, rows: Sequence[np.ndarray], pause: float, rank: int = 0, ranks: int = 1
 ) -> tuple[ForkServerProcess, Connection]:
     """Starts a writer process; the pipe delivers `ready` before writing and the result of `write` after it."""
-    receive, send = forking().Pipe(duplex=False)
-    process = forking().Process(target=write_here, args=(send, folder, rows, pause, rank, ranks))
+    receive, send = fork_server().Pipe(duplex=False)
+    process = fork_server().Process(target=write_here, args=(send, folder, rows, pause, rank, ranks))
     process.start()
     send.close()
     return process, receive
@@ -111,7 +111,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def served(reader: CacheReader, rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def read_rows(reader: CacheReader, rows: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in reader(padded(rows)).items() if isinstance(value, torch.Tensor)}
 
 

@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[2]
 
 def command(module: str, *words: str) -> list[str]:
     """Returns the command line of a process; if a flag is repeated, to override one of `small_run`, the last counts."""
-    return [sys.executable, "-m", f"pipelines.{module}", *once(module, words)]
+    return [sys.executable, "-m", f"pipelines.{module}", *with_last_flags(module, words)]
 
 
-def once(module: str, words: Sequence[str]) -> list[str]:
+def with_last_flags(module: str, words: Sequence[str]) -> list[str]:
     return replace_words((), words, OWN if module == "quantize" else SHORT)
 
 
@@ -44,7 +44,7 @@ def start(module: str, words: Sequence[str]) -> subprocess.Popen:
     )
 
 
-def finish(module: str, words: Sequence[str]) -> str:
+def run_to_success(module: str, words: Sequence[str]) -> str:
     """Runs a command that must succeed and returns its output."""
     process = start(module, words)
     said, _ = process.communicate(timeout=300)
@@ -52,11 +52,11 @@ def finish(module: str, words: Sequence[str]) -> str:
     return said
 
 
-def refused(
+def refusal_of(
     module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
     """Runs a command that must exit with code 2 and no traceback and returns its message; flags as in `command`."""
-    return refused_as_written(module, once(module.__name__.rpartition(".")[2], words), monkeypatch, capsys)
+    return refused_as_written(module, with_last_flags(module.__name__.rpartition(".")[2], words), monkeypatch, capsys)
 
 
 def refused_as_written(

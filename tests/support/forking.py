@@ -10,7 +10,7 @@ import pytest
 from support.commands import ROOT
 
 
-def forking() -> ForkServerContext:
+def fork_server() -> ForkServerContext:
     """Returns the server's context, starting it on the first call. A second preload list would be ignored."""
     context = multiprocessing.get_context("forkserver")
     with pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from compress.prune.tracing.axes import Axis
 from compress.prune.tracing.trace import find_axes, layer_stack
-from support.tiny_models import VOCABULARY, build_model, scatter
+from support.tiny_models import VOCABULARY, build_model, draw_weights
 
 AXES: dict[str, list[Axis]] = {}  # found once for each family
 
@@ -22,11 +22,11 @@ def tiny_llama(**changes: object) -> LlamaForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = LlamaForCausalLM(config)
-        scatter(model)
+        draw_weights(model)
     return model.eval()
 
 
-def tiny(family: str) -> tuple[PreTrainedModel, list[Axis]]:
+def tiny_model_with_axes(family: str) -> tuple[PreTrainedModel, list[Axis]]:
     """Returns a new tiny model, `llama` or one of tiny_models.MODELS, and its axes."""
     model = tiny_llama() if family == "llama" else build_model(family)
     if family not in AXES:
@@ -34,7 +34,7 @@ def tiny(family: str) -> tuple[PreTrainedModel, list[Axis]]:
     return model, list(AXES[family])
 
 
-def cut(model: nn.Module, axes: list[Axis], kept: Mapping[str, Tensor]) -> nn.Module:
+def without_units(model: nn.Module, axes: list[Axis], kept: Mapping[str, Tensor]) -> nn.Module:
     """Returns a copy without the units that aren't kept; it can be called, but isn't a valid checkpoint."""
     smaller = copy.deepcopy(model)
     weights = dict(smaller.named_parameters(remove_duplicate=False))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from support.forking import forking
+from support.forking import fork_server
 
 
 class RanksError(AssertionError):
@@ -43,7 +43,7 @@ class WorldError(RanksError):
 
 
 def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...], limit: float) -> list[Any]:
-    context = forking()
+    context = fork_server()
     with tempfile.TemporaryDirectory() as folder:
         started = [
             context.Process(target=run_rank, args=(rank, processes, folder, limit, function, args), daemon=True)
@@ -51,7 +51,7 @@ def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...
         ]
         for process in started:
             process.start()
-        in_time = all_ended(started, time.monotonic() + limit)
+        in_time = wait_for_all(started, time.monotonic() + limit)
         for process in started:
             process.kill()
             process.join()
@@ -68,7 +68,7 @@ def run_world(function: Callable[..., Any], processes: int, args: tuple[Any, ...
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(processes)]
 
 
-def all_ended(started: list[Any], end: float) -> bool:
+def wait_for_all(started: list[Any], end: float) -> bool:
     """Waits until all processes have ended, one has failed, or the time `end` is reached; returns False on timeout."""
     while time.monotonic() < end:
         if any(process.exitcode for process in started):

@@ -124,7 +124,7 @@ def pruned(name, asked, figures, code="modeling_pruned.py"):
     return entries
 
 
-def road_student(name, asked, figures, score):
+def pruned_student_details(name, asked, figures, score):
     trials = [
         {"label": "width 384, layers 5:12x608", "divergences": [3.167, 2.339]},
         {"label": "width 192, layers 0:9x96, 4:8x96, 5:12x32", "divergences": [2.607, 2.013, 1.341, 0.957, 0.659]},
@@ -159,7 +159,7 @@ def family_report(names=tuple(STUDENTS), min_score=0.98):
         "conditions": {"runtime": "onnxruntime", "precision": "int8", "batch": 1, "length": 0, "threads": 1},
         "teacher": {"words": 30522},
         "start": {"words": 11024, "params": 15_255_629, "student": "teacher", "vocabulary": True, "outline": WHOLE},
-        "students": [road_student(own[n], n, STUDENTS[n], scores[n]) for n in names],
+        "students": [pruned_student_details(own[n], n, STUDENTS[n], scores[n]) for n in names],
     }
     return report
 

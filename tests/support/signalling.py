@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from distill.cache.signals import Answer, Signal, Where
+from distill.cache.signals import Signal, SignalMask, TeacherOutputs
 from distill.cache.signals.rans import Table
 
 LENGTHS = [5, 1, 7, 3]
@@ -17,21 +17,21 @@ def key_of(i: int) -> bytes:
     return np.random.default_rng(i).bytes(16)
 
 
-def where_of(lengths: list[int], chosen: list[list[int]] | None = None) -> Where:
+def positions_of_rows(lengths: list[int], chosen: list[list[int]] | None = None) -> SignalMask:
     """Returns rows with the given numbers of tokens; `chosen` lists each row's positions, all by default."""
     tokens = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     positions = tokens.clone()
     for row, places in enumerate(chosen or []):
         positions[row] = False
         positions[row, places] = True
-    return Where(tokens, positions)
+    return SignalMask(tokens, positions)
 
 
-def answer_of(name: str, values: object, where: Where) -> Answer:
-    return Answer({name: values}, where, [key_of(i) for i in range(len(where.tokens))])
+def answer_of(name: str, values: object, where: SignalMask) -> TeacherOutputs:
+    return TeacherOutputs({name: values}, where, [key_of(i) for i in range(len(where.tokens))])
 
 
-def returned(signal: Signal, answer: Answer) -> dict:
+def round_trip(signal: Signal, answer: TeacherOutputs) -> dict:
     """Returns the answer after encoding and decoding with tables fitted to it."""
     rows = signal.rows(answer)
     book = {name: Table(starts) for name, starts in signal.fit(rows).items()}

@@ -45,7 +45,7 @@ class Running:
 
     def wait_until_watched(self) -> None:
         """Waits until the command handles SIGTERM, which it does before its long imports."""
-        self.wait_for(lambda: catches(self.process.pid, signal.SIGTERM), "handler of SIGTERM")
+        self.wait_for(lambda: handles_signal(self.process.pid, signal.SIGTERM), "handler of SIGTERM")
 
     def wait_for_child(self, words: str) -> int:
         self.wait_for(lambda: self.children(words), f"child process {words}")
@@ -106,7 +106,7 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def catches(pid: int, number: int) -> bool:
+def handles_signal(pid: int, number: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

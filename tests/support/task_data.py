@@ -39,11 +39,11 @@ def labelled_data(folder: Path, label_of: Callable[[str, str], Any]) -> Path:
     return folder
 
 
-def several_labels(folder: Path) -> Path:
+def multi_label_data(folder: Path) -> Path:
     return labelled_data(folder, lambda text, label: [label, *(["long"] if len(text) > 40 else [])])
 
 
-def numbers(folder: Path) -> Path:
+def regression_data(folder: Path) -> Path:
     return labelled_data(folder, lambda text, label: LABELS.index(label) + 0.25)
 
 

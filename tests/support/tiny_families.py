@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from compress.prune.slicing.slice import Shape
 from compress.prune.tracing.axes import Axis
 from compress.prune.tracing.trace import Traced, trace
-from support.tiny_models import build_model, scatter
+from support.tiny_models import build_model, draw_weights
 
 SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 60, "pad_token_id": 0}
 IDS = {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64}
@@ -49,7 +49,7 @@ def build(family: str, **changes: object) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1234)
         model = kind(config)
-        scatter(model)
+        draw_weights(model)
     return model.eval()
 
 

@@ -55,11 +55,11 @@ def build_model(family: str, head: str = "ForSequenceClassification", **changes:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1234)
         model = getattr(transformers, f"{name}{head}")(config)
-        scatter(model)
+        draw_weights(model)
     return model.eval()
 
 
-def scatter(model: nn.Module) -> None:
+def draw_weights(model: nn.Module) -> None:
     """Draws weights large enough that logits differ between texts; no bias is 0 and no norm weight is 1."""
     for name, parameter in model.named_parameters():
         spread = 0.5 if "classifier" in name else 0.2

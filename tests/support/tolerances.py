@@ -7,7 +7,7 @@ FACTOR = 4  # times the naive error: another summation order has an error of sim
 STEPS = 8  # accumulated roundings of the largest value, in case the naive result happens to equal the reference
 
 
-def bound(naive: Tensor, exact: Tensor, scale: float | None = None) -> float:
+def float32_tolerance(naive: Tensor, exact: Tensor, scale: float | None = None) -> float:
     """Returns the largest permitted absolute difference of a float32 result from `exact`, for a whole tensor.
 
     Args:
@@ -23,6 +23,6 @@ def bound(naive: Tensor, exact: Tensor, scale: float | None = None) -> float:
 def assert_as_exact(
     found: Tensor, naive: Tensor, exact: Tensor, *, scale: float | None = None, name: str = "values"
 ) -> None:
-    """Checks that `found` is within the `bound` of the reference."""
-    error, most = float((found.detach() - exact.detach()).abs().max()), bound(naive, exact, scale)
+    """Checks that `found` is within the `float32_tolerance` of the reference."""
+    error, most = float((found.detach() - exact.detach()).abs().max()), float32_tolerance(naive, exact, scale)
     assert error <= most, f"{name}: {error:.1e} from the reference in float64, expected at most {most:.1e}"

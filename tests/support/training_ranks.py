@@ -27,7 +27,7 @@ from pipelines.runs.placement import laid_out, save_model, stages_of
 from pipelines.runs.processes import World, join_world
 from pipelines.runs.stage import SCRATCH
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
-from pipelines.stages.online_teacher import asked, call_teacher, teach
+from pipelines.stages.online_teacher import call_teacher, load_online_teacher, serve_teacher
 from support.tiny_models import LABELS, make_rows
 
 
@@ -54,7 +54,7 @@ class Training:
     port: int = 1  # rendezvous port of teacher and student processes
 
 
-def as_torchrun(rank: int, processes: int, port: int = 1) -> None:
+def set_torchrun_environment(rank: int, processes: int, port: int = 1) -> None:
     """Sets the environment variables that define the process's rank and world."""
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     rest = {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
@@ -90,7 +90,7 @@ def splits() -> Splits:
 def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, Any]:
     """Returns the gathered weights and last metrics after training; an empty dict on teacher-only processes."""
     if processes > 1:
-        as_torchrun(rank, processes, job.port)
+        set_torchrun_environment(rank, processes, job.port)
     torch.manual_seed(0)
     world = World(rank, processes, dist.FileStore(f"{job.place}.world", processes) if processes > 1 else None)
     if job.teachers:
@@ -102,7 +102,7 @@ def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, An
             str(job.place), TeacherConfig(str(job.teacher), signals="online", ranks=job.teachers),
             student=StudentConfig("layers=4"), data=DataConfig("unread"), loss=job.loss,
         )  # fmt: skip
-        teach(world, given, parse_layout(job.teacher_layout, job.teachers))
+        serve_teacher(world, given, parse_layout(job.teacher_layout, job.teachers))
         return {}
     try:
         return train_student(world, job, parse_layout(layout, world.size))
@@ -125,7 +125,9 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
         teacher_sizes=(4, 32),
         shard_optimizer=own.zero == 1,
         stages=stages_of(student, own, mesh),
-        signals=asked(in_step, job.loss, parse_layout(job.teacher_layout, world.size), offload=job.offload)
+        signals=load_online_teacher(
+            in_step, job.loss, parse_layout(job.teacher_layout, world.size), offload=job.offload
+        )
         if in_step
         else None,
     )

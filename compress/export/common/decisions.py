@@ -22,7 +22,7 @@ def kind_of(model: Any) -> Kind:
     return "number" if one or getattr(config, "problem_type", None) == "regression" else "class"
 
 
-def same(kind: Kind, found: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def predictions_agree(kind: Kind, found: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns which predictions agree.
 
     Args:

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import TorchModel, input_names
 from compress.export.common.rows import Layer, layers_of
-from compress.quantize.prepare import Rounding, restore
+from compress.quantize.prepare import Rounding, requantize
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Source:
         """The model with the quantized arithmetic it was trained with."""
         made = copy.deepcopy(self.model).eval()
         if self.rounding is not None:
-            restore(made, self.rounding)
+            requantize(made, self.rounding)
         return made
 
     @cached_property

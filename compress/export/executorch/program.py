@@ -54,13 +54,13 @@ def export_executorch(source: "Source", folder: Path, *, rounded: bool) -> None:
     model = with_integers(source) if rounded else source.model
     axes = {0: torch.export.Dim("batch", min=1, max=MOST), 1: torch.export.Dim("length", min=2, max=source.longest)}
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in source.inputs)
-    program = lowered(logits_only(model, source.inputs), example, {"tensors": tuple(axes for _ in example)})
+    program = lower_module(logits_only(model, source.inputs), example, {"tensors": tuple(axes for _ in example)})
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_bytes(program)
     (folder / INPUTS).write_text(json.dumps(source.inputs))
 
 
-def lowered(model: "nn.Module", example: "tuple[torch.Tensor, ...]", axes: Any = None) -> bytes:
+def lower_module(model: "nn.Module", example: "tuple[torch.Tensor, ...]", axes: Any = None) -> bytes:
     """Returns the ExecuTorch program of a module, with its products delegated to XNNPACK.
 
     `example` are tensors like its inputs; `axes` are their dynamic dimensions.
@@ -144,7 +144,7 @@ def probe(source: "Source", inputs: Mapping[str, np.ndarray]) -> dict[str, Produ
         def forward(self, *given: torch.Tensor) -> list[torch.Tensor]:
             return [layer(x) for layer, x in zip(self.layers, given, strict=True)]
 
-    values = Program(lowered(Products().eval(), tuple(read.values())))(list(read.values()))
+    values = Program(lower_module(Products().eval(), tuple(read.values())))(list(read.values()))
     return {name: Product(x.numpy(), value, biased=True) for (name, x), value in zip(read.items(), values, strict=True)}
 
 

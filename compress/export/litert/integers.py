@@ -21,7 +21,7 @@ ACTIVATIONS = {
 }
 
 
-class Ends(NamedTuple):
+class ProductOutputs(NamedTuple):
     """Names of the outputs that hold a product's input and output, and whether the output includes the bias."""
 
     read: str
@@ -122,7 +122,7 @@ class Rewriter:
         layer, names = found
         file, (after,) = self.file, operator.outputs
         held = self.shared(graph, place, "integers", stored(layer))
-        integers = file.tensor(graph, layer.weight.shape, TYPE.INT8, held, scaled(np.ones(1)))
+        integers = file.tensor(graph, layer.weight.shape, TYPE.INT8, held, quantization_parameters(np.ones(1)))
         graph.tensors[integers].name = "+".join(names).encode()
         scales = file.tensor(graph, layer.scales.shape, TYPE.FLOAT32, self.shared(graph, place, "scales", layer.scales))
         rows, size = graph.tensors[after].shape
@@ -146,7 +146,7 @@ class Rewriter:
     def by_row(self, graph: Any, place: int, layer: Layer) -> int:
         """Returns an int8 tensor with per-row scales that replaces a float tensor."""
         integers = self.shared(graph, place, "integers", stored(layer))
-        return self.file.tensor(graph, layer.weight.shape, TYPE.INT8, integers, scaled(layer.scales))
+        return self.file.tensor(graph, layer.weight.shape, TYPE.INT8, integers, quantization_parameters(layer.scales))
 
     def by_group(self, graph: Any, place: int, layer: Layer) -> int:
         """Returns a 4-bit tensor with float16 scales per group of inputs.
@@ -188,7 +188,7 @@ class Rewriter:
         return [self.file.operator(kind, 1, [product], after)]
 
 
-def scaled(scales: np.ndarray) -> Any:
+def quantization_parameters(scales: np.ndarray) -> Any:
     """Returns quantization parameters with one scale per tensor or per row."""
     made = schema.QuantizationParametersT()
     made.scale, made.zeroPoint, made.quantizedDimension = scales.reshape(-1).tolist(), [0] * scales.size, 0
@@ -204,7 +204,9 @@ def stored(layer: Layer) -> np.ndarray:
     return halves[0::2] | halves[1::2] << 4
 
 
-def opened_up(program: bytes, signature: str, layers: Mapping[str, Layer]) -> tuple[bytes, dict[str, Ends]]:
+def expose_products(
+    program: bytes, signature: str, layers: Mapping[str, Layer]
+) -> tuple[bytes, dict[str, ProductOutputs]]:
     """Returns one signature of a file with its products' inputs and outputs as extra outputs.
 
     Their names are returned by layer.
@@ -217,7 +219,7 @@ def opened_up(program: bytes, signature: str, layers: Mapping[str, Layer]) -> tu
     for operator in graph.operators:
         name = graph.tensors[operator.inputs[1]].name.decode() if file.kind(operator) == KIND.FULLY_CONNECTED else ""
         if name and set(name.split("+")) <= layers.keys():
-            products[name] = ends = Ends(f"{name}:in", f"{name}:out", is_biased(operator))
+            products[name] = ends = ProductOutputs(f"{name}:in", f"{name}:out", is_biased(operator))
             own.outputs += [output(ends.read, operator.inputs[0]), output(ends.gave, operator.outputs[0])]
     graph.outputs = list(dict.fromkeys(each.tensorIndex for each in own.outputs))
     return file.packed(), products

@@ -56,7 +56,7 @@ def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
     from compress.export.litert.integers import write_integers
 
     constants = {name: value.numpy() for name, value in vectors(source.model).items()}
-    program = write_integers(converted(source), source.layers if rounded else {}, constants)
+    program = write_integers(convert_model(source), source.layers if rounded else {}, constants)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).write_bytes(program)
 
@@ -73,7 +73,7 @@ def vectors(model: "nn.Module") -> "dict[str, Tensor]":
     }
 
 
-def converted(source: "Source") -> bytes:
+def convert_model(source: "Source") -> bytes:
     """Returns the float32 program of the model, with its `vectors` among the inputs.
 
     As constants they would be folded through products into the weights, which would then be off their grids.
@@ -178,12 +178,12 @@ def texts(inputs: Mapping[str, np.ndarray], names: list[str]) -> Iterator[dict[s
 def probe(file: Path, source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[str, Product]":
     """Returns the input and output of each integer product in the file, exposed as extra outputs."""
     from compress.export.common.parity import Product
-    from compress.export.litert.integers import opened_up
+    from compress.export.litert.integers import expose_products
 
     batch = list(texts(inputs, source.inputs))
     longest = max(len(text["attention_mask"]) for text in batch)
     length = next(length for length in Program(file, threads=1).lengths if length >= longest)
-    content, products = opened_up(file.read_bytes(), f"{SIGNATURE}{length}", source.layers)
+    content, products = expose_products(file.read_bytes(), f"{SIGNATURE}{length}", source.layers)
     program = Program(content, threads=1)
     found = [program(text) for text in batch]
 

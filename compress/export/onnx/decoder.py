@@ -48,7 +48,7 @@ def export_decoder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, f
             it in ONNX.
     """
     check_decoder(model)
-    with eager(model.eval()):
+    with eager_attention(model.eval()):
         sizes = cache_sizes(model)
         cache = [torch.zeros(BATCH, heads, SEEN, width) for heads, width in sizes]
         tokens = torch.ones(BATCH, LENGTH, dtype=torch.int64)
@@ -80,7 +80,7 @@ class Step(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         count = len(INPUTS)
-        given, cache = dict(zip(INPUTS, tensors[:count], strict=True)), filled(tensors[count:])
+        given, cache = dict(zip(INPUTS, tensors[:count], strict=True)), filled_cache(tensors[count:])
         logits = self.model(**given, past_key_values=cache, use_cache=True).logits
         return logits, *values_of(cache)
 
@@ -90,7 +90,7 @@ def values_of(cache: Any) -> list[Tensor]:
     return [value for layer in cache.layers for value in (layer.keys, layer.values)]
 
 
-def filled(past: Sequence[Tensor]) -> DynamicCache:
+def filled_cache(past: Sequence[Tensor]) -> DynamicCache:
     """Returns a cache of alternating keys and values that keeps all tokens.
 
     A sliding-window cache would drop tokens by a count that tracing fixes.
@@ -105,7 +105,7 @@ def filled(past: Sequence[Tensor]) -> DynamicCache:
 
 
 @contextmanager
-def eager(model: PreTrainedModel) -> Iterator[None]:
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
     """Uses eager attention inside the block: every family supports it, and it gives padding finite values."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
@@ -193,7 +193,7 @@ class DecoderParity:
     model_perplexity: float
 
 
-def prove_decoder(
+def verify_decoder(
     model: PreTrainedModel,
     folder: Path,
     prompts: Sequence[Sequence[int]],
@@ -217,7 +217,7 @@ def prove_decoder(
     """
     decoder, reference = OnnxDecoder(folder, threads), TorchModel.of(model)
     written = decoder.generate(prompts, new_tokens)
-    expected = [continued(model, prompt, new_tokens) for prompt in prompts]
+    expected = [generate_reference(model, prompt, new_tokens) for prompt in prompts]
     for number, (found, own) in enumerate(zip(written, expected, strict=True)):
         if found != own:
             place = next((i for i, pair in enumerate(zip(found, own, strict=False)) if len(set(pair)) > 1), "the end")
@@ -245,7 +245,7 @@ def max_difference(decoder: OnnxDecoder, reference: TorchModel, blocks: Sequence
 
 
 @torch.inference_mode()
-def continued(model: PreTrainedModel, prompt: Sequence[int], new_tokens: int) -> list[int]:
+def generate_reference(model: PreTrainedModel, prompt: Sequence[int], new_tokens: int) -> list[int]:
     """Returns the greedy continuation of a prompt by the model's own `generate`, up to and including the end token.
 
     The checkpoint's generation settings, such as a repetition penalty, are ignored, because a graph doesn't have them.

@@ -46,7 +46,7 @@ def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None
     save(model, target)
 
 
-def round_joined(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
+def round_fused(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
     """Rewrites the fused file of a converted model for ONNX Runtime with integers.
 
     Attention and products take bytes and return floats, one operator each. The metadata of products omits Attention,
@@ -63,7 +63,7 @@ def round_joined(source: Path, target: Path, layers: Mapping[str, Layer]) -> Non
     import onnx
 
     model = onnx.load(str(source))
-    rewrite(model, layers, multiply_joined)
+    rewrite(model, layers, multiply_fused)
     save(model, target)
 
 
@@ -154,7 +154,7 @@ def add_bias(writer: Writer, node: Any, product: str) -> None:
         writer.node("Add", [product, node.input[2]], node.output[0])
 
 
-def multiply_joined(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str] | None:
+def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str] | None:
     """Writes the product as one operator from bytes to floats.
 
     Returns (its input, its output), or None for Attention.

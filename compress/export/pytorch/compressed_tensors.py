@@ -13,7 +13,7 @@ from compress.export.common.quiet import quiet
 from compress.export.common.source import Source
 from compress.export.common.targets import check_installed
 from compress.prune.slicing.checkpoint import save_pruned
-from compress.quantize.prepare import Rounded
+from compress.quantize.prepare import LayerQuantization
 from compress.quantize.schemes import Scheme
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def export_compressed(source: Source, folder: Path) -> None:
     from compressed_tensors.quantization import apply_quantization_config
 
     assert source.rounding is not None
-    model = untied(copy.deepcopy(source.model))
+    model = untie_heads(copy.deepcopy(source.model))
     rounding = {name: rounded for name, rounded in source.rounding.items() if rounded.scheme is not None}
     with quiet():
         apply_quantization_config(model, config_of(model, rounding))
@@ -53,7 +53,7 @@ def export_compressed(source: Source, folder: Path) -> None:
         compressor.update_config(folder)
 
 
-def untied(model: PreTrainedModel) -> PreTrainedModel:
+def untie_heads(model: PreTrainedModel) -> PreTrainedModel:
     """Unties heads from embedding tables, in place, and returns the model."""
     tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
     for layer in model.modules():
@@ -63,7 +63,7 @@ def untied(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def config_of(model: nn.Module, rounding: Mapping[str, Rounded]) -> "QuantizationConfig":
+def config_of(model: nn.Module, rounding: Mapping[str, LayerQuantization]) -> "QuantizationConfig":
     """Returns a config that lists linear layers by class if all have one scheme, else by name."""
     from compressed_tensors.quantization import QuantizationConfig
 
@@ -97,7 +97,7 @@ def group_of(scheme: Scheme, targets: list[str]) -> "QuantizationScheme":
     return QuantizationScheme(targets=targets, weights=weights, input_activations=inputs, format=form)
 
 
-def fill(layer: Any, rounded: Rounded) -> None:
+def fill(layer: Any, rounded: LayerQuantization) -> None:
     """Copies the trained scales and zero points into the layer."""
     layer.weight_scale.copy_(rounded.scales)
     layer.weight_zero_point.zero_()

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, TorchAoConfig
 from compress.export.common.huggingface import WEIGHTS
 from compress.export.common.source import Source
 from compress.prune.slicing.checkpoint import save_pruned
-from compress.quantize.prepare import Rounded
+from compress.quantize.prepare import LayerQuantization
 
 
 def export_torchao(source: Source, folder: Path) -> None:
@@ -40,10 +40,10 @@ def export_torchao(source: Source, folder: Path) -> None:
     model.config.quantization_config = told
     cast(Any, model).hf_quantizer = TorchAoHfQuantizer(told, pre_quantized=True)
     save_pruned(model, folder)
-    leave_out(folder / WEIGHTS, list(getattr(model, "all_tied_weights_keys", None) or {}))
+    remove_tied_weights(folder / WEIGHTS, list(getattr(model, "all_tied_weights_keys", None) or {}))
 
 
-def leave_out(file: Path, shared: Sequence[str]) -> None:
+def remove_tied_weights(file: Path, shared: Sequence[str]) -> None:
     """Removes weights tied to another from the file.
 
     transformers would compare both on loading, and torchao's tensors can't be compared.
@@ -79,13 +79,13 @@ def with_integers(source: Source) -> PreTrainedModel:
     return model
 
 
-def tensor_of(weight: Tensor, rounded: Rounded) -> Tensor:
+def tensor_of(weight: Tensor, rounded: LayerQuantization) -> Tensor:
     if rounded.scheme is None or rounded.scheme.stored == 4:
         return unpacked_tensor(weight, rounded)
     return float_tensor(weight, rounded) if rounded.scheme.floats else byte_tensor(weight, rounded)
 
 
-def byte_tensor(weight: Tensor, rounded: Rounded) -> Tensor:
+def byte_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
     from torchao.quantization import Int8Tensor, MappingType, PerRow
     from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
 
@@ -102,7 +102,7 @@ def byte_tensor(weight: Tensor, rounded: Rounded) -> Tensor:
     )
 
 
-def float_tensor(weight: Tensor, rounded: Rounded) -> Tensor:
+def float_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
     from torchao.float8.inference import Float8MMConfig
     from torchao.quantization import Float8Tensor, PerRow
     from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
@@ -120,7 +120,7 @@ def float_tensor(weight: Tensor, rounded: Rounded) -> Tensor:
     )
 
 
-def unpacked_tensor(weight: Tensor, rounded: Rounded, *, inputs: Any = None) -> Tensor:
+def unpacked_tensor(weight: Tensor, rounded: LayerQuantization, *, inputs: Any = None) -> Tensor:
     """Returns the weight as unpacked int8; `inputs` is torchao's activation quantization."""
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
@@ -136,5 +136,5 @@ def unpacked_tensor(weight: Tensor, rounded: Rounded, *, inputs: Any = None) -> 
     )
 
 
-def zeros(rounded: Rounded) -> Tensor:
+def zeros(rounded: LayerQuantization) -> Tensor:
     return torch.zeros_like(rounded.scales, dtype=torch.int8)

@@ -53,7 +53,7 @@ def unit_weights(weight: Tensor, slot: Slot, units: int) -> Tensor:
     return rows.reshape(slot.outer, units, -1)
 
 
-def measured(
+def measure_scores(
     model: PreTrainedModel,
     axes: Sequence[Axis],
     batches: Iterable[Batch],
@@ -141,7 +141,7 @@ def sample_losses(model: PreTrainedModel, batch: Batch, loss: Loss) -> Tensor:
 def layer_losses(model: PreTrainedModel, axes: Sequence[Axis], batches: Iterable[Batch], loss: Loss) -> Tensor:
     """Returns the increase of the mean loss when each layer alone is removed, float64 [layers].
 
-    The arguments are those of `measured`.
+    The arguments are those of `measure_scores`.
     """
     total: Tensor | float = 0.0
     samples = 0

@@ -43,7 +43,7 @@ class Gates:
 
     def __init__(self, model: PreTrainedModel, axes: Sequence[Axis], values: Mapping[str, Tensor] | None = None):
         self.axes = {axis.name: axis for axis in axes if axis.kind != "vocabulary"}
-        self.places = {axis.name: places(model, axis) for axis in self.axes.values()}
+        self.places = {axis.name: find_gated_modules(model, axis) for axis in self.axes.values()}
         self.layers = list(model.get_submodule(layer_stack(model)).children())
         self.sizes = {name: axis.units for name, axis in self.axes.items()}
         self.sizes[LAYERS] = len(self.layers)
@@ -190,7 +190,7 @@ def root_eps(module: nn.Module, x: Tensor) -> float:
     return torch.finfo(x.dtype).eps if eps is None else eps  # nn.RMSNorm's default is None, the dtype's eps
 
 
-def places(model: nn.Module, axis: Axis) -> dict[Role, dict[nn.Module, Slot]]:
+def find_gated_modules(model: nn.Module, axis: Axis) -> dict[Role, dict[nn.Module, Slot]]:
     """Returns the modules that consume (in), norm (scale) and produce (out) an axis, each with one of its slots.
 
     A tied weight counts for every module that holds it: an embedding produces the axis, the output layer consumes it.

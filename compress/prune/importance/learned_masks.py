@@ -61,7 +61,7 @@ class LearnedMasks(nn.Module):
 
     def sample(self) -> dict[str, Tensor]:
         """Samples gates [units] with torch's generator: exactly 0 or 1 with some probability, otherwise in between."""
-        return {name: stretched(logistic_noise(log_alpha) + log_alpha) for name, log_alpha in self.items()}
+        return {name: hard_concrete(logistic_noise(log_alpha) + log_alpha) for name, log_alpha in self.items()}
 
     def expected(self) -> dict[str, Tensor]:
         """Returns the mean of `sample()` [units]: gates for a deterministic forward pass."""
@@ -96,7 +96,7 @@ def logistic_noise(like: Tensor) -> Tensor:
     return torch.rand_like(like).clamp(eps, 1 - eps).logit()
 
 
-def stretched(logits: Tensor) -> Tensor:
+def hard_concrete(logits: Tensor) -> Tensor:
     return (torch.sigmoid(logits / TEMPERATURE) * (HIGH - LOW) + LOW).clamp(0, 1)
 
 

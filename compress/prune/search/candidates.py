@@ -102,7 +102,7 @@ def candidates(space: Space, milliseconds: float) -> list[Candidate]:
     found: dict[tuple, Candidate] = {}
     for hidden in space.widths():
         for count in range(1, depth + 1):
-            for among in (None, evenly(count, depth)):
+            for among in (None, evenly_spaced(count, depth)):
                 choice = space.allocate(hidden, count, milliseconds, among)
                 if choice is not None:
                     made = candidate(space, hidden, choice)
@@ -134,7 +134,7 @@ def smallest(space: Space) -> Candidate:
     return candidate(space, hidden, Choice((number,), one.heads[:1], one.ffn[:1], float("inf"), cost))
 
 
-def evenly(count: int, total: int) -> tuple[int, ...]:
+def evenly_spaced(count: int, total: int) -> tuple[int, ...]:
     """Returns `count` evenly spaced layers of `total`, including the first and, for more than one, the last."""
     return (0,) if count == 1 else tuple(round(i * (total - 1) / (count - 1)) for i in range(count))
 

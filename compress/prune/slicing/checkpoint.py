@@ -71,7 +71,7 @@ def load_pruned(folder: Path, auto_class: str = "") -> PreTrainedModel:
     return load_model(loader, folder, new_head=auto_class == "AutoModel").eval()
 
 
-def admit(folder: Path) -> None:
+def register_pruned(folder: Path) -> None:
     """Registers the classes of the pruned model in `folder` with this process's auto classes, using the package's code.
 
     Does nothing for a stock checkpoint.

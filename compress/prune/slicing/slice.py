@@ -187,7 +187,7 @@ def planned(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> Plan:
     if not isinstance(found, str):
         return Plan(stock, stock, found, None, sizes.rank)
     kind = getattr(modeling_pruned, f"Pruned{stock.__name__}")
-    config = pruned_config(stock, dense, sizes, shapes, held_numbers(model, axes, shape))
+    config = pruned_config(stock, dense, sizes, shapes, head_attributes(model, axes, shape))
     return Plan(kind, stock, config, found, sizes.rank)
 
 
@@ -220,7 +220,7 @@ def sliced_shapes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) ->
     return joined_shapes(model, found)
 
 
-def held_numbers(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> dict[str, dict[str, int]]:
+def head_attributes(model: PreTrainedModel, axes: Sequence[Axis], shape: Shape) -> dict[str, dict[str, int]]:
     """Returns module -> its attributes that depend on the number of heads, after pruning and under its new name."""
     stack = layer_stack(model)
     before = model.config.pruned["attributes"] if is_pruned(model) else {}

@@ -14,7 +14,15 @@ from torch.fx import Node
 
 from compress.prune.tracing.axes import Role
 from compress.prune.tracing.labels import Dimension, Labels
-from compress.prune.tracing.reshaping import NotUnderstoodError, Reshaping, Value, given, operator, shape, tensors
+from compress.prune.tracing.reshaping import (
+    Reshaping,
+    UnsupportedArgumentsError,
+    Value,
+    get_argument,
+    operator,
+    shape,
+    tensors,
+)
 
 SAME_SHAPE = {"to", "_to_copy", "contiguous", "clone", "dropout", "dropout_", "alias", "detach", "type_as", "float"}
 
@@ -45,12 +53,12 @@ class Follower(Reshaping):
     def follow(self, node: Node) -> None:
         """Labels the result of a node, one tensor or several."""
         if node.target is getitem:
-            source, place = given(node, 0, None), given(node, 1, None)
+            source, place = get_argument(node, 0, None), get_argument(node, 1, None)
             self.values[node] = self.values[source][place]
         elif tensors(node.meta.get("val")):
             try:
                 self.values[node] = (self.rule_of(node) or self.unknown)(node)
-            except NotUnderstoodError:
+            except UnsupportedArgumentsError:
                 self.values[node] = self.unknown(node)
 
     def rule_of(self, node: Node) -> Callable[[Node], Any] | None:
@@ -96,7 +104,7 @@ class Follower(Reshaping):
     def product(self, node: Node, value: Value, weight: Value, order: tuple[int, int], bias: Value | None) -> Value:
         """Labels value [..., in] times a weight, whose dimensions `order` are in and out, plus bias [out]."""
         if weight.weight is None:
-            raise NotUnderstoodError
+            raise UnsupportedArgumentsError
         inside, outside = (weight.dimensions[d] for d in order)
         self.labels.unify(value.dimensions[-1], inside, "it meets a weight cut up differently")
         self.use(weight, order[0], node, "in")
@@ -111,7 +119,7 @@ class Follower(Reshaping):
         if right.weight is not None and len(right.dimensions) == 2:
             return self.product(node, left, right, (0, 1), None)
         if left.weight or right.weight or min(len(left.dimensions), len(right.dimensions)) < 3:
-            raise NotUnderstoodError
+            raise UnsupportedArgumentsError
         why = "two activations are multiplied along it, as along the width of a head"
         self.labels.unify(left.dimensions[-1], right.dimensions[-2], why)
         for dimension in (*left.dimensions[-2:], *right.dimensions[-2:]):
@@ -160,8 +168,8 @@ class Follower(Reshaping):
 
     def on_layer_norm(self, node: Node) -> Value:
         value = self.value(node.args[0])
-        if len(given(node, 1, ())) != 1:
-            raise NotUnderstoodError
+        if len(get_argument(node, 1, ())) != 1:
+            raise UnsupportedArgumentsError
         self.norm(value.dimensions[-1])
         for i in (2, 3) if operator(node) == "layer_norm" else (2,):
             if weight := self.optional(node, i):
@@ -173,5 +181,5 @@ class Follower(Reshaping):
 
     def on_softmax(self, node: Node) -> Value:
         value = self.value(node.args[0])
-        self.labels.block(value.dimensions[given(node, 1, -1)], "a softmax runs over it")
+        self.labels.block(value.dimensions[get_argument(node, 1, -1)], "a softmax runs over it")
         return Value(value.dimensions)

@@ -28,7 +28,7 @@ class Value:
     weight: tuple[str, tuple[int, ...]] | None = None
 
 
-class NotUnderstoodError(Exception):
+class UnsupportedArgumentsError(Exception):
     """The arguments of an operator aren't covered by any rule."""
 
 
@@ -47,12 +47,12 @@ class Reshaping:
         """Returns the labels of an argument that must be a tensor."""
         found = self.values.get(argument) if isinstance(argument, Node) else None
         if not isinstance(found, Value):
-            raise NotUnderstoodError
+            raise UnsupportedArgumentsError
         return found
 
     def optional(self, node: Node, i: int) -> Value | None:
         """Returns the labels of an argument that may be None or missing."""
-        argument = given(node, i, None)
+        argument = get_argument(node, i, None)
         return None if argument is None else self.value(argument)
 
     def broadcast(self, inputs: Sequence[tuple[Dimension, ...]], count: int) -> tuple[Dimension, ...]:
@@ -74,9 +74,9 @@ class Reshaping:
         count = len(value.dimensions)
         order = list(range(count))
         if operator(node) == "permute":
-            order = [d % count for d in given(node, 1, ())]
+            order = [d % count for d in get_argument(node, 1, ())]
         elif count > 1:
-            a, b = given(node, 1, -2), given(node, 2, -1)
+            a, b = get_argument(node, 1, -2), get_argument(node, 2, -1)
             order[a], order[b] = order[b], order[a]
         weight = (value.weight[0], tuple(value.weight[1][d] for d in order)) if value.weight else None
         return Value(tuple(value.dimensions[d] for d in order), weight)
@@ -84,7 +84,7 @@ class Reshaping:
     def reduction(self, node: Node) -> Value:
         value = self.value(node.args[0])
         count = len(value.dimensions)
-        named = given(node, 1, None)
+        named = get_argument(node, 1, None)
         gone = {d % count for d in ([named] if isinstance(named, int) else named or range(count))}
         for d in gone:
             self.norm(value.dimensions[d])
@@ -105,13 +105,13 @@ class Reshaping:
 
     def on_select(self, node: Node) -> Value:
         value = self.value(node.args[0])
-        d = given(node, 1, 0) % len(value.dimensions)
+        d = get_argument(node, 1, 0) % len(value.dimensions)
         self.labels.block(value.dimensions[d], "one of its positions is picked")
         return Value(without(value, d))
 
     def on_index(self, node: Node) -> Value:
         value = self.value(node.args[0])
-        places = [self.value(place) for place in given(node, 1, ())]
+        places = [self.value(place) for place in get_argument(node, 1, ())]
         why = "some of its positions are picked"
         for dimension in value.dimensions[: len(places)]:
             self.labels.block(dimension, why)
@@ -121,24 +121,24 @@ class Reshaping:
 
     def on_slice(self, node: Node) -> Value:
         value = self.value(node.args[0])
-        d = given(node, 1, 0) % len(value.dimensions)
+        d = get_argument(node, 1, 0) % len(value.dimensions)
         whole, made = shape(node.all_input_nodes[0])[d], shape(node)[d]
         if whole == made:
             return Value(value.dimensions)
-        start = (given(node, 2, None) or 0) % whole
-        aligned = made > 0 and whole % made == 0 and start % made == 0 and given(node, 4, 1) == 1
+        start = (get_argument(node, 2, None) or 0) % whole
+        aligned = made > 0 and whole % made == 0 and start % made == 0 and get_argument(node, 4, 1) == 1
         return self.replaced(value, d, self.part(value.dimensions[d], made) if aligned else None, made)
 
     def parts(self, node: Node) -> list[Value]:
         value = self.value(node.args[0])
-        d = given(node, 2, 0) % len(value.dimensions)
+        d = get_argument(node, 2, 0) % len(value.dimensions)
         sizes = [int(tensor.shape[d]) for tensor in node.meta["val"]]
         inside = self.part(value.dimensions[d], sizes[0]) if len(set(sizes)) == 1 else None
         return [self.replaced(value, d, inside, size) for size in sizes]
 
     def on_unbind(self, node: Node) -> list[Value]:
         value = self.value(node.args[0])
-        d = given(node, 1, 0) % len(value.dimensions)
+        d = get_argument(node, 1, 0) % len(value.dimensions)
         self.labels.block(value.dimensions[d], "each of its parts is used in its own way")
         return [Value(without(value, d)) for _ in node.meta["val"]]
 
@@ -159,9 +159,9 @@ class Reshaping:
         return Value((*value.dimensions[:d], dimension, *value.dimensions[d + 1 :]))
 
     def on_cat(self, node: Node) -> Value:
-        values = [self.value(argument) for argument in given(node, 0, ())]
+        values = [self.value(argument) for argument in get_argument(node, 0, ())]
         count = len(shape(node))
-        d = given(node, 1, 0) % count
+        d = get_argument(node, 1, 0) % count
         joined = [value.dimensions[d] for value in values]
         others = [tuple(() if i == d else known for i, known in enumerate(value.dimensions)) for value in values]
         result = list(self.broadcast(others, count))
@@ -178,7 +178,7 @@ def without(value: Value, d: int) -> tuple[Dimension, ...]:
     return (*value.dimensions[:d], *value.dimensions[d + 1 :])
 
 
-def given(node: Node, i: int, default: Any) -> Any:
+def get_argument(node: Node, i: int, default: Any) -> Any:
     """Returns argument number `i`, passed by position or by its name in the operator's schema."""
     if len(node.args) > i:
         return node.args[i]

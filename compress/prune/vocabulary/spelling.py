@@ -133,7 +133,7 @@ def pre_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
     return [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)] if backend.pre_tokenizer else [text]
 
 
-def can_come_up(tokenizer: PreTrainedTokenizerBase, spec: Spec, word: str) -> bool:
+def can_occur(tokenizer: PreTrainedTokenizerBase, spec: Spec, word: str) -> bool:
     """Returns False for a WordPiece token that can't occur because pre-tokenization splits texts inside it."""
     model = spec["model"]
     content = word.removeprefix(model.get("continuing_subword_prefix") or "")

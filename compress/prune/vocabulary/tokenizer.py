@@ -22,7 +22,7 @@ from compress.prune.vocabulary.spelling import (
 )
 
 Ids = Sequence[int] | np.ndarray
-GONE = -1
+REMOVED = -1
 
 
 def prune_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> PreTrainedTokenizerBase:
@@ -44,11 +44,11 @@ def prune_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> PreTrainedT
     kept = checked_ids(ids, names_of(spec))
     check_complete(tokenizer, spec, set(kept.tolist()))
     remap = remap_ids(max(names_of(spec)) + 1, kept)
-    expected = {word: int(remap[i]) for i, word in names_of(spec).items() if remap[i] != GONE}
+    expected = {word: int(remap[i]) for i, word in names_of(spec).items() if remap[i] != REMOVED}
     rewrite(spec, remap)
     pruned = copy.deepcopy(tokenizer)
     pruned._tokenizer = Tokenizer.from_str(json.dumps(spec))
-    forget_old_words(pruned, spec["model"])
+    replace_cached_vocab(pruned, spec["model"])
     if pruned.get_vocab() != expected:
         raise CompressError(
             f"tokenizer {type(tokenizer).__name__}: expected {len(expected)} words with the ids 0 to "
@@ -104,16 +104,16 @@ def rewrite(spec: Spec, remap: Int64[np.ndarray, "words"]) -> None:
 
 def rewrite_model(model: Spec, remap: Int64[np.ndarray, "words"]) -> None:
     if model["type"] == "Unigram":
-        model["vocab"] = [entry for i, entry in enumerate(model["vocab"]) if remap[i] != GONE]
+        model["vocab"] = [entry for i, entry in enumerate(model["vocab"]) if remap[i] != REMOVED]
         model["unk_id"] = None if model["unk_id"] is None else int(remap[model["unk_id"]])
         return
-    model["vocab"] = {word: int(remap[i]) for word, i in model["vocab"].items() if remap[i] != GONE}
+    model["vocab"] = {word: int(remap[i]) for word, i in model["vocab"].items() if remap[i] != REMOVED}
     if model["type"] == "BPE":
         pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         model["merges"] = [p for p in pairs if {p[0], p[1], p[0] + p[1]} <= model["vocab"].keys()]
 
 
-def forget_old_words(tokenizer: Any, model: Spec) -> None:
+def replace_cached_vocab(tokenizer: Any, model: Spec) -> None:
     """Replaces the copies of the vocabulary that the tokenizer's Python class stores beside its backend."""
     if hasattr(tokenizer, "_vocab"):
         tokenizer._vocab = model["vocab"] if isinstance(model["vocab"], dict) else [(w, s) for w, s in model["vocab"]]
@@ -124,7 +124,7 @@ def forget_old_words(tokenizer: Any, model: Spec) -> None:
 
 
 def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "words"]:
-    """Returns the new id of every old id, `GONE` (-1) for removed tokens.
+    """Returns the new id of every old id, `REMOVED` (-1) for removed tokens.
 
     Args:
         size: Number of ids in the old vocabulary.
@@ -136,7 +136,7 @@ def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "words"]:
     kept = np.asarray(ids, np.int64)
     if len(kept) and not 0 <= kept.min() <= kept.max() < size:
         raise CompressError(f"ids: expected 0 to {size - 1}, found {kept.min()} to {kept.max()}: there is no such word")
-    remap = np.full(size, GONE, np.int64)
+    remap = np.full(size, REMOVED, np.int64)
     remap[kept] = np.arange(len(kept))
     return remap
 

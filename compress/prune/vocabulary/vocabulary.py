@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.errors import CompressError
-from compress.prune.vocabulary.spelling import can_come_up, names_of, parts_of, read_spec, special_words, spelling_words
-from compress.prune.vocabulary.tokenizer import GONE, Ids, prune_tokenizer, remap_ids
+from compress.prune.vocabulary.spelling import can_occur, names_of, parts_of, read_spec, special_words, spelling_words
+from compress.prune.vocabulary.tokenizer import REMOVED, Ids, prune_tokenizer, remap_ids
 
 TEXTS = 1000  # texts per tokenizer call
 COVERAGE = 0.9999
 UNSEEN = 0.001
 
 
-def count_words(
+def count_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Iterable[str] | Iterable[Sequence[str]]
 ) -> Int64[np.ndarray, "words"]:
     """Returns how often each id occurs in the texts, with special tokens added and without truncation.
@@ -50,7 +50,7 @@ def count_words(
     return counts
 
 
-def choose_words(
+def choose_tokens(
     tokenizer: PreTrainedTokenizerBase,
     counts: Int64[np.ndarray, "words"],
     *,
@@ -72,7 +72,7 @@ def choose_words(
 
     Args:
         tokenizer: A fast tokenizer.
-        counts: Uses of each id, from `count_words`.
+        counts: Uses of each id, from `count_tokens`.
         coverage: Share of the corpus's uses in (0, 1]; 1 keeps every token that occurs.
         unseen: Share of the uses in unseen text, in [0, 1], that may fall on tokens removed because the corpus lacks
             them; 0 keeps all of them (or as many as `at_most` allows), 1 none.
@@ -104,7 +104,7 @@ def choose_words(
         covered += int(counts[add(kept, {word} | parts(word), limit)].sum())
     last = last_unseen(counts, needed, unseen)
     for word in sorted(word for word in names.keys() - kept if word <= last):
-        if len(kept) < limit and can_come_up(tokenizer, spec, names[word]):
+        if len(kept) < limit and can_occur(tokenizer, spec, names[word]):
             add(kept, {word} | parts(word), limit)
     return np.array(sorted(kept), np.int64)
 
@@ -152,7 +152,7 @@ def prune_vocabulary(
     Args:
         model: The model to reduce; it isn't modified and shares no memory with the new one.
         tokenizer: The model's tokenizer; it isn't modified.
-        ids: Ascending ids, as returned by `choose_words`.
+        ids: Ascending ids, as returned by `choose_tokens`.
 
     Raises:
         CompressError: As for `prune_tokenizer`; ids exceed the model's rows; a token id in the config isn't among
@@ -163,7 +163,7 @@ def prune_vocabulary(
     """
     pruned = prune_tokenizer(tokenizer, ids)
     kept = torch.from_numpy(np.asarray(ids, np.int64))
-    rows = len(word_table(model).weight)
+    rows = len(token_embedding(model).weight)
     if kept[-1] >= rows:
         raise CompressError(
             f"ids: expected ids below the model's {rows} rows, found {kept[-1]}: the tokenizer is another model's"
@@ -180,7 +180,7 @@ def prune_vocabulary(
     return small.train(model.training), pruned
 
 
-def word_table(model: PreTrainedModel) -> nn.Embedding:
+def token_embedding(model: PreTrainedModel) -> nn.Embedding:
     table = model.get_input_embeddings()
     if not isinstance(table, nn.Embedding):
         raise CompressError(
@@ -216,8 +216,8 @@ def empty_model(model: PreTrainedModel, remap: Int64[np.ndarray, "rows"], words:
         renumber(text, remap, "text config")
     with torch.random.fork_rng(devices=[]):
         small = type(model)(config)
-    pad = word_table(model).padding_idx
-    word_table(small).padding_idx = None if pad is None or remap[pad] == GONE else int(remap[pad])
+    pad = token_embedding(model).padding_idx
+    token_embedding(small).padding_idx = None if pad is None or remap[pad] == REMOVED else int(remap[pad])
     if getattr(model, "generation_config", None) is not None:
         small.generation_config = copy.deepcopy(model.generation_config)
         renumber(small.generation_config, remap, "generation_config")
@@ -232,7 +232,7 @@ def renumber(config: PretrainedConfig | Any, remap: Int64[np.ndarray, "rows"], w
             return [new(key, i) for i in value]
         if value is None or value < 0:  # some configs use -1 for None
             return value
-        if value >= len(remap) or remap[value] == GONE:
+        if value >= len(remap) or remap[value] == REMOVED:
             raise CompressError(
                 f"{where}.{key}: expected an id that stays, found {value}: the model would wait for a word it lacks; "
                 "add it to ids or set the entry to None"
@@ -240,7 +240,7 @@ def renumber(config: PretrainedConfig | Any, remap: Int64[np.ndarray, "rows"], w
         return int(remap[value])
 
     def stays(i: int) -> bool:
-        return 0 <= i < len(remap) and remap[i] != GONE
+        return 0 <= i < len(remap) and remap[i] != REMOVED
 
     for key, value in list(vars(config).items()):
         if not value and value != 0:

@@ -90,7 +90,7 @@ def digest_of(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def mend(folder: Path) -> list[str]:
+def repair_files(folder: Path) -> list[str]:
     """Restores cache.json, index and codebook, or their spare copies, from each other if missing or damaged.
 
     Returns the names of the replaced files.
@@ -105,32 +105,34 @@ def mend(folder: Path) -> list[str]:
         try:
             read_about(folder / SPARE)
         except InputError as error:
-            raise lost(folder, ABOUT) from error
+            raise lost_file_error(folder, ABOUT) from error
         mended.append(ABOUT)
         write_whole(folder / ABOUT, (folder / SPARE / ABOUT).read_bytes())
-    if not mended and not whole(folder / SPARE / ABOUT, hashlib.sha256((folder / ABOUT).read_bytes()).hexdigest()):
+    if not mended and not matches_checksum(
+        folder / SPARE / ABOUT, hashlib.sha256((folder / ABOUT).read_bytes()).hexdigest()
+    ):
         mended.append(f"{SPARE}/{ABOUT}")
         write_whole(folder / SPARE / ABOUT, (folder / ABOUT).read_bytes())
     for name, sha256 in read_about(folder)["files"].items():
         ours, spare = folder / name, folder / SPARE / name
-        good = next((file for file in (ours, spare) if whole(file, sha256)), None)
+        good = next((file for file in (ours, spare) if matches_checksum(file, sha256)), None)
         if good is None:
-            raise lost(folder, name)
+            raise lost_file_error(folder, name)
         for file in (ours, spare):
-            if not whole(file, sha256):
+            if not matches_checksum(file, sha256):
                 mended.append(str(file.relative_to(folder)))
                 write_whole(file, good.read_bytes())
     return mended
 
 
-def lost(folder: Path, name: str) -> InputError:
+def lost_file_error(folder: Path, name: str) -> InputError:
     return InputError(
         f"cache {str(folder)!r}: {name} and its spare copy are both missing or damaged: nothing can be read without "
         "it; write the cache again in a new folder"
     )
 
 
-def whole(file: Path, sha256: str) -> bool:
+def matches_checksum(file: Path, sha256: str) -> bool:
     return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == sha256
 
 

@@ -7,12 +7,23 @@ from distill.cache.signals.dense import Dense
 from distill.cache.signals.features import Hidden, Relations
 from distill.cache.signals.generated import Generated
 from distill.cache.signals.sampled import Sampled
-from distill.cache.signals.signal import Answer, Signal, Where
+from distill.cache.signals.signal import Signal, SignalMask, TeacherOutputs
 from distill.cache.signals.topk import TopK
 
 KINDS: dict[str, type[Signal]] = {kind.kind: kind for kind in (Dense, TopK, Sampled, Hidden, Relations, Generated)}
 
-__all__ = ["KINDS", "Answer", "Dense", "Generated", "Hidden", "Relations", "Sampled", "Signal", "TopK", "Where"]
+__all__ = [
+    "KINDS",
+    "TeacherOutputs",
+    "Dense",
+    "Generated",
+    "Hidden",
+    "Relations",
+    "Sampled",
+    "Signal",
+    "TopK",
+    "SignalMask",
+]
 
 
 def signal_of(settings: Mapping[str, Any]) -> Signal:

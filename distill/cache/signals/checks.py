@@ -17,10 +17,10 @@ def check_finite(name: str, values: Tensor, keys: Sequence[bytes]) -> None:
     """Raises InputError unless every number is finite; `values` have one row per sample or per position."""
     good = values.isfinite().flatten(1).all(1).cpu().numpy()
     if not good.all():
-        raise unusable(name, np.flatnonzero(~good), len(good), keys)
+        raise non_finite_error(name, np.flatnonzero(~good), len(good), keys)
 
 
-def unusable(name: str, bad: np.ndarray, rows: int, keys: Sequence[bytes]) -> InputError:
+def non_finite_error(name: str, bad: np.ndarray, rows: int, keys: Sequence[bytes]) -> InputError:
     first = f"sample {keys[bad[0]].hex()}" if rows == len(keys) else f"position {bad[0]} of a batch of {rows}"
     return InputError(
         f"teacher: {name} that are not finite at {len(bad)} places, the first is {first}: "

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from distill.cache.signals.checks import check_finite, check_width
-from distill.cache.signals.signal import Answer, Codebook, Row, Signal, Where, at_positions
+from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
 from distill.errors import InputError
 
 
@@ -43,7 +43,7 @@ class Dense(Signal):
     def nominal_bytes(self) -> float:
         return self.width * np.dtype(self.dtype).itemsize
 
-    def rows(self, answer: Answer) -> list[Row]:
+    def rows(self, answer: TeacherOutputs) -> list[Row]:
         # Cast before the check: values beyond the range of float16 become infinite.
         values, mask = answer.outputs[self.of].to(getattr(torch, self.dtype)), answer.where.positions
         check_width(self.of, values, self.width)
@@ -56,7 +56,7 @@ class Dense(Signal):
     def encode(self, row: Row, codebook: Codebook) -> bytes:
         return np.ascontiguousarray(row[0]).tobytes()
 
-    def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
         """Returns the values under the name `of`: [batch, width], or [positions, width] in the order of the batch."""
         wanted = [1] * len(records) if self.each == "sample" else where.positions.sum(1).tolist()
         out = np.empty((sum(wanted), self.width), self.dtype)

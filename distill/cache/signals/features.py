@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distill.cache.signals.checks import check_finite, check_width
-from distill.cache.signals.signal import Answer, Codebook, Row, Signal, Where
+from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs
 from distill.errors import InputError
 
 LIMIT = 127
@@ -44,12 +44,12 @@ class Features(Signal):
         """Returns the tensors of one layer."""
         raise NotImplementedError
 
-    def tensors(self, answer: Answer) -> list[Tensor]:
+    def tensors(self, answer: TeacherOutputs) -> list[Tensor]:
         """Returns every tensor [batch, length, width], layer by layer."""
         found = answer.outputs[self.needs[0]]
         return [part for layer in self.layers for part in self.parts(found[layer])]
 
-    def rows(self, answer: Answer) -> list[Row]:
+    def rows(self, answer: TeacherOutputs) -> list[Row]:
         mask, tensors = answer.where.tokens, self.tensors(answer)
         for tensor, width in zip(tensors, self.widths, strict=True):
             check_width(self.kind, tensor, width)
@@ -67,7 +67,7 @@ class Features(Signal):
         scales, values = row
         return scales.astype("<f4").tobytes() + values.tobytes()
 
-    def decode_flat(self, records: Sequence[memoryview], where: Where) -> list[Tensor]:
+    def decode_flat(self, records: Sequence[memoryview], where: SignalMask) -> list[Tensor]:
         """Returns every tensor [batch, length, width] in float32, with 0 in the padding."""
         lengths = where.tokens.sum(1).tolist()
         count, names, width = sum(lengths), len(self.widths), sum(self.widths)
@@ -99,7 +99,7 @@ class Hidden(Features):
     def parts(layer: Any) -> tuple[Any, ...]:
         return (layer,)
 
-    def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
         """Returns {"hidden": {layer: [batch, length, width]}}."""
         return {"hidden": dict(zip(self.layers, self.decode_flat(records, where), strict=True))}
 
@@ -142,7 +142,7 @@ class Relations(Features):
     def parts(layer: Any) -> tuple[Any, ...]:
         return tuple(layer)
 
-    def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
         """Returns {"relations": {layer: (query, key, value)}}, each [batch, length, width]."""
         flat = self.decode_flat(records, where)
         return {"relations": {layer: tuple(flat[3 * i : 3 * i + 3]) for i, layer in enumerate(self.layers)}}

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from distill.cache.signals.checks import check_finite
-from distill.cache.signals.signal import Answer, Codebook, Row, Signal, Where
+from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs
 from distill.errors import InputError
 
 
@@ -43,7 +43,7 @@ class Generated(Signal):
     def nominal_bytes(self) -> float:
         return 5.0
 
-    def rows(self, answer: Answer) -> list[Row]:
+    def rows(self, answer: TeacherOutputs) -> list[Row]:
         sequences, log_probs = answer.outputs["generated"]
         for log_prob, key in zip(log_probs, answer.keys, strict=True):
             check_finite("log-probabilities", log_prob[None].to(torch.float16), [key])
@@ -56,7 +56,7 @@ class Generated(Signal):
         ids, log_probs = row
         return ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes() + log_probs.astype("<f2").tobytes()
 
-    def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
         """Returns {"generated": (ids int64, log-probabilities float32)}, both lists of a [tokens] tensor per sample."""
         sequences, log_probs = [], []
         for record in records:

@@ -11,9 +11,9 @@ from numba import njit, uint64
 from torch import Tensor
 
 from distill.cache.signals import rans
-from distill.cache.signals.checks import check_width, unusable
+from distill.cache.signals.checks import check_width, non_finite_error
 from distill.cache.signals.comb import comb_sample
-from distill.cache.signals.signal import Answer, Codebook, Row, Signal, Where, at_positions
+from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
 from distill.errors import InputError
 
 BLOCK = 64  # ids whose masses are summed as one block
@@ -52,7 +52,7 @@ class Sampled(Signal):
     def nominal_bytes(self) -> float:
         return 1.4 * self.draws
 
-    def rows(self, answer: Answer) -> list[Row]:
+    def rows(self, answer: TeacherOutputs) -> list[Row]:
         """Returns ids and counts, both concatenated over positions, and each position's number of ids, all int32."""
         mask = answer.where.positions
         logits, lengths = at_positions(answer.outputs["logits"], mask), mask.sum(1).tolist()
@@ -61,7 +61,7 @@ class Sampled(Signal):
         offsets = np.concatenate([offsets_of(key, length, self.seed) for key, length in keys])
         ids, counts, sizes = self.sample(logits, offsets)
         if not sizes.all():
-            raise unusable("logits", np.flatnonzero(sizes == 0), len(sizes), answer.keys)
+            raise non_finite_error("logits", np.flatnonzero(sizes == 0), len(sizes), answer.keys)
         rows = np.cumsum([0, *lengths])
         ends = np.concatenate([[0], np.cumsum(sizes)])[rows]
         return [
@@ -93,7 +93,7 @@ class Sampled(Signal):
         tables = (*codebook["ids"].pushing, codebook["sizes"].starts, codebook["extras"].starts)
         return rans.packed(*encode(*row, self.draws, *tables, stack))
 
-    def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
         """Returns {"ids" int64 [positions, k], "weights" float32 [positions, k]}, padded with id 0 of weight 0."""
         lengths = where.positions.sum(1).tolist()
         tables = (*codebook["ids"].popping, *codebook["sizes"].popping[:2], *codebook["extras"].popping[:2])

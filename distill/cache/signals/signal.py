@@ -15,7 +15,7 @@ Row = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True)
-class Where:
+class SignalMask:
     """Places of a padded batch that have signals.
 
     Args:
@@ -28,18 +28,18 @@ class Where:
     positions: Tensor
 
     @staticmethod
-    def of(batch: Mapping[str, Tensor]) -> "Where":
+    def of(batch: Mapping[str, Tensor]) -> "SignalMask":
         """Reads the masks of a batch; without `positions` in the batch every token counts."""
         tokens = batch["attention_mask"].bool()
-        return Where(tokens, batch["positions"].bool() & tokens if "positions" in batch else tokens)
+        return SignalMask(tokens, batch["positions"].bool() & tokens if "positions" in batch else tokens)
 
 
 @dataclass(frozen=True)
-class Answer:
+class TeacherOutputs:
     """The teacher's outputs for a padded batch: tensors by name, the places that count, and the samples' keys."""
 
     outputs: Mapping[str, Any]
-    where: Where
+    where: SignalMask
     keys: Sequence[bytes]
 
 
@@ -69,7 +69,7 @@ class Signal(ABC):
         """Returns the approximate bytes per token, which determine how many tokens a shard holds."""
 
     @abstractmethod
-    def rows(self, answer: Answer) -> list[Row]:
+    def rows(self, answer: TeacherOutputs) -> list[Row]:
         """Returns the arrays to code, one tuple per sample of the batch.
 
         Raises:
@@ -85,7 +85,7 @@ class Signal(ABC):
         """Returns the record of one sample."""
 
     @abstractmethod
-    def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
         """Returns the tensors of a batch.
 
         Raises:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distill.cache.signals import rans
 from distill.cache.signals.checks import check_finite, check_width
-from distill.cache.signals.signal import Answer, Codebook, Row, Signal, Where, at_positions
+from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
 from distill.errors import InputError
 
 LEVELS = 1024  # of the grid; lower probabilities are clamped to its end
@@ -49,7 +49,7 @@ class TopK(Signal):
     def nominal_bytes(self) -> float:
         return 1.8 * self.k
 
-    def rows(self, answer: Answer) -> list[Row]:
+    def rows(self, answer: TeacherOutputs) -> list[Row]:
         """Returns ids int32 [positions, k] ascending, their levels int32 [positions, k], the tail's [positions]."""
         logits = at_positions(answer.outputs["logits"], answer.where.positions).float() / self.temperature
         check_width("logits", logits, self.width)
@@ -84,7 +84,7 @@ class TopK(Signal):
         tables = (codebook[name].starts for name in ("floors", "tails", "above"))
         return rans.packed(*encode(*row, *codebook["ids"].pushing, classes, *tables, stack))
 
-    def decode(self, records: Sequence[memoryview], where: Where, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
         """Returns {"ids" int64 [positions, k], "log_probs" float32 [positions, k], "tail" float32 [positions]}.
 
         The probabilities of the ids and the tail sum to 1 at each position.

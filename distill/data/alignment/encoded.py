@@ -15,7 +15,7 @@ from distill.errors import InputError
 
 
 @dataclass(frozen=True)
-class TwiceEncoded(TokenRows):
+class AlignedRows(TokenRows):
     """Unpadded pieces of text in both the student's and the teacher's tokens; replaces `LanguageBlocks`.
 
     Args:
@@ -81,7 +81,7 @@ def encode_twice(
     texts: Sequence[str],
     length: int,
     teacher_length: int,
-) -> TwiceEncoded:
+) -> AlignedRows:
     """Splits texts into pieces of at most `length` student tokens and at most `teacher_length` teacher tokens.
 
     Both tokenizers encode the whole text. It is split where a token ends in both, as late as the lengths allow; no
@@ -118,12 +118,15 @@ def encode_twice(
                 continue
             own, theirs = ids[start:end], taught[begun:done]
             inside = spans[first:last] - np.array([start, start, begun, begun])
-            known = ~(has(own, sides[0].unknown, inside[:, :2]) | has(theirs, sides[1].unknown, inside[:, 2:]))
+            known = ~(
+                spans_with_token(own, sides[0].unknown, inside[:, :2])
+                | spans_with_token(theirs, sides[1].unknown, inside[:, 2:])
+            )
             counts["unknown"] += int((~known).sum())
             rows[0].append(sides[0].framed(own))
             rows[1].append(sides[1].framed(theirs))
             rows[2].append(inside[known] + np.repeat([len(each.before) for each in sides], 2))
-    return TwiceEncoded(*rows, sides[1].pad, counts["unaligned"], counts["single"], counts["unknown"])
+    return AlignedRows(*rows, sides[1].pad, counts["unaligned"], counts["single"], counts["unknown"])
 
 
 def pieces(spans: np.ndarray, rooms: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -143,7 +146,7 @@ def pieces(spans: np.ndarray, rooms: tuple[int, int]) -> Iterator[tuple[int, int
         first = max(last, first + 1)
 
 
-def has(ids: np.ndarray, wanted: int | None, spans: np.ndarray) -> np.ndarray:
+def spans_with_token(ids: np.ndarray, wanted: int | None, spans: np.ndarray) -> np.ndarray:
     """Returns for each span whether it contains the token, bool [spans]."""
     before = np.concatenate([[0], np.cumsum(ids == wanted)])
     return before[spans[:, 1]] > before[spans[:, 0]]

@@ -27,10 +27,10 @@ def aligned_spans(offsets_a: np.ndarray, offsets_b: np.ndarray) -> np.ndarray:
     Returns:
         int64 [spans, 4]: start and end token of `a`, start and end token of `b`.
     """
-    (tokens_a, *gaps_a), (tokens_b, *gaps_b) = gaps(offsets_a), gaps(offsets_b)
+    (tokens_a, *gaps_a), (tokens_b, *gaps_b) = token_boundaries(offsets_a), token_boundaries(offsets_b)
     if not len(tokens_a) or not len(tokens_b):
         return np.zeros((0, 4), np.int64)
-    cuts = matched(*gaps_a, *gaps_b)
+    cuts = match_boundaries(*gaps_a, *gaps_b)
     ends = np.concatenate([cuts, [[len(tokens_a), len(tokens_b)]]])
     starts = np.concatenate([[[0, 0]], cuts])
     spans = [
@@ -41,7 +41,7 @@ def aligned_spans(offsets_a: np.ndarray, offsets_b: np.ndarray) -> np.ndarray:
     return np.stack(spans, 1)
 
 
-def gaps(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def token_boundaries(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns the tokens that have characters, and the boundaries between them at which the text can be split.
 
     Returns:
@@ -57,7 +57,7 @@ def gaps(offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     return tokens, clean + 1, before[clean], after[clean]
 
 
-def matched(
+def match_boundaries(
     counts_a: np.ndarray, before_a: np.ndarray, after_a: np.ndarray,
     counts_b: np.ndarray, before_b: np.ndarray, after_b: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
@@ -134,21 +134,21 @@ def speller(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     backend = tokenizer.backend_tokenizer
     mark = getattr(backend.model, "continuing_subword_prefix", None)
     if type(backend.model).__name__ in ("WordPiece", "WordLevel"):
-        return lambda token: of_words(token, mark)
+        return lambda token: spell_wordpiece(token, mark)
     if any("ByteLevel" in repr(part) for part in (backend.pre_tokenizer, backend.decoder)):
         letters = byte_letters()
         return lambda token: b"".join(letters.get(letter) or letter.encode() for letter in token)
-    return of_pieces
+    return spell_sentencepiece
 
 
-def of_words(token: str, mark: str | None) -> bytes:
+def spell_wordpiece(token: str, mark: str | None) -> bytes:
     if mark and token.startswith(mark) and token != mark:
         return token.removeprefix(mark).encode()
     chinese = "\u3400" <= token[:1] <= "\u9fff"  # tokenized as single characters, with or without blanks
     return (" " + token if token[:1].isalnum() and not chinese else token).encode()
 
 
-def of_pieces(token: str) -> bytes:
+def spell_sentencepiece(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes.fromhex(token[3:5])
     return token.replace(BLANK, " ").encode()

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from distill.data.batches.encode import Batch
-from distill.data.batches.read_ahead import Ahead, Waiting
-from distill.data.batches.share import share_of
+from distill.data.batches.read_ahead import Prefetcher, Waiting
+from distill.data.batches.share import shard_batch
 
 Signals = Callable[[Batch], Mapping[str, Any]]
 POOL = 50  # batches that are sorted by length together: wide enough to waste little, narrow enough to stay random
@@ -47,7 +47,7 @@ class TrainBatches:
     the next batch.
 
     Lightning saves and restores the state through `state_dict`. Under data parallelism each process takes its rows of
-    every batch (see `share_of`), so the number of processes may change when a run is resumed.
+    every batch (see `shard_batch`), so the number of processes may change when a run is resumed.
 
     Args:
         data: The samples.
@@ -83,13 +83,13 @@ class TrainBatches:
         epoch, start = divmod(self.position, len(self))
         order = epoch_order(self.data.lengths, self.batch_size, self.seed, epoch)
         wanted = ((rows, epoch) for rows in order[start:])
-        for batch in Ahead(self.make, wanted, threads=self.threads, waiting=self.waiting):
+        for batch in Prefetcher(self.make, wanted, threads=self.threads, waiting=self.waiting):
             self.position += 1
             yield batch
 
     def make(self, wanted: tuple[np.ndarray, int]) -> Batch:
         rows, epoch = wanted
-        batch = share_of(self.data.collate(rows, self.pad_id, epoch), self.rank, self.ranks)
+        batch = shard_batch(self.data.collate(rows, self.pad_id, epoch), self.rank, self.ranks)
         if self.signals is not None:
             batch["signals"] = self.signals(batch)
         return batch
@@ -113,4 +113,4 @@ class EvalBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for rows in self.order:
-            yield share_of(self.data.collate(rows, self.pad_id), self.rank, self.ranks)
+            yield shard_batch(self.data.collate(rows, self.pad_id), self.rank, self.ranks)

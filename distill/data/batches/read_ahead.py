@@ -28,7 +28,7 @@ class Waiting:
         return share
 
 
-class Ahead(Generic[Item, Made]):
+class Prefetcher(Generic[Item, Made]):
     """Maps `make` over items, up to `depth` of them ahead of the consumer; an error is raised at its item's turn.
 
     Args:

@@ -9,22 +9,22 @@ from torch import Tensor
 from distill.data.batches.encode import IGNORED
 
 
-def spoken_of(batch: Mapping[str, Tensor]) -> Tensor:
+def loss_mask(batch: Mapping[str, Tensor]) -> Tensor:
     """Returns the mask of positions [rows, length] with signals and losses: the batch's `positions`, or all tokens."""
     mask = batch["attention_mask"].bool()
     return mask & batch["positions"].bool() if "positions" in batch else mask
 
 
-def counts(batch: Mapping[str, Tensor]) -> dict[str, int]:
+def loss_counts(batch: Mapping[str, Tensor]) -> dict[str, int]:
     """Returns the counts that loss terms are means over: `rows` with teacher signals, `labels`, `tokens`."""
     labels = batch["labels"]
     each = labels.dim() > 1 and not labels.is_floating_point()  # floats: several labels per sample
-    rows = int(spoken_of(batch).sum()) if each else len(labels)
+    rows = int(loss_mask(batch).sum()) if each else len(labels)
     tokens = int(batch["attention_mask"].bool().sum())
     return {"rows": rows, "labels": int((labels != IGNORED).sum()), "tokens": tokens}
 
 
-def share_of(batch: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Any]:
+def shard_batch(batch: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Any]:
     """Returns every `ranks`-th row from row `rank` on, padded as in the whole batch.
 
     With more than one process, two entries are added: `batch_rows`, the number of rows in the whole batch, and
@@ -34,7 +34,7 @@ def share_of(batch: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, An
     """
     if ranks == 1:
         return dict(batch)
-    whole, size = counts(batch), len(batch["labels"])
+    whole, size = loss_counts(batch), len(batch["labels"])
     kept = torch.arange(size)[rank::ranks]
     spare = len(kept) == 0
     own: dict[str, Any] = {
@@ -42,7 +42,7 @@ def share_of(batch: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, An
     }
     if spare:
         own["labels"] = torch.full_like(own["labels"], IGNORED)
-    mine = dict.fromkeys(whole, 0) if spare else counts(own)
+    mine = dict.fromkeys(whole, 0) if spare else loss_counts(own)
     own["batch_rows"] = size
     own["shares"] = {name: ranks * mine[name] / max(whole[name], 1) for name in whole}
     return own

@@ -14,7 +14,7 @@ from distill.data.masking.config import MaskConfig
 from distill.errors import InputError
 
 
-def masked(
+def mask_tokens(
     ids: np.ndarray,
     epoch: int,
     config: MaskConfig,
@@ -49,15 +49,15 @@ def masked(
     special = special[(special >= 0) & (special < vocabulary)]
     check_draw(epoch, config, mask_id, vocabulary, special)
     choice, fate, token = draws(ids, epoch % config.passes, config.seed)
-    kind = shares(fate)
-    distance = np.where(np.isin(ids, special), np.inf, shares(choice))
+    kind = to_uniform(fate)
+    distance = np.where(np.isin(ids, special), np.inf, to_uniform(choice))
     positions = distance < config.rate
     if not positions.any() and np.isfinite(distance).any():
         positions[distance.argmin()] = True
     seen = np.asarray(ids, np.int64).copy()
     seen[positions & (kind < config.replaced)] = mask_id
     swapped = positions & (kind >= config.replaced) & (kind < config.replaced + config.random)
-    seen[swapped] = ordinary(token[swapped], vocabulary, special)
+    seen[swapped] = to_regular_ids(token[swapped], vocabulary, special)
     return seen, positions
 
 
@@ -87,12 +87,12 @@ def draws(ids: np.ndarray, number: int, seed: int) -> np.ndarray:
     return np.random.Philox(key=key).random_raw(3 * len(ids)).reshape(3, len(ids))
 
 
-def shares(words: np.ndarray) -> np.ndarray:
+def to_uniform(words: np.ndarray) -> np.ndarray:
     """Converts random words to float64 in [0, 1)."""
     return (words >> np.uint64(11)) * 2.0**-53  # 53 bits: all 64 could round up to 1
 
 
-def ordinary(words: np.ndarray, vocabulary: int, special: np.ndarray) -> np.ndarray:
+def to_regular_ids(words: np.ndarray, vocabulary: int, special: np.ndarray) -> np.ndarray:
     """Maps random words uniformly to the ids below `vocabulary` that are not special (sorted, no id twice)."""
     if not len(words):
         return np.zeros(0, np.int64)
@@ -103,7 +103,7 @@ def ordinary(words: np.ndarray, vocabulary: int, special: np.ndarray) -> np.ndar
 
 @dataclass(frozen=True)
 class MaskedBlocks:
-    """Blocks whose batches are masked; see `masked` for the fields."""
+    """Blocks whose batches are masked; see `mask_tokens` for the fields."""
 
     blocks: LanguageBlocks
     config: MaskConfig
@@ -145,7 +145,7 @@ class MaskedBlocks:
         """
         ids = [self.blocks.input_ids[i] for i in rows]
         facts = {"mask_id": self.mask_id, "vocabulary": self.vocabulary}
-        made = [masked(row, epoch, self.config, special_ids=self.special_ids, **facts) for row in ids]
+        made = [mask_tokens(row, epoch, self.config, special_ids=self.special_ids, **facts) for row in ids]
         labels = [np.where(positions, row, IGNORED) for row, (_, positions) in zip(ids, made, strict=True)]
         return padded_tokens([seen for seen, _ in made], pad_id) | {
             "positions": padded([positions for _, positions in made], 0).bool(),

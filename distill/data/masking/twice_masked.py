@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from distill.data.alignment.encoded import TwiceEncoded, padded_spans
+from distill.data.alignment.encoded import AlignedRows, padded_spans
 from distill.data.batches.encode import IGNORED, Batch, padded, padded_tokens
 from distill.data.masking.config import MaskConfig
-from distill.data.masking.masks import check_draw, draws, ordinary, shares
+from distill.data.masking.masks import check_draw, draws, to_regular_ids, to_uniform
 from distill.errors import InputError
 
 Seen = tuple[np.ndarray, np.ndarray]  # masked input ids, and positions to predict [length]
@@ -34,14 +34,14 @@ class MaskFacts:
 
 
 @dataclass(frozen=True)
-class TwiceMasked:
-    """Rows of `TwiceEncoded` whose batches have masks on whole spans.
+class MaskedAlignedRows:
+    """Rows of `AlignedRows` whose batches have masks on whole spans.
 
     The predictions of the two models can only be compared on spans that are masked for both, and independent masks
     would seldom agree.
     """
 
-    rows: TwiceEncoded
+    rows: AlignedRows
     config: MaskConfig
     student: MaskFacts
     teacher: MaskFacts
@@ -49,11 +49,11 @@ class TwiceMasked:
     @classmethod
     def of(
         cls,
-        rows: TwiceEncoded,
+        rows: AlignedRows,
         config: MaskConfig,
         tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
-    ) -> "TwiceMasked":
+    ) -> "MaskedAlignedRows":
         """Creates masked rows with the mask tokens, vocabulary sizes and special ids of the tokenizers.
 
         Raises:
@@ -98,8 +98,8 @@ class TwiceMasked:
         words, other = (draws(each, number, self.config.seed) for each in (ids, taught))
         chosen, fate = chosen_spans(words[:, : len(spans)], self.config)
         return (
-            hidden(ids, spans[chosen, :2], fate[chosen], words[2], self.student, self.config),
-            hidden(taught, spans[chosen, 2:], fate[chosen], other[2], self.teacher, self.config),
+            mask_spans(ids, spans[chosen, :2], fate[chosen], words[2], self.student, self.config),
+            mask_spans(taught, spans[chosen, 2:], fate[chosen], other[2], self.teacher, self.config),
             spans[chosen],
         )
 
@@ -108,14 +108,14 @@ def chosen_spans(words: np.ndarray, config: MaskConfig) -> tuple[np.ndarray, np.
     """Returns the mask of chosen spans, each with probability `rate` (if none is chosen, the one with the smallest
     draw), and for every span the draw that decides how it is replaced.
     """
-    distance = shares(words[0])
+    distance = to_uniform(words[0])
     chosen = distance < config.rate
     if len(distance) and not chosen.any():
         chosen[distance.argmin()] = True
-    return chosen, shares(words[1])
+    return chosen, to_uniform(words[1])
 
 
-def hidden(
+def mask_spans(
     ids: np.ndarray, spans: np.ndarray, fate: np.ndarray, words: np.ndarray, facts: MaskFacts, config: MaskConfig
 ) -> Seen:
     """Returns the masked ids, with all tokens of a span replaced in the same way, and the positions to predict."""
@@ -126,5 +126,5 @@ def hidden(
     seen = ids.copy()
     seen[positions & (kind < config.replaced)] = facts.mask_id
     swapped = positions & (kind >= config.replaced) & (kind < config.replaced + config.random)
-    seen[swapped] = ordinary(words[swapped], facts.vocabulary, facts.special)
+    seen[swapped] = to_regular_ids(words[swapped], facts.vocabulary, facts.special)
     return seen, positions

@@ -14,7 +14,15 @@ from distill.data.batches.encode import IGNORED, Batch, TokenRows, padded
 from distill.data.batches.packing import end_id, first_ids
 from distill.data.batches.token_blocks import TEXTS_AT_ONCE
 from distill.data.rows.chat_config import ChatConfig
-from distill.data.rows.chat_template import Message, Turns, Written, is_blank, read_template, write_prompt, write_turns
+from distill.data.rows.chat_template import (
+    Message,
+    RenderedText,
+    Turns,
+    is_blank,
+    read_template,
+    write_prompt,
+    write_turns,
+)
 from distill.data.sources.columns import check_readable, check_text, first_of
 from distill.errors import InputError
 
@@ -99,7 +107,7 @@ def turns_of(cell: Any, where: str) -> Turns:
 
 
 @dataclass(frozen=True)
-class AskedBlocks(TokenRows):
+class TargetBlocks(TokenRows):
     """Documents of which only some tokens are prediction targets; replaces `LanguageBlocks`, also in `PackedRows`.
 
     Args:
@@ -136,7 +144,7 @@ class AskedBlocks(TokenRows):
 
 def encode_chats(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], length: int, config: ChatConfig | None = None
-) -> AskedBlocks:
+) -> TargetBlocks:
     """Tokenizes conversations with the chat template, and prompts with completions unchanged, with an end token.
 
     The targets in a conversation are the spans that the template marks as generated or, without marks, the assistant's
@@ -153,10 +161,10 @@ def encode_chats(
             left.
     """
     settings = config or ChatConfig()
-    limit, template = checked(tokenizer, chats, length, settings)
+    limit, template = check_chat_inputs(tokenizer, chats, length, settings)
     names = ("skipped_empty", "skipped_without_answer", "skipped_too_long", "cut", "answers_that_share_a_token")
     notes = dict.fromkeys(names, 0)
-    written: list[Written] = []
+    written: list[RenderedText] = []
     for number, chat in enumerate(chats, 1):
         if is_empty(chat):
             notes["skipped_empty"] += 1
@@ -181,7 +189,7 @@ def encode_chats(
         raise InputError(
             f"data: expected conversations with an answer, found none in {len(chats)} ({why or 'no rows'})"
         )
-    return AskedBlocks(ids, asked, counted=notes)
+    return TargetBlocks(ids, asked, counted=notes)
 
 
 def prompt_rows(
@@ -195,19 +203,19 @@ def prompt_rows(
     Raises:
         InputError: As in `encode_chats`.
     """
-    _, template = checked(tokenizer, chats, length, config or ChatConfig())
+    _, template = check_chat_inputs(tokenizer, chats, length, config or ChatConfig())
     written = [prompt_of(tokenizer, chat, template, f"chat {number}") for number, chat in enumerate(chats, 1)]
     rows = iter(tokens_of(tokenizer, [text for text in written if text is not None]))
     return [next(rows)[0] if text is not None else None for text in written]
 
 
-def prompt_of(tokenizer: PreTrainedTokenizerBase, chat: Chat, template: str, where: str) -> Written | None:
+def prompt_of(tokenizer: PreTrainedTokenizerBase, chat: Chat, template: str, where: str) -> RenderedText | None:
     if isinstance(chat, Turns):
         return write_prompt(tokenizer, chat, template, where)
-    return Written(chat.prompt, [], True) if chat.prompt.strip() else None
+    return RenderedText(chat.prompt, [], True) if chat.prompt.strip() else None
 
 
-def checked(
+def check_chat_inputs(
     tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat], length: int, config: ChatConfig
 ) -> tuple[int, str]:
     """Returns the maximum number of tokens of a document, and the template, empty if none is needed."""
@@ -231,15 +239,15 @@ def is_empty(chat: Chat) -> bool:
     return all(is_blank(message) for message in chat.messages)
 
 
-def write(tokenizer: PreTrainedTokenizerBase, chat: Chat, template: str, asked: str, where: str) -> Written:
+def write(tokenizer: PreTrainedTokenizerBase, chat: Chat, template: str, asked: str, where: str) -> RenderedText:
     if isinstance(chat, Turns):
         return write_turns(tokenizer, chat, template, asked == "last", where)
     text = chat.prompt + chat.completion
-    return Written(text, [(len(chat.prompt), len(text))] if chat.completion.strip() else [], True)
+    return RenderedText(text, [(len(chat.prompt), len(text))] if chat.completion.strip() else [], True)
 
 
 def tokens_of(
-    tokenizer: PreTrainedTokenizerBase, written: Sequence[Written]
+    tokenizer: PreTrainedTokenizerBase, written: Sequence[RenderedText]
 ) -> list[tuple[np.ndarray, np.ndarray, int]]:
     """Returns for each text its ids, the mask of target tokens, and the number of spans that share a token with the
     surrounding text.
@@ -254,7 +262,7 @@ def tokens_of(
             [each.text for each in chunk], add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
         for each, ids, offsets in zip(chunk, found["input_ids"], found["offset_mapping"], strict=True):
-            asked, shared = asked_tokens(np.asarray(offsets, np.int64).reshape(-1, 2), each.spans)
+            asked, shared = target_mask(np.asarray(offsets, np.int64).reshape(-1, 2), each.spans)
             row = np.asarray(ids, np.int64)
             if each.plain:
                 last = [end_id(tokenizer)] if each.spans else []
@@ -264,7 +272,7 @@ def tokens_of(
     return made
 
 
-def asked_tokens(offsets: np.ndarray, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
+def target_mask(offsets: np.ndarray, spans: Sequence[tuple[int, int]]) -> tuple[np.ndarray, int]:
     """Returns the mask of tokens with a character in any span, bool [tokens], and the number of spans with a token that
     also has characters outside the span.
 

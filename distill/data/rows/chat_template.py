@@ -13,7 +13,7 @@ from distill.errors import InputError
 
 Message = dict[str, Any]
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
-SILENT = ("system", "developer", "assistant")  # roles that don't prompt an answer
+NON_PROMPTING_ROLES = ("system", "developer", "assistant")  # roles that don't prompt an answer
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Written:
+class RenderedText:
     """A text, its target spans (first character, one after the last), and whether the text is plain: not rendered by a
     template, which writes the first and the last token itself.
     """
@@ -59,7 +59,7 @@ def read_file(file: str) -> str:
         raise InputError(f"chat.template {file!r}: expected a file with a template in UTF-8: {error}") from error
 
 
-def write_turns(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, last: bool, where: str) -> Written:
+def write_turns(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, last: bool, where: str) -> RenderedText:
     """Renders the whole conversation and finds the spans of the assistant's turns, or of the last one.
 
     A template with generation marks defines the spans itself. With any other template the conversation is rendered up
@@ -73,19 +73,19 @@ def write_turns(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, 
     messages = chat.messages
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and not is_blank(message)]
     if not turns:
-        return Written("", [])
+        return RenderedText("", [])
     text, spans = render(tokenizer, template, messages, where)
     if MARKED.search(template):
         before = render(tokenizer, template, messages[: turns[-1]], where)[0] if last and turns[-1] else ""
         if not text.startswith(before):
-            raise unlike(where, turns[-1])
-        return Written(text, [span for span in spans if span[0] >= len(before)])
-    answers = [i for i in turns if any(message["role"] not in SILENT for message in messages[:i])]
+            raise prefix_error(where, turns[-1])
+        return RenderedText(text, [span for span in spans if span[0] >= len(before)])
+    answers = [i for i in turns if any(message["role"] not in NON_PROMPTING_ROLES for message in messages[:i])]
     found = [turn_span(tokenizer, template, messages, i, text, where) for i in (answers[-1:] if last else answers)]
-    return Written(text, found)
+    return RenderedText(text, found)
 
 
-def unlike(where: str, turn: int, way_out: str = "") -> InputError:
+def prefix_error(where: str, turn: int, way_out: str = "") -> InputError:
     return InputError(
         f"{where}: expected a chat template that writes the first messages alike whatever follows, found one that "
         f"doesn't at message {turn + 1}: the assistant's tokens can't be told from the others{way_out}"
@@ -104,7 +104,7 @@ def turn_span(
     after, _ = render(tokenizer, template, messages[: turn + 1], where)
     if not (after.startswith(before) and text.startswith(after)):
         later = any(message["role"] == "assistant" for message in messages[turn + 1 :])
-        raise unlike(
+        raise prefix_error(
             where,
             turn,
             "; mark them in the template with {% generation %}"
@@ -124,15 +124,15 @@ def turn_span(
     return len(before), len(before) + len(kept if kept.endswith(ends) else said)
 
 
-def write_prompt(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, where: str) -> Written | None:
+def write_prompt(tokenizer: PreTrainedTokenizerBase, chat: Turns, template: str, where: str) -> RenderedText | None:
     """Renders the messages before a final assistant turn (all messages if there is none) and the start of a new turn.
 
     Returns None if no message prompts the assistant.
     """
     messages = chat.messages[:-1] if chat.messages and chat.messages[-1]["role"] == "assistant" else chat.messages
-    if all(message["role"] in SILENT for message in messages):
+    if all(message["role"] in NON_PROMPTING_ROLES for message in messages):
         return None
-    return Written(render(tokenizer, template, messages, where, prompt=True)[0], [])
+    return RenderedText(render(tokenizer, template, messages, where, prompt=True)[0], [])
 
 
 def render(

@@ -12,7 +12,7 @@ from distill.data.rows.documents import check_plain
 from distill.data.sources.tables import read_splits
 from distill.data.splits.evaluated import choose_test
 from distill.data.splits.findings import Findings
-from distill.data.splits.holdout import hold, parted
+from distill.data.splits.holdout import hold_out_missing, parted
 from distill.data.splits.labelled import Examples, Splits
 from distill.data.splits.overlap import report_overlap
 from distill.errors import InputError
@@ -69,7 +69,7 @@ def load_conversations(config: DataConfig, seed: int = 0) -> Splits:
             raise InputError(
                 f"data {config.path!r}, {name}: expected conversations, found {len(read[name])} empty ones"
             )
-    hold(rows, findings, config, partial(held_out, seed))
+    hold_out_missing(rows, findings, config, partial(held_out, seed))
     parts = {name: Conversations(rows[name]) for name in ("train", "validation", "test")}
     report_overlap({name: part.spoken() for name, part in parts.items()}, findings, "conversations")
     return Splits((), **parts, unlabelled=Conversations([]), notes=findings.counts, remarks=findings.remarks)

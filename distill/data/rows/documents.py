@@ -6,7 +6,7 @@ from distill.data.config import DataConfig
 from distill.data.sources.text_files import read_texts, split_names
 from distill.data.splits.evaluated import choose_test
 from distill.data.splits.findings import Findings
-from distill.data.splits.holdout import hold, parted
+from distill.data.splits.holdout import hold_out_missing, parted
 from distill.data.splits.labelled import Examples, Splits
 from distill.data.splits.overlap import report_overlap
 from distill.errors import InputError
@@ -26,7 +26,7 @@ def load_documents(config: DataConfig, seed: int = 0) -> Splits:
     texts = {
         split: read_texts(config.path, config.text, split=name, subset=config.subset) for split, name in names.items()
     }
-    hold(texts, findings, config, partial(held_out, seed))
+    hold_out_missing(texts, findings, config, partial(held_out, seed))
     findings.counts["characters"] = sum(map(len, texts["train"]))
     parts = {name: Examples(texts[name], None) for name in ("train", "validation", "test")}
     report_overlap(parts, findings, "documents")

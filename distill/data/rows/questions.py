@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from distill.data.batches.encode import IGNORED, TokenRows
 from distill.data.config import DataConfig
-from distill.data.sources.answer_cells import Answer, answers_of, is_lost, placed_in
+from distill.data.sources.answer_cells import Answer, answers_of, is_out_of_context, placed_in
 from distill.data.sources.columns import check_distinct, check_readable, check_text, first_of, missing, named
 from distill.data.sources.tables import read_splits, read_table
 from distill.data.splits.evaluated import label_column, read_measured
 from distill.data.splits.findings import Findings
-from distill.data.splits.holdout import drawn, hold
+from distill.data.splits.holdout import drawn, hold_out_missing
 from distill.data.splits.labelled import Splits
 from distill.data.splits.overlap import report_overlap
 from distill.errors import InputError
@@ -67,15 +67,15 @@ def load_questions(config: DataConfig, seed: int = 0) -> Splits:
     """
     findings = Findings()
     tables = read_measured(config, findings, partial(has_answers, config))
-    rows = {name: asked(table, config, name, findings) for name, table in tables.items()}
+    rows = {name: read_questions(table, config, name, findings) for name, table in tables.items()}
     check_answered(rows["train"], config)
-    hold(rows, findings, config, partial(by_context, seed))
+    hold_out_missing(rows, findings, config, partial(by_context, seed))
     for split, part in rows.items():
-        lost = sum(is_lost(answers) for *_, answers in part)
+        lost = sum(is_out_of_context(answers) for *_, answers in part)
         becomes = "are left out" if split == "train" else "stay, and can't be answered rightly"
         remark = f"{split}: of {lost:,} of {len(part):,} questions no answer stands in the context; they {becomes}"
         findings.add(f"{split}_answers_not_in_context", lost, remark)
-    rows["train"] = [row for row in rows["train"] if not is_lost(row[2])]
+    rows["train"] = [row for row in rows["train"] if not is_out_of_context(row[2])]
     check_answered(rows["train"], config)
     parts: dict[str, Any] = {
         split: Questions([q for q, *_ in part], [c for _, c, _ in part], [answers for *_, answers in part])
@@ -106,11 +106,11 @@ Row = tuple[str, str, list[Answer]]  # question, context, answers
 
 
 def check_answered(train: Sequence[Row], config: DataConfig) -> None:
-    if all(is_lost(answers) or not answers for *_, answers in train):
+    if all(is_out_of_context(answers) or not answers for *_, answers in train):
         raise InputError(f"data {config.path!r}, train: expected answers in their contexts, found none")
 
 
-def asked(table: pa.Table, config: DataConfig, split: str, findings: Findings) -> list[Row]:
+def read_questions(table: pa.Table, config: DataConfig, split: str, findings: Findings) -> list[Row]:
     where = f"data {config.path!r}, {split}"
     cells = zip(*(table[name].to_pylist() for name in columns_of(table, config, where)), strict=True)
     rows: list[Row] = []
@@ -209,7 +209,7 @@ class Windows(TokenRows):
 
     @property
     def notes(self) -> dict[str, int]:
-        lost = sum(map(is_lost, self.part.labels))
+        lost = sum(map(is_out_of_context, self.part.labels))
         counted = {"in several windows": self.truncated, "whose answer isn't in its context": lost}
         return {what: count for what, count in counted.items() if count}
 
@@ -268,7 +268,7 @@ def encode_questions(tokenizer: PreTrainedTokenizerBase, part: Questions, max_le
     for row, owner in enumerate(owners):
         inside = np.array([each == 1 for each in made.sequence_ids(row)])
         places = np.asarray(made["offset_mapping"][row], np.int64)
-        known = part.labels and not is_lost(part.labels[owner])
+        known = part.labels and not is_out_of_context(part.labels[owner])
         spans.append(span_in(part.labels[owner], inside, places) if known else (IGNORED, IGNORED))
         inside[0] = True
         allowed.append(inside)

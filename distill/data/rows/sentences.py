@@ -18,8 +18,8 @@ from distill.data.sources.files import format_of, read_utf8, split_of
 from distill.data.sources.tables import READERS, check_single, read_splits, read_table
 from distill.data.splits.evaluated import label_column, read_measured
 from distill.data.splits.findings import Findings
-from distill.data.splits.holdout import check_sizes, hold
-from distill.data.splits.labelled import Examples, Named, Splits, absent, by_strata, clean, strings
+from distill.data.splits.holdout import check_sizes, hold_out_missing
+from distill.data.splits.labelled import Examples, LabelledRows, Splits, absent, by_strata, clean, strings
 from distill.data.splits.labels import has_labels
 from distill.data.splits.overlap import report_overlap
 from distill.errors import InputError
@@ -49,16 +49,21 @@ def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
     pairs = {split: pairs_of(table, config, split, missing, findings) for split, table in measured.items()}
     if missing:
         check_sizes([""] * len(pairs["train"].texts), missing)
-    hold(pairs, findings, config, by_strata(seed, lambda part: [""] * len(part.texts)))
+    hold_out_missing(pairs, findings, config, by_strata(seed, lambda part: [""] * len(part.texts)))
     validation, test = (examples(pairs[split]) for split in ("validation", "test"))
-    held = {text for split in missing for text in both(examples(pairs[split]))}
+    held = {text for split in missing for text in flatten_pairs(examples(pairs[split]))}
     seen: set[str] = set()
     found = sentences(tables["train"], config, f"data {config.path!r}, train")
-    train = new(found, held, seen, "train", findings)
+    train = keep_unseen(found, held, seen, "train", findings)
     if not train:
         raise InputError(f"data {config.path!r}, train: expected sentences that aren't held out, found none")
-    unlabelled = new(unlabelled_sentences(config), held, seen, "unlabelled", findings)
-    texts = {"train": train, "validation": both(validation), "test": both(test), "unlabelled": unlabelled}
+    unlabelled = keep_unseen(unlabelled_sentences(config), held, seen, "unlabelled", findings)
+    texts = {
+        "train": train,
+        "validation": flatten_pairs(validation),
+        "test": flatten_pairs(test),
+        "unlabelled": unlabelled,
+    }
     kept = report_overlap({name: Examples(each, None) for name, each in texts.items()}, findings, "sentences")
     more = Examples([unlabelled[i] for i in kept], None)
     return Splits((), Examples(train, None), validation, test, more, findings.counts, findings.remarks)
@@ -75,7 +80,7 @@ def has_numbers(config: DataConfig, tables: dict[str, pa.Table], split: str) -> 
 def load_bare_sentences(config: DataConfig) -> Examples:
     """Returns every training sentence, held out later or not, and the unlabelled ones, without duplicates."""
     texts = sentences(read_parts(config)["train"], config, f"data {config.path!r}, train")
-    return Examples(new([*texts, *unlabelled_sentences(config)], set(), set(), "train", Findings()), None)
+    return Examples(keep_unseen([*texts, *unlabelled_sentences(config)], set(), set(), "train", Findings()), None)
 
 
 def read_parts(config: DataConfig) -> dict[str, pa.Table]:
@@ -108,7 +113,9 @@ def lines_of(file: Path) -> list[str]:
     return read_utf8(file).split("\n")
 
 
-def pairs_of(table: pa.Table, config: DataConfig, split: str, missing: Sequence[str], findings: Findings) -> Named:
+def pairs_of(
+    table: pa.Table, config: DataConfig, split: str, missing: Sequence[str], findings: Findings
+) -> LabelledRows:
     """Returns the rows of a split as scored pairs; `missing` are the splits to hold out of train, for the message."""
     where = f"data {config.path!r}, {split}"
     pair = config.text_pair or first_of(table, PAIR)
@@ -130,11 +137,11 @@ def pairs_of(table: pa.Table, config: DataConfig, split: str, missing: Sequence[
     )
 
 
-def examples(part: Named) -> Examples:
+def examples(part: LabelledRows) -> Examples:
     return Examples(part.texts, part.pairs, [float(number) for number in part.labels])
 
 
-def both(part: Examples) -> list[str]:
+def flatten_pairs(part: Examples) -> list[str]:
     """Returns the texts of all pairs, the two texts of a pair next to each other."""
     return [text for pair in zip(part.texts, part.pairs or [], strict=True) for text in pair]
 
@@ -156,7 +163,9 @@ def unlabelled_sentences(config: DataConfig) -> list[str]:
     return sentences(table, config, f"unlabelled text {config.unlabelled!r}")
 
 
-def new(texts: Sequence[str], held: AbstractSet[str], seen: set[str], split: str, findings: Findings) -> list[str]:
+def keep_unseen(
+    texts: Sequence[str], held: AbstractSet[str], seen: set[str], split: str, findings: Findings
+) -> list[str]:
     """Returns the texts that are neither held out nor in `seen`, adds them to `seen`, and counts the others."""
     kept, dropped = [], Counter[str]()
     for text in texts:
@@ -187,4 +196,4 @@ def encode_sentences(tokenizer: PreTrainedTokenizerBase, part: Examples, max_len
     if part.pairs is None:
         return encode(tokenizer, Examples(part.texts, None, [[IGNORED, IGNORED]] * len(part)), max_length)
     labels = [[i, number] for i, number in enumerate(part.labels) for _ in range(2)]
-    return encode(tokenizer, Examples(both(part), None, labels), max_length)
+    return encode(tokenizer, Examples(flatten_pairs(part), None, labels), max_length)

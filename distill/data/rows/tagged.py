@@ -20,7 +20,7 @@ from distill.data.sources.columns import check_distinct, check_readable, first_o
 from distill.data.sources.tables import read_splits, read_table
 from distill.data.splits.evaluated import label_column, read_measured
 from distill.data.splits.findings import Findings
-from distill.data.splits.holdout import hold, parted
+from distill.data.splits.holdout import hold_out_missing, parted
 from distill.data.splits.labelled import Examples, Splits
 from distill.data.splits.labels import check_missing, known_rows, missing_labels, report_spellings
 from distill.data.splits.overlap import report_overlap
@@ -74,7 +74,7 @@ def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
         kept, held = parted(train, fraction, seed, "sentences")
         return kept, held, f"{len(held)} rows held out of train, seed {seed}"
 
-    hold(rows, findings, config, cut)
+    hold_out_missing(rows, findings, config, cut)
     names = tag_names(rows["train"], findings)
     for split in ("validation", "test"):
         kept = known_rows(split, [tags for _, tags in rows[split]], names, config, findings, "tags", "words")

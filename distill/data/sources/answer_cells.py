@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distill.data.sources.cells import spelt
+from distill.data.sources.cells import parse_literal
 from distill.errors import InputError
 
 
@@ -16,7 +16,7 @@ class Answer:
     start: int
 
 
-def is_lost(answers: Sequence[Answer]) -> bool:
+def is_out_of_context(answers: Sequence[Answer]) -> bool:
     """Returns whether there are answers but none of them is in the context."""
     return bool(answers) and all(each.start < 0 for each in answers)
 
@@ -25,7 +25,7 @@ def answers_of(cell: Any, where: str) -> list[Answer]:
     """Parses the answers in a cell: SQuAD's lists, one answer as text, or either as JSON."""
     if isinstance(cell, str) and cell.lstrip().startswith(("{", "[")):
         try:
-            cell = spelt(cell)
+            cell = parse_literal(cell)
         except ValueError:
             raise InputError(f"{where}: answers are neither JSON nor a text: {cell[:60]!r}") from None
     if cell is None or cell == "":

@@ -15,7 +15,7 @@ COLD, HOT = ("0", "0.0", "False"), ("1", "1.0", "True")
 BRACKETS = re.compile(r"\s*\[.*\]\s*", re.DOTALL)
 
 
-def spelt(cell: str) -> Any:
+def parse_literal(cell: str) -> Any:
     """Parses a cell as JSON, or as a Python literal, the syntax in which pandas writes lists to csv.
 
     Raises:
@@ -37,13 +37,13 @@ def spelt(cell: str) -> Any:
 
 
 def list_in(cell: Any) -> list[Any] | None:
-    """Returns the list that a cell is or that its text represents, see `spelt`; None if it is not a list."""
+    """Returns the list that a cell is or that its text represents, see `parse_literal`; None if it is not a list."""
     if isinstance(cell, list):
         return cell
     if not isinstance(cell, str) or not BRACKETS.fullmatch(cell):
         return None
     try:
-        found = spelt(cell)
+        found = parse_literal(cell)
     except ValueError:
         return None
     return found if isinstance(found, list) else None

@@ -13,7 +13,7 @@ from distill.errors import InputError
 Part = TypeVar("Part")
 
 
-def hold(
+def hold_out_missing(
     parts: dict[str, Part],
     findings: Findings,
     config: DataConfig,

@@ -15,7 +15,7 @@ from distill.data.sources.columns import LABEL, SCORE, find_columns
 from distill.data.sources.tables import read_splits, read_table
 from distill.data.splits.evaluated import label_column, read_measured
 from distill.data.splits.findings import Findings
-from distill.data.splits.holdout import check_sizes, hold, hold_out
+from distill.data.splits.holdout import check_sizes, hold_out, hold_out_missing
 from distill.data.splits.labels import (
     check_marks,
     check_missing,
@@ -80,7 +80,7 @@ class Splits:
 
 
 @dataclass(frozen=True)
-class Named:
+class LabelledRows:
     """Rows of one split with their labels as in the file, or as parsed for a task, and row numbers in the file."""
 
     texts: list[str]
@@ -88,10 +88,10 @@ class Named:
     labels: list[Any]
     numbers: list[int]
 
-    def take(self, rows: Sequence[int]) -> "Named":
+    def take(self, rows: Sequence[int]) -> "LabelledRows":
         pairs = [self.pairs[i] for i in rows] if self.pairs is not None else None
         texts, labels = [self.texts[i] for i in rows], [self.labels[i] for i in rows]
-        return Named(texts, pairs, labels, [self.numbers[i] for i in rows])
+        return LabelledRows(texts, pairs, labels, [self.numbers[i] for i in rows])
 
 
 def load_splits(config: DataConfig, seed: int = 0) -> Splits:
@@ -110,10 +110,10 @@ def load_splits(config: DataConfig, seed: int = 0) -> Splits:
     check_marks(named["train"].labels, named["train"].numbers, findings)
     labels = label_names(named["train"].labels, findings)
     check_sizes(named["train"].labels, absent(named))
-    hold(named, findings, config, by_strata(seed, lambda part: part.labels))
+    hold_out_missing(named, findings, config, by_strata(seed, lambda part: part.labels))
     keep_known(named, lambda name: [name], labels, config, findings)
     number = {name: i for i, name in enumerate(labels)}
-    return whole(named, findings, config, labels, lambda name: number[name])
+    return build_splits(named, findings, config, labels, lambda name: number[name])
 
 
 def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
@@ -130,7 +130,7 @@ def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
         split: replace(part, labels=[read(cell, where) for cell, where in part.labels]) for split, part in named.items()
     }
     check_sizes([""] * len(named["train"].texts), absent(named))
-    hold(named, findings, config, by_strata(seed, lambda part: [""] * len(part.texts)))
+    hold_out_missing(named, findings, config, by_strata(seed, lambda part: [""] * len(part.texts)))
     seen = Counter(name for names in named["train"].labels for name in names)
     if not seen:
         raise InputError("data: expected labels in train, found none in any row: there is nothing to learn")
@@ -138,7 +138,7 @@ def load_labelled(config: DataConfig, seed: int = 0) -> Splits:
         report_spellings(seen, findings)
     keep_known(named, lambda names: names, seen, config, findings)
     labels = in_order(seen)
-    return whole(named, findings, config, labels, lambda names: [int(name in names) for name in labels])
+    return build_splits(named, findings, config, labels, lambda names: [int(name in names) for name in labels])
 
 
 def load_numbers(config: DataConfig, seed: int = 0) -> Splits:
@@ -154,8 +154,8 @@ def load_numbers(config: DataConfig, seed: int = 0) -> Splits:
             f"{len(named['train'].texts):,} rows: every model would be right without looking"
         )
     check_sizes([""] * len(named["train"].texts), absent(named))
-    hold(named, findings, config, by_strata(seed, lambda part: [""] * len(part.texts)))
-    return whole(named, findings, config, (NUMBER,), float)
+    hold_out_missing(named, findings, config, by_strata(seed, lambda part: [""] * len(part.texts)))
+    return build_splits(named, findings, config, (NUMBER,), float)
 
 
 NUMBER = "number"  # name of the single output of a regression model
@@ -167,7 +167,7 @@ def read_named(
     *,
     bare: bool = False,
     labels: tuple[str, ...] = LABEL,
-) -> tuple[dict[str, Named], Findings]:
+) -> tuple[dict[str, LabelledRows], Findings]:
     findings = Findings()
     tables = read_measured(config, findings, partial(holds_labels, config, labels, classes=parse is None))
     named = {
@@ -195,7 +195,7 @@ def absent(parts: Mapping[str, Any]) -> list[str]:
 
 
 def keep_known(
-    named: dict[str, Named],
+    named: dict[str, LabelledRows],
     names_of: Callable[[Any], Collection[str]],
     known: Collection[str],
     config: DataConfig,
@@ -207,10 +207,12 @@ def keep_known(
         named[split] = named[split].take(known_rows(split, names, known, config, findings))
 
 
-def by_strata(seed: int, strata: Callable[[Named], list[str]]) -> Callable[[Named, float], tuple[Named, Named, str]]:
+def by_strata(
+    seed: int, strata: Callable[[LabelledRows], list[str]]
+) -> Callable[[LabelledRows, float], tuple[LabelledRows, LabelledRows, str]]:
     """Returns a function that holds out the same share of each stratum."""
 
-    def cut(train: Named, fraction: float) -> tuple[Named, Named, str]:
+    def cut(train: LabelledRows, fraction: float) -> tuple[LabelledRows, LabelledRows, str]:
         kept, held = hold_out(strata(train), fraction, seed)
         words = f"{len(held)} rows held out of train, stratified, seed {seed}"
         return train.take(kept), train.take(held), words
@@ -218,8 +220,8 @@ def by_strata(seed: int, strata: Callable[[Named], list[str]]) -> Callable[[Name
     return cut
 
 
-def whole(
-    named: dict[str, Named],
+def build_splits(
+    named: dict[str, LabelledRows],
     findings: Findings,
     config: DataConfig,
     labels: tuple[str, ...],
@@ -246,7 +248,7 @@ def clean(
     *,
     bare: bool = False,
     labels: tuple[str, ...] = LABEL,
-) -> Named:
+) -> LabelledRows:
     """Strips the texts and drops the rows without text; with `bare`, rows need no label. The label column is found by
     one of the names `labels`.
     """
@@ -268,7 +270,7 @@ def clean(
         read = [None] * len(cells)
         for i in kept:
             read[i] = parse(cells[i], f"{where}, row {i + 1}, column {columns.label!r}")
-    return Named(texts, pairs, read, list(range(1, len(texts) + 1))).take(kept)
+    return LabelledRows(texts, pairs, read, list(range(1, len(texts) + 1))).take(kept)
 
 
 def is_empty(cell: Any) -> bool:

@@ -12,13 +12,13 @@ from distill.data.alignment.encoded import teacher_inputs
 from distill.data.alignment.tokens import shared_vocabulary
 from distill.losses.across import across_loss
 from distill.losses.across_config import AcrossConfig
-from distill.train.steps.signals import check_said
+from distill.train.steps.signals import check_signals
 
 Teacher = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Across:
+class CrossTokenizerKL:
     """The distance from a teacher that tokenizes the same text differently.
 
     Args:
@@ -38,7 +38,7 @@ class Across:
         config: AcrossConfig,
         tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
-    ) -> "Across":
+    ) -> "CrossTokenizerKL":
         pairs = shared_vocabulary(tokenizer, teacher_tokenizer) if config.kind == "spans" else None
         return cls(teacher, config, None if pairs is None else torch.from_numpy(pairs))
 
@@ -48,7 +48,7 @@ class Across:
         """
         asked = teacher_inputs(dict(batch))
         signals = self.teacher(asked)
-        check_said(signals, asked)
+        check_signals(signals, asked)
         given = signals["logits"]
         shared = None if self.shared is None else self.shared.to(student_logits.device)
         return across_loss(student_logits, given.to(student_logits.device), batch, self.config, shared)

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from distill.checkpoint.outputs import find_logits
-from distill.data.batches.share import spoken_of
+from distill.data.batches.share import loss_mask
 from distill.losses.compose import fused_distribution_loss
 from distill.losses.config import OF_PART, LossConfig
 from distill.losses.fused import products_dtype
 from distill.models.inputs import model_inputs
 from distill.models.output_head import head_of
-from distill.tasks.logit_rows import Answers
+from distill.tasks.logit_rows import OutputRows
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "documents", "positions")
 
 
-class Headless:
+class FusedKL:
     """The fused `kl` term of a teacher's sample or top-k, computed without the student's logits where possible.
 
     Args:
@@ -28,10 +28,10 @@ class Headless:
         answers: Defines a row.
     """
 
-    def __init__(self, student: nn.Module, loss: LossConfig, answers: Answers):
+    def __init__(self, student: nn.Module, loss: LossConfig, answers: OutputRows):
         self.student = student
         self.plain: bool | None = None
-        self.reads_kl = loss.kl > 0 and not loss.ce and loss.divergence in OF_PART and type(answers) is Answers
+        self.reads_kl = loss.kl > 0 and not loss.ce and loss.divergence in OF_PART and type(answers) is OutputRows
 
     def fits(self, batch: Mapping[str, Tensor], signals: Mapping[str, Any]) -> bool:
         """Returns whether a single-process step can be fused; the first eligible step runs the student on one row in
@@ -42,16 +42,16 @@ class Headless:
         if head is None or products_dtype(head.weight) == torch.float16:
             return False
         if self.plain is None:
-            self.plain = says_what_its_head_says(self.student, batch)
+            self.plain = returns_head_output(self.student, batch)
         return self.plain
 
     @contextmanager
     def reading(self, batch: Mapping[str, Tensor], signals: Mapping[str, Any]) -> Iterator[list[Tensor] | None]:
-        """Yields the list of `reading_of_head`, or None in a step that computes logits."""
+        """Yields the list of `capture_head_inputs`, or None in a step that computes logits."""
         if not self.fits(batch, signals):
             yield None
             return
-        with reading_of_head(self.student, batch) as read:
+        with capture_head_inputs(self.student, batch) as read:
             yield read
 
     def kl(self, read: Tensor, said: Mapping[str, Any], temperature: float) -> Tensor:
@@ -70,13 +70,13 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
 
 
 @contextmanager
-def reading_of_head(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
+def capture_head_inputs(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
     """Makes the head skip all positions within the context and yields a list that collects its inputs.
 
     After a forward pass the list contains the head's inputs at the batch's requested positions [rows, width], in the
     order of `rows_of`.
     """
-    head, mask = linear_head(model), spoken_of(batch)
+    head, mask = linear_head(model), loss_mask(batch)
     assert head is not None
     read: list[Tensor] = []
 
@@ -92,7 +92,7 @@ def reading_of_head(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[l
 
 
 @torch.no_grad()
-def says_what_its_head_says(model: Any, batch: Mapping[str, Tensor]) -> bool:
+def returns_head_output(model: Any, batch: Mapping[str, Tensor]) -> bool:
     """Returns whether the model's logits are its head's output itself; some families scale or soft-cap it."""
     row = {name: batch[name][:1] for name in INPUTS if name in batch}
     said: list[tuple[Tensor, int]] = []
@@ -101,7 +101,7 @@ def says_what_its_head_says(model: Any, batch: Mapping[str, Tensor]) -> bool:
     head = linear_head(model)
     assert head is not None
     try:
-        with reading_of_head(model, row):
+        with capture_head_inputs(model, row):
             hook = head.register_forward_hook(lambda _, given, output: said.append((output, output._version)))
             try:
                 logits = find_logits(model(**model_inputs(model, row)))

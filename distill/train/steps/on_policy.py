@@ -13,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from distill.cache import CacheReader
 from distill.data.batches.encode import IGNORED
 from distill.data.batches.read_ahead import Waiting
-from distill.data.batches.share import counts, spoken_of
+from distill.data.batches.share import loss_counts, loss_mask
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.models.generation import Continuations, check_generates, generate
@@ -66,11 +66,11 @@ class OnPolicy:
         stream = self.stream(step)
         if stream is None:
             return batch
-        start = now(batch["input_ids"].device)
+        start = synchronized_time(batch["input_ids"].device)
         made = self.written(student, batch, stream)
         if "shares" in batch:
             made["shares"] = shares_of(batch, made, mean)  # type: ignore[assignment]
-        self.writing.add(now(batch["input_ids"].device) - start)
+        self.writing.add(synchronized_time(batch["input_ids"].device) - start)
         return made
 
     def written(self, student: PreTrainedModel, batch: Batch, stream: int) -> Batch:
@@ -83,7 +83,7 @@ class OnPolicy:
         words = self.teacher.get_text_config().vocab_size if self.teacher is not None else None
         settings = {"temperature": config.temperature, "top_p": config.top_p, "seed": stream, "words": words}
         new = generate(student, prompts, new_tokens=config.new_tokens, **settings)  # type: ignore[arg-type]
-        return asked_of(prompts, new, student.config.pad_token_id or 0)
+        return continuation_batch(prompts, new, student.config.pad_token_id or 0)
 
     def room(self, student: PreTrainedModel) -> int | None:
         """Returns the maximum sequence length that both models support; None where neither config defines one."""
@@ -98,14 +98,14 @@ def prompts_of(batch: Mapping[str, Tensor], prompt_tokens: int) -> list[tuple[Te
     the prompt has `prompt_tokens` tokens, but never includes the row's last token, which has no next token.
     """
     tokens = batch["attention_mask"].bool()
-    asked = spoken_of(batch) if "positions" in batch else tokens & (batch["labels"] != IGNORED)
+    asked = loss_mask(batch) if "positions" in batch else tokens & (batch["labels"] != IGNORED)
     rows = [(ids[mask], each[mask]) for ids, mask, each in zip(batch["input_ids"], tokens, asked, strict=True)]
     firsts = [int(each.int().argmax()) for _, each in rows]
     most = [max(1, min(prompt_tokens, len(ids) - 1)) for ids, _ in rows]
     return [(ids, first + 1 if first else last) for (ids, _), first, last in zip(rows, firsts, most, strict=True)]
 
 
-def asked_of(prompts: list[Tensor], new: Continuations, pad_id: int) -> Batch:
+def continuation_batch(prompts: list[Tensor], new: Continuations, pad_id: int) -> Batch:
     """Returns a batch of prompts with continuations, whose tokens are requested; see `OnPolicy.batch_for`."""
     rows = [torch.cat([prompt, ids]) for prompt, ids in zip(prompts, new.rows()[0], strict=True)]
     ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
@@ -121,10 +121,10 @@ def asked_of(prompts: list[Tensor], new: Continuations, pad_id: int) -> Batch:
 
 
 def shares_of(batch: Mapping[str, Any], made: Batch, mean: Mean) -> dict[str, float]:
-    """Recomputes the batch's `shares` (see `distill.data.batches.share.share_of`) for the generated sequences, whose
+    """Recomputes the batch's `shares` (see `distill.data.batches.share.shard_batch`) for the generated sequences, whose
     lengths vary; the shares of a process that only takes part in collectives stay 0.
     """
-    own = {name: count if batch["shares"]["tokens"] else 0 for name, count in counts(made).items()}
+    own = {name: count if batch["shares"]["tokens"] else 0 for name, count in loss_counts(made).items()}
     usual = mean(torch.tensor(list(own.values()), dtype=torch.float32, device=made["input_ids"].device)).tolist()
     return {name: count / each if each else 0.0 for (name, count), each in zip(own.items(), usual, strict=True)}
 
@@ -134,7 +134,7 @@ def room_of(config: PretrainedConfig) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-def now(device: torch.device) -> float:
+def synchronized_time(device: torch.device) -> float:
     """Returns the time in seconds after all work queued on the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

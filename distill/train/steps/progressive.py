@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.errors import InputError
-from distill.losses.config import Lessons
+from distill.losses.config import LayerPairs
 from distill.parallel.tensor_plan import layer_names
 
 
@@ -42,7 +42,7 @@ def ending_after(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]]:
             yield states
 
 
-def check_turns(lessons: Lessons, layers: int) -> None:
+def check_turns(lessons: LayerPairs, layers: int) -> None:
     """Checks that each of the student's `layers` layers has a teacher layer to be trained on.
 
     Raises:

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distill.data.batches.share import spoken_of
+from distill.data.batches.share import loss_mask
 from distill.errors import InputError
 
 
-def check_said(
+def check_signals(
     signals: Mapping[str, Any],
     batch: Mapping[str, Tensor],
     layers: Mapping[str, Sequence[int]] | None = None,
@@ -43,7 +43,7 @@ def checked_outputs(signals: Mapping[str, Tensor], batch: Mapping[str, Tensor]) 
     """Yields the name of each output and, per row or position, whether its values are usable."""
     if "logits" in signals:
         # The maximum of a row is NaN if any value is, and minus infinity only if all values are.
-        yield "logits", where_asked(signals["logits"].amax(-1).isfinite(), spoken_of(batch))
+        yield "logits", ignore_unrequested(signals["logits"].amax(-1).isfinite(), loss_mask(batch))
     if "embedding" in signals:
         yield "embedding", signals["embedding"].isfinite().all(-1)
 
@@ -53,12 +53,12 @@ def checked_layers(
 ) -> Iterator[tuple[str, Tensor]]:
     tokens = batch["attention_mask"].bool()
     for layer in layers.get("hidden", ()):
-        yield f"hidden states of layer {layer}", where_asked(signals["hidden"][layer].isfinite().all(-1), tokens)
+        yield f"hidden states of layer {layer}", ignore_unrequested(signals["hidden"][layer].isfinite().all(-1), tokens)
     for layer in layers.get("relations", ()):
         for name, each in zip(("queries", "keys", "values"), signals["relations"][layer], strict=True):
-            yield f"{name} of layer {layer}", where_asked(each.isfinite().all(-1), tokens)
+            yield f"{name} of layer {layer}", ignore_unrequested(each.isfinite().all(-1), tokens)
 
 
-def where_asked(good: Tensor, mask: Tensor) -> Tensor:
+def ignore_unrequested(good: Tensor, mask: Tensor) -> Tensor:
     """Returns `good` with all positions outside `mask` set to True; values there are never used."""
     return good | ~mask.to(good.device) if good.shape == mask.shape else good

@@ -16,7 +16,7 @@ from benchmarks.recipes import Entry
 from benchmarks.sparse_students import Setup
 
 
-def made(output: Path, stage: str, key: str, time: int) -> Path:
+def create_stage_folder(output: Path, stage: str, key: str, time: int) -> Path:
     """Creates a stage's folder with a checkpoint and the given modification time."""
     folder = output / stage / key
     (folder / "model").mkdir(parents=True)
@@ -31,17 +31,17 @@ def report(output: Path, **stages: Path) -> None:
 
 def test_the_checkpoint_of_the_report_is_used_instead_of_the_newest(tmp_path: Path):
     """After runs with settings A, B and A again, which is skipped, the checkpoint of B is the newest."""
-    first = made(tmp_path, "distill", "a", 1)
-    made(tmp_path, "distill", "b", 2)
+    first = create_stage_folder(tmp_path, "distill", "a", 1)
+    create_stage_folder(tmp_path, "distill", "b", 2)
     report(tmp_path, distill=first)
     assert checkpoint_of(tmp_path, "distill") == first / "model"
 
 
 def test_the_student_of_the_report_is_quantized_instead_of_the_newest(tmp_path: Path, monkeypatch):
     floats, asked = tmp_path / "seed-0" / "float", []
-    stages = {name: made(floats, name, "a", 1) for name in ("teacher", "distill")}
+    stages = {name: create_stage_folder(floats, name, "a", 1) for name in ("teacher", "distill")}
     for name in stages:
-        made(floats, name, "b", 2)
+        create_stage_folder(floats, name, "b", 2)
     report(floats, **stages)
     rounded = tmp_path / "seed-0" / "int8-static-ptq"
     rounded.mkdir()
@@ -61,8 +61,11 @@ def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_p
         lines = [f"word number {i},{'yn'[i % 2]}\n" for i in range(count)]
         (texts / f"{split}.csv").write_text("text,label\n" + "".join(lines))
     output = tmp_path / "out" / "b" / "tinybert"
-    stages = {"teacher": made(output, "teacher", "own", 1), "distill": made(output, "distill", "own", 1)}
-    made(output, "teacher", "of-a", 2)
+    stages = {
+        "teacher": create_stage_folder(output, "teacher", "own", 1),
+        "distill": create_stage_folder(output, "distill", "own", 1),
+    }
+    create_stage_folder(output, "teacher", "of-a", 2)
     report(output, **stages)
     asked = []
     monkeypatch.setattr(recipes, "load", lambda place: asked.append(place))
@@ -76,9 +79,9 @@ def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_p
 
 
 def test_several_checkpoints_are_refused_where_one_is_expected(tmp_path: Path):
-    only = made(tmp_path, "teacher", "a", 1)
+    only = create_stage_folder(tmp_path, "teacher", "a", 1)
     assert only_checkpoint(tmp_path, "teacher") == only / "model"
-    made(tmp_path, "teacher", "b", 2)
+    create_stage_folder(tmp_path, "teacher", "b", 2)
     with pytest.raises(SystemExit, match="expected one checkpoint, found 2"):
         only_checkpoint(tmp_path, "teacher")
 

@@ -27,7 +27,7 @@ from pipelines.runs import cli
 from pipelines.settings.cache_config import WriteConfig
 from pipelines.stages.cached_signals import record
 from support import broken_checkpoints as broken
-from support.commands import finish, refused
+from support.commands import refusal_of, run_to_success
 from support.task_data import question_data, tagged_data
 from support.tiny_models import MAX_LENGTH, VOCABULARY, WORDS, build_model, make_rows, saved
 
@@ -250,9 +250,9 @@ def test_the_cache_of_another_teacher_is_refused_and_unchanged(
 def test_invalid_arguments_end_with_one_message(words, message, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     if message is None:
-        assert "usage: python -m pipelines.cache" in finish("cache", [])
+        assert "usage: python -m pipelines.cache" in run_to_success("cache", [])
     else:
-        assert message in refused(command, words, monkeypatch, capsys)
+        assert message in refusal_of(command, words, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_gradient_angle_and_distribution_loss_are_exact_on_known_cases():
 def test_two_processes_write_the_same_bytes_and_print_once(layout, cache, decoder, texts, tmp_path):
     assert cache("write", *words_for(decoder, texts, tmp_path / "one"))[0] == 0
     words = words_for(decoder, texts, tmp_path / "two")
-    said = finish("cache", ["write", *words, "--devices", "2", "--layout", layout])
+    said = run_to_success("cache", ["write", *words, "--devices", "2", "--layout", layout])
     assert said.count("bytes a token") == 1
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
 

@@ -10,16 +10,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from compress.prune.slicing.checkpoint import load_pruned
 from compress.quantize.store import is_rounded
 from distill.models.sentence_encoder import PooledModel
-from support.commands import finish, small_run
-from support.task_data import books_data, numbers, pair_data, question_data, several_labels, tagged_data
+from support.commands import run_to_success, small_run
+from support.task_data import books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
 from support.tiny_models import FILLERS, VOCABULARY, build_model, saved
 
 HERE = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--prune.samples", "16", "--prune.trials", "16")
 STILL = ("--teacher_train.dropout", "0", "--train.dropout", "0")
 KINDS = {
     "token-classification": tagged_data,
-    "multi-label": several_labels,
-    "regression": numbers,
+    "multi-label": multi_label_data,
+    "regression": regression_data,
     "question-answering": question_data,
 }
 
@@ -32,7 +32,7 @@ def trained(kind: str, place: Path, body: Path, *more: str) -> tuple[Path, str]:
     output = place / "run"
     epochs = ("--teacher_train.epochs", "12", "--epochs", "20", "--learning-rate", "3e-3")
     words = small_run(body, KINDS[kind](place / "data"), output, *epochs, *STILL, *more)
-    return output, finish("distill", words)
+    return output, run_to_success("distill", words)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_language_model_is_pruned_or_quantized(head, how, decoder_teacher, tok
     rates = ("--teacher_train.learning_rate", "5e-3", "--learning-rate", "5e-3", *STILL)
     more = ("--speedup", "1.2", *HERE) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "16")
     words = small_run(teacher, books_data(tmp_path / "books"), tmp_path / "run", *trained, *rates, *more)
-    finish("distill", [*words, "--student", "teacher"])
+    run_to_success("distill", [*words, "--student", "teacher"])
     report = report_of(tmp_path / "run")
     found = {(e["name"], e["runtime"], e["precision"]): e for e in report["models"]}
     whole = found["teacher", "pytorch", "fp32"]
@@ -104,7 +104,7 @@ def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tm
     tokenizer.save_pretrained(tmp_path / "encoder")
     more = ("--speedup", "1.2", *HERE) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "32")
     words = small_run(tmp_path / "encoder", pair_data(tmp_path / "pairs"), output, "--epochs", "20", *more)
-    finish("distill", [*words, "--learning-rate", "3e-3", "--student", "teacher"])
+    run_to_success("distill", [*words, "--learning-rate", "3e-3", "--student", "teacher"])
     student = PooledModel.from_pretrained(output / "student")
     given = tokenizer(FILLERS[:20], return_tensors="pt")
     with torch.no_grad():

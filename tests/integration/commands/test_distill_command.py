@@ -23,7 +23,7 @@ from pipelines.settings.cache_config import KeepConfig
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.task_settings import check_keep
 from pipelines.stages.cache import kept_of
-from support.commands import finish, refused, small_run, start
+from support.commands import refusal_of, run_to_success, small_run, start
 from support.run_inputs import make_inputs, stage_folder, write_csv
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved
 
@@ -36,7 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     words = small_run(
         teacher, data, place / "run", "--epochs", "2", "--teacher_train.epochs", "3", "--wandb", "offline"
     )
-    return place / "run", finish("distill", words), words
+    return place / "run", run_to_success("distill", words), words
 
 
 def test_the_student_is_a_stock_checkpoint_with_card_and_onnx(finished):
@@ -122,7 +122,7 @@ def test_loss_terms_are_logged_with_weight_and_gradient_share(finished):
 def test_repeating_the_command_skips_every_stage(finished):
     output, _, words = finished
     before = {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")}
-    said = finish("distill", words)
+    said = run_to_success("distill", words)
     for name in ("data", "teacher", "cache", "distill", "export-teacher", "export", "evaluate", "report"):
         assert f"{name}: done before, skipped" in said
     assert {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")} == before
@@ -133,7 +133,7 @@ def test_another_setting_adds_a_new_result_and_keeps_the_old(finished, tmp_path)
     copy = shutil.copytree(output, tmp_path / "copy")
     old = sha256(stage_folder(copy, "distill") / "model/model.safetensors")
     changed = [str(copy) if word == str(output) else word for word in words]
-    said = finish("distill", [*changed, "--temperature", "5", "--until", "distill"])
+    said = run_to_success("distill", [*changed, "--temperature", "5", "--until", "distill"])
     assert "cache: done before, skipped" in said
     assert "distill: started" in said
     hashes = {sha256(f) for f in (copy / "distill").glob("*/model/model.safetensors")}
@@ -157,7 +157,7 @@ def test_a_dry_run_without_a_cache_reports_no_cache_size(more, tmp_path, capsys)
     ],
 )
 def test_cache_settings_for_tokens_are_refused_for_a_classifier(more, said, tmp_path, monkeypatch, capsys):
-    assert said in refused(distill, small_run(*make_inputs(tmp_path), tmp_path / "run", *more), monkeypatch, capsys)
+    assert said in refusal_of(distill, small_run(*make_inputs(tmp_path), tmp_path / "run", *more), monkeypatch, capsys)
 
 
 def test_requested_cache_formats_are_used_for_a_classifier():
@@ -172,10 +172,10 @@ def test_requested_cache_formats_are_used_for_a_classifier():
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
     output, _, words = finished
-    said = finish("distill", [*words, "--dry-run"])
+    said = run_to_success("distill", [*words, "--dry-run"])
     assert said.count("done, will be skipped") >= 7
     fresh = [str(tmp_path / "none") if word == str(output) else word for word in words]
-    said = finish("distill", [*fresh, "--dry-run"])
+    said = run_to_success("distill", [*fresh, "--dry-run"])
     assert said.count("will run") == 8
     assert "120" not in said or "108 / 12 / 40 texts" in said
     assert not (tmp_path / "none").exists()
@@ -198,7 +198,7 @@ def test_two_runs_at_once_in_one_folder_are_refused(finished, tmp_path):
 
 def test_a_finished_run_is_redrawn_with_charts_of_defined_colours(finished):
     output, _, _ = finished
-    assert "report.html" in finish("report", ["--run", str(output), "--charts", "true"])
+    assert "report.html" in run_to_success("report", ["--run", str(output), "--charts", "true"])
     charts = {file.name: file.read_text() for file in (output / "charts").iterdir()}
     assert {"accuracy-against-latency-1-text-a-call.svg", "distill-training-loss.svg"} <= charts.keys()
     for name, svg in charts.items():
@@ -262,7 +262,7 @@ def test_bad_input_ends_with_one_message(case, body_folder, data_folder, tmp_pat
     words = small_run(body_folder, data_folder, tmp_path / "run")
     for flag, value in change(body_folder, data_folder, tmp_path, tokenizer).items():
         words += [flag, value]
-    assert told in refused(distill, words, monkeypatch, capsys)
+    assert told in refusal_of(distill, words, monkeypatch, capsys)
     assert not list(tmp_path.rglob("manifest.json")) or case == "no head, never trained"
 
 
@@ -306,5 +306,5 @@ def test_bad_data_ends_with_one_message(case, body_folder, data_folder, tmp_path
         (data_folder / "train.csv").unlink()
     write(data_folder)
     words = small_run(body_folder, data_folder, tmp_path / "run")
-    assert told in refused(distill, words, monkeypatch, capsys)
+    assert told in refusal_of(distill, words, monkeypatch, capsys)
     assert not list(tmp_path.rglob("manifest.json"))

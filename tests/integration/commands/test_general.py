@@ -16,7 +16,7 @@ from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig
 from distill.data.sources.text_files import split_names
 from distill.errors import InputError
-from distill.losses.config import LayerSizes, LossConfig, lessons
+from distill.losses.config import LayerSizes, LossConfig, match_layers
 from distill.parallel.layout import Layout
 from distill.student.build import build_student
 from distill.teacher.config import TeacherConfig
@@ -29,7 +29,7 @@ from pipelines.runs.console import Console
 from pipelines.settings.distill_config import DistillConfig, GeneralConfig, MachineConfig
 from pipelines.settings.layouts import Layouts
 from pipelines.stages.general import blocks_of, general_stage
-from support.commands import finish, refused, small_run
+from support.commands import refusal_of, run_to_success, small_run
 from support.tiny_models import WORDS, build_model, saved
 
 DEEP = LossConfig(kl=0, hidden=1, relations=1, relation_heads=4)
@@ -183,14 +183,14 @@ def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data
     words[words.index("layers=2")] = "mobilebert"
     words += ["--general.progressive", "0.7", "--general.loss.relations", "1", "--general.loss.relation_heads", "4"]
     words += ["--general.train.checkpoint_every", "3"]
-    said = finish("distill", [*words, "--until", "general"])
+    said = run_to_success("distill", [*words, "--until", "general"])
     (folder,) = (output / "general").glob("*/model")
     body = AutoModel.from_pretrained(folder)
     assert type(body).__name__ == "MobileBertModel"
     metrics = json.loads((folder.parent / "manifest.json").read_text())["metrics"]
     assert metrics["val/loss"] > 0
     assert metrics["blocks"] > 20
-    assert "general: done before, skipped" in finish("distill", [*words, "--until", "distill", "--epochs", "1"])
+    assert "general: done before, skipped" in run_to_success("distill", [*words, "--until", "distill", "--epochs", "1"])
     (start,) = (output / "distill").glob("*/manifest.json")
     assert "general" in json.loads(start.read_text())["inputs"]
     (student,) = (output / "distill").glob("*/model")
@@ -209,7 +209,7 @@ def test_a_masked_language_teacher_trains_the_student_on_masked_tokens(tokenizer
     words = small_run(teacher, data_folder, tmp_path / "run", *GENERAL, "--general.data", str(prose))
     words += ["--general.loss.kl", "1", "--general.loss.ce", "0.5", "--general.loss.hidden_kind", "cosine"]
     words += ["--general.train.epochs", "4", "--until", "general"]
-    finish("distill", words)
+    run_to_success("distill", words)
     (folder,) = (tmp_path / "run" / "general").glob("*/model")
     model = AutoModelForMaskedLM.from_pretrained(folder)
     assert type(model).__name__ == "BertForMaskedLM"
@@ -244,7 +244,7 @@ def test_the_turn_of_a_layer_depends_on_the_step_alone(tokenizer, tmp_path):
     ],
 )
 def test_a_layer_map_without_a_loss_for_a_layers_turn_is_refused(loss, missing):
-    taught = lessons(loss, LayerSizes(3, 32, 4), LayerSizes(4, 32, 4))
+    taught = match_layers(loss, LayerSizes(3, 32, 4), LayerSizes(4, 32, 4))
     if missing is None:
         check_turns(taught, 3)
     else:
@@ -275,6 +275,6 @@ def test_invalid_general_settings_are_refused_before_the_run(
     more, named, body_folder, data_folder, prose, tmp_path, monkeypatch, capsys
 ):
     words = small_run(body_folder, data_folder, tmp_path / "run", "--general.data", str(prose), *more)
-    said = refused(distill, words, monkeypatch, capsys)
+    said = refusal_of(distill, words, monkeypatch, capsys)
     assert named in said
     assert not (tmp_path / "run").exists()

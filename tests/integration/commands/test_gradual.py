@@ -34,19 +34,26 @@ from distill.tasks.text_classification import TextClassification
 from distill.teacher.config import TeacherConfig
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
-from pipelines.distill import check_inputs, road
+from pipelines.distill import check_inputs, run_stages
 from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
 from pipelines.runs.stage import SCRATCH, Run
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
 from pipelines.settings.layouts import Layouts, layouts_of
-from pipelines.settings.task_settings import settled
+from pipelines.settings.task_settings import resolve_task
 from pipelines.stages import budget_timing
-from pipelines.stages.gate_closing import ByLearning, ByMovement, Closing, Goal, expected_cost, learned_masks
+from pipelines.stages.gate_closing import (
+    Closing,
+    Goal,
+    LearnedMaskClosing,
+    MovementClosing,
+    expected_cost,
+    learned_masks,
+)
 from pipelines.stages.gradual_prune import ClosingModule, closing_train, gap
-from pipelines.stages.students import check_schedule, shared_out
+from pipelines.stages.students import check_schedule, split_epochs
 from support.interrupted_training import Killed, killed_at
-from support.pruning_axes import tiny
+from support.pruning_axes import tiny_model_with_axes
 from support.run_inputs import write_csv
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved
 
@@ -70,15 +77,15 @@ class Watch(Callback):
 
 
 def closing_by(masks: str, goal: Goal = GOAL) -> tuple[PreTrainedModel, list, Closing]:
-    model, axes = tiny("bert")
+    model, axes = tiny_model_with_axes("bert")
     gates = Gates(model, axes)
     if masks == "movement":
-        return model, axes, ByMovement(gates, goal)
+        return model, axes, MovementClosing(gates, goal)
     whole = outline_of(axes)
     cost = expected_cost(COSTS, axes, goal.layers, whole)
     target = COSTS.predict(Outline(20, (2, 4, 1), (64, 9, 40))) / COSTS.predict(whole)
     sizes = {name: gates.size(name) for name in goal.units}
-    return model, axes, ByLearning(gates, goal, learned_masks(sizes, cost, target))
+    return model, axes, LearnedMaskClosing(gates, goal, learned_masks(sizes, cost, target))
 
 
 def close_once(tokenizer, folder: Path, masks: str, train: TrainConfig = TRAIN) -> tuple[ClosingModule, Closing, Watch]:
@@ -131,7 +138,7 @@ def test_the_final_gates_keep_the_number_of_units_of_the_shape(closed):
 
 def test_the_pruned_model_computes_the_same_as_the_gated_model(closed, token_batch):
     _, module, closing, _ = closed
-    _, axes = tiny("bert")
+    _, axes = tiny_model_with_axes("bert")
     small = prune(module.student, axes, closing.shape()).eval()
     whole = module.student.eval()
     with torch.no_grad():
@@ -145,7 +152,7 @@ def test_the_pruned_model_computes_the_same_as_the_gated_model(closed, token_bat
 
 def test_another_model_than_the_gated_one_is_refused(closed, token_batch):
     _, module, closing, _ = closed
-    _, axes = tiny("bert")
+    _, axes = tiny_model_with_axes("bert")
     other = next(pair for pair in ([0, 1], [2, 3]) if pair != closing.shape().kept["layers.0.heads"].tolist())
     wrong = dict(closing.shape().kept) | {"layers.0.heads": torch.tensor(other)}
     with closing.gates, pytest.raises(CompressError, match="without the closed units the logits differ"):
@@ -189,7 +196,7 @@ def test_learned_gates_are_sampled_until_the_final_decision(closed):
     masks, _, closing, watch = closed
     drawn = any(0 < float(value) < 1 for gates in watch.seen[:-1] for value in gates["layers.1.ffn"])
     assert drawn == (masks == "learned")
-    if isinstance(closing, ByLearning):
+    if isinstance(closing, LearnedMaskClosing):
         assert closing.learned.warmup == 10
         assert (closing.learned.multipliers != 0).all()  # only the penalty changes them
         with torch.no_grad():
@@ -206,7 +213,7 @@ def test_learned_masks_approach_the_cost_of_the_shape(tokenizer, tmp_path):
 
 
 def test_the_expected_cost_of_binary_gates_equals_the_cost_model():
-    _, axes = tiny("bert")
+    _, axes = tiny_model_with_axes("bert")
     whole, small = outline_of(axes), Outline(20, (2, 4, 1), (64, 9, 40))
     cost = expected_cost(COSTS, axes, GOAL.layers, whole)
     gates = {axis.name: torch.ones(axis.units) for axis in axes if axis.name in GOAL.units}
@@ -334,11 +341,11 @@ def settings(place: Path, output: str, epochs: int = 4, **prune: Any) -> Distill
 
 
 def follow(config: DistillConfig) -> dict[str, Any]:
-    config, _ = settled(config)
+    config, _ = resolve_task(config)
     source = check_inputs(config)
     run = Run(Path(config.output), config.seed, Console(quiet=True))
     try:
-        made, _ = road(run, config, source, layouts_of(config, source, 1))
+        made, _ = run_stages(run, config, source, layouts_of(config, source, 1))
     finally:
         run.lock.close()
     return made
@@ -459,7 +466,7 @@ def test_a_run_stopped_in_a_round_ends_with_the_same_files(in_rounds, place, mon
 
 @pytest.mark.parametrize(("epochs", "rounds", "shares"), [(6, 3, [2, 2, 2]), (7, 3, [2, 2, 3]), (5, 3, [1, 2, 2])])
 def test_all_epochs_are_distributed_over_the_rounds(epochs, rounds, shares):
-    assert shared_out(epochs, rounds) == shares
+    assert split_epochs(epochs, rounds) == shares
 
 
 ONE, TWO = Layout(), Layout(dp=2)

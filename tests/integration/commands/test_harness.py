@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipelines import harness
-from support.commands import refused, start
+from support.commands import refusal_of, start
 from support.tiny_models import build_model, saved
 from support.two_tokenizers import SENTENCES, byte_level
 
@@ -67,10 +67,10 @@ def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path,
 def test_unknown_tasks_and_models_without_a_causal_head_are_refused(decoder, tokenizer, tmp_path, monkeypatch, capsys):
     folder, _ = decoder
     words = ["--model", str(folder), "--output", str(tmp_path / "out")]
-    assert "found no-such-task" in refused(harness, [*words, "--tasks", "no-such-task"], monkeypatch, capsys)
+    assert "found no-such-task" in refusal_of(harness, [*words, "--tasks", "no-such-task"], monkeypatch, capsys)
     classifier = saved(build_model("bert"), tokenizer, tmp_path / "bert")
     words = ["--model", str(classifier), "--output", str(tmp_path / "out"), "--tasks", "hellaswag"]
-    assert "expected a head for causal-lm" in refused(harness, words, monkeypatch, capsys)
+    assert "expected a head for causal-lm" in refusal_of(harness, words, monkeypatch, capsys)
 
 
 def test_unreachable_task_data_ends_with_one_message(decoder, tmp_path):

@@ -17,9 +17,9 @@ from distill.errors import InputError
 from pipelines import distill
 from pipelines.runs.cli import parse
 from pipelines.settings.distill_config import SHORT, DistillConfig
-from pipelines.settings.task_settings import settled
+from pipelines.settings.task_settings import resolve_task
 from pipelines.stages.teacher_answers import Writer, read_lines
-from support.commands import ROOT, finish, refused, small_run
+from support.commands import ROOT, refusal_of, run_to_success, small_run
 from support.task_data import WORD_PAIRS, books_data, prose
 from support.tiny_models import VOCABULARY, WORDS, build_model, saved
 from support.two_tokenizers import SENTENCES, byte_level, sentencepiece, wordpiece
@@ -58,7 +58,7 @@ def test_a_masked_language_student_is_trained_exported_and_scored(masked_teacher
     output = tmp_path / "run"
     loss = ("--loss.ce", "1", "--loss.hidden", "1", "--loss.hidden_kind", "cosine", "--keep.signals", "topk")
     loss += ("--keep.k", "8", "--temperature", "2")
-    said = finish("distill", small_run(masked_teacher, books, output, *TRAINED, *STILL, *loss))
+    said = run_to_success("distill", small_run(masked_teacher, books, output, *TRAINED, *STILL, *loss))
     assert "task: masked-lm (txt files, and the teacher's head for words)" in said
     scores = scores_of(output)
     assert scores.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
@@ -75,7 +75,9 @@ def test_a_masked_language_student_is_trained_exported_and_scored(masked_teacher
 @pytest.mark.slow
 def test_a_decoder_student_is_trained_exported_and_scored(tokenizer, books, tmp_path):
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
-    said = finish("distill", small_run(teacher, books, output, *TRAINED, "--loss.ce", "0.5", "--temperature", "1"))
+    said = run_to_success(
+        "distill", small_run(teacher, books, output, *TRAINED, "--loss.ce", "0.5", "--temperature", "1")
+    )
     assert "task: causal-lm (txt files, and the teacher's head for words)" in said
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.3  # every second word is determined by the previous one
@@ -105,7 +107,7 @@ def test_an_on_policy_chat_student_is_trained_exported_and_scored(tokenizer, cha
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
     own = ("--on_policy.share", "0.5", "--on_policy.new_tokens", "4", "--teacher.signals", "online")
     more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1", "--machine.log_every", "5")
-    said = finish("distill", small_run(teacher, chats, output, *TRAINED, *own, *more))
+    said = run_to_success("distill", small_run(teacher, chats, output, *TRAINED, *own, *more))
     assert "task: chat (column messages, and the teacher's head for words)" in said
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.5  # the answers' end tokens alone are half of the tokens
@@ -123,7 +125,7 @@ def test_packed_conversations_are_cached_and_trained_on(tokenizer, chats, tmp_pa
     tokenizer.eos_token = "[SEP]"
     teacher, output = saved(decoder(), tokenizer, tmp_path / "decoder"), tmp_path / "run"
     more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--until", "distill")
-    finish("distill", small_run(teacher, chats, output, *TRAINED, *more))
+    run_to_success("distill", small_run(teacher, chats, output, *TRAINED, *more))
     about = json.loads(next((output / "data").glob("*/data.json")).read_text())
     assert about["how"]["packing"] == "documents"
     cache = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())
@@ -140,10 +142,10 @@ def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(
     other = tmp_path / "other.jsonl"
     other.write_text("\n".join(map(json.dumps, stubborn)))
     first = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), other, tmp_path / "first", *TRAINED, *template)
-    finish("distill", [*first, "--until", "teacher"])
+    run_to_success("distill", [*first, "--until", "teacher"])
     (teacher,) = (tmp_path / "first" / "teacher").glob("*/model")
     output, own = tmp_path / "run", ("--sequences.share", "0.5", "--sequences.new_tokens", "6", "--until", "distill")
-    said = finish("distill", small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never"))
+    said = run_to_success("distill", small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never"))
     (told,) = (output / "answers").glob("*/train.parquet")
     files = (next((output / "data").glob("*/train.parquet")), told)
     before, after = (load_bare_conversations(DataConfig(path=str(file))).texts for file in files)
@@ -165,7 +167,7 @@ def assert_made_again_after_a_kill_within_an_answer(file: Path, words: list[str]
     scratch.mkdir(parents=True)
     (scratch / "answers.jsonl").write_text('[0, "say \\"]')
     shutil.rmtree(stage)
-    finish("distill", words)
+    run_to_success("distill", words)
     assert file.read_bytes() == before
 
 
@@ -185,7 +187,7 @@ def test_a_share_too_small_for_one_conversation_is_refused(tokenizer, chats, tmp
     teacher, template = saved(decoder(), tokenizer, tmp_path / "decoder"), ("--chat.template", "~/chatml.jinja")
     monkeypatch.setenv("HOME", str(tmp_path))  # the folder of the template
     own = ("--sequences.share", "0.001", "--teacher.finetune", "never")
-    said = refused(distill, small_run(teacher, chats, tmp_path / "run", *template, *own), monkeypatch, capsys)
+    said = refusal_of(distill, small_run(teacher, chats, tmp_path / "run", *template, *own), monkeypatch, capsys)
     assert "sequences.share 0.001: expected one conversation or more, found none of 60" in said
 
 
@@ -212,7 +214,7 @@ def test_an_answer_truncated_by_a_kill_is_dropped(tmp_path):
         assert kept.read_text() == '[3, "whole"]\n[4, ""]\n', "the next line would be written behind it"
 
 
-def other_words(tmp_path) -> tuple[Path, Path, Path]:
+def teacher_and_student_with_other_vocabularies(tmp_path) -> tuple[Path, Path, Path]:
     """Returns a teacher, a student with a different vocabulary, and texts for both."""
     taught, own = byte_level(), wordpiece()
     teacher = saved(decoder(vocabulary=len(taught)), taught, tmp_path / "teacher")
@@ -224,10 +226,10 @@ def other_words(tmp_path) -> tuple[Path, Path, Path]:
 
 @pytest.mark.slow
 def test_a_decoder_with_another_vocabulary_learns_from_its_teacher(tmp_path):
-    teacher, student, texts = other_words(tmp_path)
+    teacher, student, texts = teacher_and_student_with_other_vocabularies(tmp_path)
     output = tmp_path / "run"
     words = ("--student", str(student), "--teacher.signals", "online", "--loss.ce", "0.2", "--temperature", "1")
-    finish("distill", small_run(teacher, texts, output, *TRAINED, *words))
+    run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *words))
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.3
     models = {(each["name"], each["runtime"]): each for each in report_of(output)["models"]}
@@ -236,7 +238,10 @@ def test_a_decoder_with_another_vocabulary_learns_from_its_teacher(tmp_path):
 
 
 def other_masked_words(tmp_path) -> tuple[Path, Path, Path]:
-    """Like `other_words` for masked models, byte-level RoBERTa and WordPiece BERT; one word is six in ten words."""
+    """Like `teacher_and_student_with_other_vocabularies` for masked models, byte-level RoBERTa and WordPiece BERT.
+
+    One word is six in ten words.
+    """
     rng, folder = random.Random(0), tmp_path / "texts"
     folder.mkdir()
     for number in range(6):
@@ -252,7 +257,7 @@ def other_masked_words(tmp_path) -> tuple[Path, Path, Path]:
 def test_a_masked_student_with_another_vocabulary_learns_from_its_teacher(tmp_path):
     teacher, student, texts = other_masked_words(tmp_path)
     output, words = tmp_path / "run", ("--student", str(student), "--teacher.signals", "online", "--temperature", "1")
-    said = finish("distill", small_run(teacher, texts, output, *TRAINED, *words))
+    said = run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *words))
     assert "task: masked-lm (txt files, and the teacher's head for words)" in said
     found = scores_of(output)
     # Without labels, the student learns the frequent word only from the teacher, where its id is a different one.
@@ -263,7 +268,7 @@ def test_a_masked_student_with_another_vocabulary_learns_from_its_teacher(tmp_pa
     assert AutoModelForMaskedLM.from_pretrained(output / "student").config.vocab_size == len(VOCABULARY)
 
 
-@pytest.mark.parametrize("make", [other_words, other_masked_words])
+@pytest.mark.parametrize("make", [teacher_and_student_with_other_vocabularies, other_masked_words])
 def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make, tmp_path, monkeypatch, capsys):
     teacher, student, texts = make(tmp_path)
     for more, message in (
@@ -274,7 +279,7 @@ def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make
         (("--teacher.signals", "online", "--across.kind", "sorted"), "expected labels beside it, found loss.ce 0"),
     ):
         words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)
-        assert message in refused(distill, words, monkeypatch, capsys)
+        assert message in refusal_of(distill, words, monkeypatch, capsys)
         assert not (tmp_path / "run" / "data").exists()
 
 
@@ -284,7 +289,7 @@ def test_a_student_without_a_mask_token_is_refused_before_the_data_stage(tmp_pat
     vocabulary = {"vocab_size": len(own), "pad_token_id": own.pad_token_id}
     student = saved(build_model("roberta", "ForMaskedLM", **vocabulary), own, tmp_path / "unmasked")
     words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), "--teacher.signals", "online")
-    assert "expected a mask token, found none" in refused(distill, words, monkeypatch, capsys)
+    assert "expected a mask token, found none" in refusal_of(distill, words, monkeypatch, capsys)
     assert not (tmp_path / "run" / "data").exists()
 
 
@@ -307,7 +312,7 @@ def test_invalid_language_model_settings_are_refused_before_the_teacher_stage(
     words, message, masked_teacher, books, tmp_path, monkeypatch, capsys
 ):
     output = tmp_path / "run"
-    assert message in refused(distill, small_run(masked_teacher, books, output, *words), monkeypatch, capsys)
+    assert message in refusal_of(distill, small_run(masked_teacher, books, output, *words), monkeypatch, capsys)
     assert not (output / "teacher").exists()
 
 
@@ -319,7 +324,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(
     longer.add_tokens([f"added{i}" for i in range(20)])
     teacher = saved(build_model("bert", "ForMaskedLM"), longer, tmp_path / "masked")
     words = small_run(teacher, books, tmp_path / "run", "--dry-run", "--masking.random", random)
-    told = refused(distill, words, monkeypatch, capsys)
+    told = refusal_of(distill, words, monkeypatch, capsys)
     assert f"found 20 beyond ('added0' is {len(tokenizer)})" in told
 
 
@@ -328,7 +333,7 @@ def test_prompts_and_new_tokens_beyond_the_positions_are_refused_in_a_dry_run(
 ):
     own = ("--on_policy.share", "0.5", "--teacher.signals", "online", "--on_policy.new_tokens", "60", "--dry-run")
     words = small_run(saved(decoder(), tokenizer, tmp_path / "decoder"), books, tmp_path / "run", *own)
-    said = refused(distill, words, monkeypatch, capsys)
+    said = refusal_of(distill, words, monkeypatch, capsys)
     assert "on_policy.prompt_tokens and on_policy.new_tokens together: expected at most 64 tokens" in said
 
 
@@ -336,7 +341,9 @@ def test_packed_documents_are_cached_once_for_each_masking_pass(masked_teacher, 
     lines = tmp_path / "lines.jsonl"
     lines.write_text("\n".join(json.dumps({"text": line}) for line in prose(60, 1).splitlines()))
     output, more = tmp_path / "run", ("--data.packing", "documents", "--masking.passes", "2", "--until", "distill")
-    finish("distill", small_run(masked_teacher, lines, output, *more, "--epochs", "2", "--teacher.finetune", "never"))
+    run_to_success(
+        "distill", small_run(masked_teacher, lines, output, *more, "--epochs", "2", "--teacher.finetune", "never")
+    )
     about = json.loads(next((output / "data").glob("*/data.json")).read_text())
     assert about["how"]["packing"] == "documents"
     kept = json.loads(next((output / "cache").glob("*/manifest.json")).read_text())["metrics"]["samples"]
@@ -354,7 +361,7 @@ def test_a_loss_that_the_signals_support_is_accepted(more, masked_teacher, books
 
 def test_a_body_without_a_language_modelling_head_is_refused(body_folder, books, tmp_path, monkeypatch, capsys):
     words = small_run(body_folder, books, tmp_path / "run", "--task", "masked-lm")
-    assert "a new head would have to learn every word anew" in refused(distill, words, monkeypatch, capsys)
+    assert "a new head would have to learn every word anew" in refusal_of(distill, words, monkeypatch, capsys)
 
 
 def test_held_out_documents_are_disjoint_and_depend_on_the_seed_alone(books, tmp_path):
@@ -392,7 +399,7 @@ def test_the_default_temperature_is_1_for_tokens_and_2_for_classes(head, words, 
     task = "masked-lm" if head == "ForMaskedLM" else "text-classification"
     given = ["--teacher", str(teacher), "--student", "layers=1", "--data", "unread", "--output", "unused", *words]
     config = parse(DistillConfig, [*given, "--task", task], prog="test", about="", examples="", short=SHORT)
-    assert settled(config)[0].loss.temperature == expected
+    assert resolve_task(config)[0].loss.temperature == expected
 
 
 def test_the_recipe_for_sampled_logits_runs_with_the_requested_draws(tokenizer, books, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import AutoModelForSequenceClassification
 
-from support.commands import finish, small_run
+from support.commands import run_to_success, small_run
 from support.tiny_models import build_model, make_rows, saved
 
 
@@ -38,7 +38,7 @@ def test_a_checkpoint_student_is_distilled_on_pairs_with_unlabelled_text(tmp_pat
     teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")
     student = saved(build_model("bert", "Model", num_hidden_layers=1), tokenizer, tmp_path / "small")
     words = small_run(teacher, data, tmp_path / "run", "--data.unlabelled", str(more), "--student", str(student))
-    finish("distill", [*words, "--epochs", "2", "--teacher_train.epochs", "2"])
+    run_to_success("distill", [*words, "--epochs", "2", "--teacher_train.epochs", "2"])
 
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     counts = {name: report["data"][name] for name in ("train", "validation", "test", "unlabelled", "classes")}

@@ -18,15 +18,15 @@ from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.processors import resolve_reduced
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.prepare import convert, prepare
-from compress.quantize.rounding import round_model
-from compress.quantize.schemes import scheme_of, wider
+from compress.quantize.rounding import quantize_model
+from compress.quantize.schemes import scheme_of, wider_scheme
 from compress.quantize.store import load_rounding
 from pipelines import distill, export
 from pipelines.distill import settings_of as reported
 from pipelines.reports.wording import parity_text
 from pipelines.settings.distill_config import DistillConfig, StudentConfig, TeacherConfig
 from pipelines.settings.schemes import quantization_by
-from support.commands import finish, refused, small_run
+from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs, stage_folder
 from support.saturating import python_without_vnni
 from support.tiny_families import build
@@ -113,15 +113,15 @@ def test_settings_without_effect_on_int8_products_are_refused(settings: dict, me
 
 
 def test_sensitive_layers_and_tied_heads_avoid_8_bit_products_when_reduced(token_batch):
-    assert wider(scheme_of("int4-dynamic"), in_7_bits=True).bits == 7
-    assert wider(scheme_of("int4-dynamic")).bits == 8
+    assert wider_scheme(scheme_of("int4-dynamic"), in_7_bits=True).bits == 7
+    assert wider_scheme(scheme_of("int4-dynamic")).bits == 8
     for in_7_bits, inputs in ((True, "float"), (False, "token")):
         model = build("qwen2", hidden_size=64, intermediate_size=96)
         assert model.lm_head.weight is model.model.embed_tokens.weight
         prepare(model, scheme_of("int4-dynamic"), in_7_bits=in_7_bits)
         assert model.lm_head.scheme.inputs == inputs
     model = build_model("bert", hidden_size=64, intermediate_size=96)
-    round_model(model, QuantizeConfig(scheme="int8-dynamic", reduced=True), [token_batch])
+    quantize_model(model, QuantizeConfig(scheme="int8-dynamic", reduced=True), [token_batch])
     stored = {name: r.stored(model.get_submodule(name).weight) for name, r in convert(model).items() if r.scheme}
     assert max(int(each.abs().max()) for each in stored.values()) == 63
 
@@ -149,7 +149,7 @@ def words_of(inputs: tuple[Path, Path], output: Path, *more: str) -> list[str]:
 def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     output = tmp_path / "run"
     words = words_of(inputs, output, "--scheme", "int8-static", "--until", "distill")
-    said = finish("quantize", [*words, "--quantize.processor", "avx2"])
+    said = run_to_success("quantize", [*words, "--quantize.processor", "avx2"])
     assert "with weights of 7 bits" in said
     made = stage_folder(output, "quantize")
     kept = json.loads((made / "manifest.json").read_text())["config"]["quantize"]
@@ -157,9 +157,9 @@ def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     assert "processor" not in kept, "it says nothing more than reduced, and would make the stage again"
     assert {each.scheme.bits for each in load_rounding(made / "model").values() if each.scheme is not None} == {7}
     # the same bits requested by another flag are the same stage; other bits, as on a processor with VNNI, are another
-    plan = finish("quantize", [*words, "--quantize.reduced", "--dry-run"])
+    plan = run_to_success("quantize", [*words, "--quantize.reduced", "--dry-run"])
     assert "done, will be skipped" in next(line for line in plan.splitlines() if " quantize " in line)
-    plan = finish("quantize", [*words, "--dry-run"])
+    plan = run_to_success("quantize", [*words, "--dry-run"])
     expected = "done, will be skipped" if products_saturate() else "will run"
     assert expected in next(line for line in plan.splitlines() if " quantize " in line)
 
@@ -167,7 +167,7 @@ def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
 def test_onnxruntimes_own_int8_has_7_bits_for_a_named_processor(inputs, tmp_path):
     teacher, data = inputs
     words = ["--model", str(teacher), "--data", str(data), "--export", "onnxruntime", "--dynamic", "--parity", "8"]
-    finish("export", [*words, "--processor", "avx512", "--output", str(tmp_path / "x")])
+    run_to_success("export", [*words, "--processor", "avx512", "--output", str(tmp_path / "x")])
     (file,) = (tmp_path / "x").rglob(f"onnxruntime-int8/{FILE}")
     assert largest_weight(file) <= 64
     entries = json.loads(next((tmp_path / "x").rglob("evaluation.json")).read_text())
@@ -252,6 +252,6 @@ def test_a_7_bit_file_is_as_accurate_on_a_processor_without_vnni(tmp_path, token
 def test_an_unknown_processor_is_refused_with_the_known_ones(monkeypatch, capsys, tmp_path):
     for module in (distill, export):
         flag = "--quantize.processor" if module is distill else "--processor"
-        said = refused(module, [flag, "sparc"], monkeypatch, capsys)
+        said = refusal_of(module, [flag, "sparc"], monkeypatch, capsys)
         assert "avx2" in said
         assert "vnni" in said

@@ -18,9 +18,9 @@ from pipelines import prune
 from pipelines.distill import check_scores
 from pipelines.runs.stage import Artefact, write_json
 from pipelines.settings.distill_config import DistillConfig
-from pipelines.stages.distill import Pruned
+from pipelines.stages.distill import PrunedStart
 from pipelines.stages.vocabulary import tokenizer_of
-from support.commands import finish, refused
+from support.commands import refusal_of, run_to_success
 from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
 
 UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
@@ -63,7 +63,7 @@ def data(place) -> Path:
 def family(place, model, data) -> tuple[Path, str]:
     """The output folder of a run with two students, and its printed output."""
     output = place / "family"
-    return output, finish("prune", words(model, data, output, "--speedup", "1.3,1.8", *HERE))
+    return output, run_to_success("prune", words(model, data, output, "--speedup", "1.3,1.8", *HERE))
 
 
 def report_of(output: Path) -> dict:
@@ -121,7 +121,7 @@ def test_tokens_that_no_text_uses_are_removed(family, data):
 
 def test_another_speed_up_reuses_the_measured_stages(family, model, data):
     output, _ = family
-    said = finish("prune", words(model, data, output, "--speedup", "1.5", "--until", "distill", *HERE))
+    said = run_to_success("prune", words(model, data, output, "--speedup", "1.5", "--until", "distill", *HERE))
     for stage in ("data", "teacher", "cache", "start", "costs", "scores"):
         assert f"{stage}: done before, skipped" in said, stage
     assert "shape-1.5x: started" in said
@@ -131,10 +131,10 @@ def test_exported_files_respect_the_size_limit_or_are_refused(family, model, dat
     output, _ = family
     most = int(0.97 * metrics(output, "shape-1.3x")["bytes"])
     asked = ("--speedup", "1.3", "--prune.trials", "0", "--until", "distill", "--max-bytes")
-    finish("prune", words(model, data, output, *asked, str(most), *HERE))
+    run_to_success("prune", words(model, data, output, *asked, str(most), *HERE))
     sizes = [json.loads(made.read_text())["bytes"] for made in (output / "shape-1.3x").glob("*/shape.json")]
     assert min(sizes) <= most
-    said = refused(prune, words(model, data, output, *asked, "9kB", *HERE), monkeypatch, capsys)
+    said = refusal_of(prune, words(model, data, output, *asked, "9kB", *HERE), monkeypatch, capsys)
     assert "budget.max_bytes 0.009MB: the best point reached, width " in said
     assert "MB at " in said
 
@@ -142,7 +142,7 @@ def test_exported_files_respect_the_size_limit_or_are_refused(family, model, dat
 @pytest.mark.slow
 def test_a_uniform_student_is_a_stock_class_without_custom_code(place, model, data):
     output = place / "uniform"
-    finish("prune", words(model, data, output, "--speedup", "1.5", "--uniform", "true", *HERE))
+    run_to_success("prune", words(model, data, output, "--speedup", "1.5", "--uniform", "true", *HERE))
     config = json.loads((output / "student" / "config.json").read_text())
     assert "auto_map" not in config
     student = AutoModelForSequenceClassification.from_pretrained(output / "student")
@@ -155,7 +155,7 @@ def test_a_uniform_student_is_a_stock_class_without_custom_code(place, model, da
 @pytest.mark.slow
 def test_an_int8_student_is_deployed_as_it_was_measured(place, model, data):
     output = place / "int8"
-    finish("prune", words(model, data, output, "--speedup", "1.3", "--prune.trials", "0"))
+    run_to_success("prune", words(model, data, output, "--speedup", "1.3", "--prune.trials", "0"))
     entries = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
     assert ("student", "onnxruntime", "int8") in entries
     assert ("teacher", "onnxruntime", "int8") not in entries, "the teacher is the one in fp32"
@@ -171,7 +171,7 @@ def test_a_pruned_student_can_be_pruned_again(family, place, data):
     output, _ = family
     again = place / "again"
     start = output / "student-1.3x"
-    finish("prune", words(start, data, again, "--speedup", "1.2", "--prune.trials", "0", *HERE))
+    run_to_success("prune", words(start, data, again, "--speedup", "1.2", "--prune.trials", "0", *HERE))
     assert load_pruned(again / "student").num_parameters() <= load_pruned(start).num_parameters()
 
 
@@ -180,7 +180,7 @@ def test_a_pruned_student_can_be_pruned_again(family, place, data):
 
 def test_an_unreachable_speed_up_is_refused_with_the_best_point(place, model, data, monkeypatch, capsys):
     output = place / "unreachable"
-    said = refused(prune, words(model, data, output, "--speedup", "5000", *HERE), monkeypatch, capsys)
+    said = refusal_of(prune, words(model, data, output, "--speedup", "5000", *HERE), monkeypatch, capsys)
     assert "budget 5000x: not reached on pytorch fp32; it would take 0.00" in said
     assert "The best point reached: width 8, layers" in said
     assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
@@ -208,7 +208,7 @@ def test_students_below_the_minimum_score_are_refused_by_name(data, tmp_path):
 )
 def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path):
     start = Artefact("start", tmp_path, "", {"config": {"student": spec, "embedding_rank": rank}})
-    pruned = Pruned("4x", start, None, start)
+    pruned = PrunedStart("4x", start, None, start)
     assert pruned.untrained is untrained
     if untrained:
         student, train = build_model("bert"), TrainConfig(learning_rate=1e-3)
@@ -232,13 +232,13 @@ def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path
 )
 def test_invalid_budgets_and_settings_are_refused_before_the_run(more, told, place, model, data, monkeypatch, capsys):
     output = place / "refused"
-    assert told in refused(prune, words(model, data, output, *more), monkeypatch, capsys)
+    assert told in refusal_of(prune, words(model, data, output, *more), monkeypatch, capsys)
     assert not output.exists()
 
 
 def test_a_dry_run_lists_the_stages_and_writes_nothing(place, model, data):
     output = place / "dry"
-    said = finish("prune", words(model, data, output, "--speedup", "2,4", "--dry-run", *HERE))
+    said = run_to_success("prune", words(model, data, output, "--speedup", "2,4", "--dry-run", *HERE))
     assert not output.exists()
     for stage in ("start", "costs", "scores", "shape-2x", "distill-4x", "export-4x", "evaluate", "report"):
         assert stage in said, stage

@@ -16,7 +16,7 @@ from compress.export.write import check_layers
 from compress.quantize.store import load_rounding
 from pipelines import distill, quantize
 from pipelines.stages.export_proof import source_of
-from support.commands import finish, refused, small_run
+from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs, stage_folder
 from support.tiny_models import make_rows
 
@@ -27,7 +27,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     place = tmp_path_factory.mktemp("quantize")
     teacher, data = make_inputs(place)
     words = small_run(teacher, data, place / "run", "--epochs", "20", "--teacher_train.epochs", "20")
-    return place / "run", finish("distill", [*words, "--quantize", "int8", "--quantize.samples", "32"])
+    return place / "run", run_to_success("distill", [*words, "--quantize", "int8", "--quantize.samples", "32"])
 
 
 def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
@@ -74,9 +74,9 @@ def test_the_report_contains_the_int8_student_with_its_parity(finished):
 def test_quantization_without_teacher_logits_or_with_an_unknown_scheme_is_refused(tmp_path, monkeypatch, capsys):
     teacher, data = make_inputs(tmp_path)
     words = small_run(teacher, data, tmp_path / "run", "--quantize", "int8")
-    said = refused(distill, [*words, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
+    said = refusal_of(distill, [*words, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
     assert "under the teacher's cached logits" in said
-    said = refused(distill, [*words[:-1], "int3"], monkeypatch, capsys)
+    said = refusal_of(distill, [*words[:-1], "int3"], monkeypatch, capsys)
     assert "quantize.scheme: expected one of int8-static" in said
 
 
@@ -100,7 +100,7 @@ def test_a_trained_model_is_quantized_without_training(finished, trained, tmp_pa
     data = tmp_path / "data"
     make_inputs(tmp_path)
     words = own_words(trained, data, tmp_path / "run")
-    said = finish("quantize", [*words, "--method", "ptq", "--scheme", "auto"])
+    said = run_to_success("quantize", [*words, "--method", "ptq", "--scheme", "auto"])
     assert "student: distilling" not in said
     assert "layers have more bits" in said
     manifest = json.loads(next((tmp_path / "run" / "quantize").glob("*/manifest.json")).read_text())
@@ -113,7 +113,7 @@ def test_a_trained_model_is_quantized_without_training(finished, trained, tmp_pa
 def test_a_format_with_another_scheme_gets_its_own_student(finished, trained, tmp_path):
     make_inputs(tmp_path)
     words = own_words(trained, tmp_path / "data", tmp_path / "run")
-    finish("quantize", [*words, "--method", "ptq", "--export", "onnx,executorch"])
+    run_to_success("quantize", [*words, "--method", "ptq", "--export", "onnx,executorch"])
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     found = {(e["name"], e["runtime"], e["precision"]) for e in report["models"]}
     assert ("student-int8-dynamic", "executorch", "int8") in found
@@ -132,7 +132,7 @@ def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
     )
     words += ["--speedup", "1.5", "--student", "teacher", "--prune.samples", "16", "--prune.trials", "16"]
     words += ["--min-score", "0.01", "--quantize.weights", "gptq", "--quantize.smooth", "0.5"]
-    finish("distill", words)
+    run_to_success("distill", words)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     (student,) = report["road"]["students"]
     assert student["quantized"]["precision"] == "int8"
@@ -146,7 +146,9 @@ def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
 
 def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(trained, tmp_path):
     teacher, data = make_inputs(tmp_path)
-    said = finish("quantize", [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run"])
+    said = run_to_success(
+        "quantize", [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run"]
+    )
     assert not (tmp_path / "run").exists()
     for stage in ("data", "cache", "student-by-label", "quantize", "export", "evaluate", "report"):
         assert f" {stage} " in said, stage
@@ -155,7 +157,7 @@ def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(trained
 def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     words = own_words(finished[0] / "student", tmp_path / "data", tmp_path / "run")
-    said = refused(quantize, words, monkeypatch, capsys)
+    said = refusal_of(quantize, words, monkeypatch, capsys)
     assert "is quantized already (quantization.safetensors)" in said
     assert not (tmp_path / "run").exists()
 
@@ -175,14 +177,14 @@ def test_invalid_settings_are_refused_before_the_run(words, said, trained, tmp_p
     given = own_words(trained, tmp_path / "data", tmp_path / "run")
     if "--student.spec" in words:
         given = ["--teacher", *given[1:]]
-    assert said in refused(quantize, [*given, *words], monkeypatch, capsys)
+    assert said in refusal_of(quantize, [*given, *words], monkeypatch, capsys)
 
 
 def test_a_missing_runtime_is_refused_with_the_package_to_install(trained, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     monkeypatch.setattr("compress.export.common.targets.find_spec", lambda name: None)
     words = [*own_words(trained, tmp_path / "data", tmp_path / "run"), "--export", "openvino"]
-    assert "pip install -e '.[openvino]'" in refused(quantize, words, monkeypatch, capsys)
+    assert "pip install -e '.[openvino]'" in refusal_of(quantize, words, monkeypatch, capsys)
 
 
 def test_weights_that_are_not_finite_are_refused(trained, tmp_path, monkeypatch, capsys):
@@ -193,5 +195,5 @@ def test_weights_that_are_not_finite_are_refused(trained, tmp_path, monkeypatch,
     name = next(n for n in weights if n.endswith("intermediate.dense.weight"))
     weights[name][0, 0] = float("nan")
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    said = refused(quantize, own_words(broken, tmp_path / "data", tmp_path / "run"), monkeypatch, capsys)
+    said = refusal_of(quantize, own_words(broken, tmp_path / "data", tmp_path / "run"), monkeypatch, capsys)
     assert "NaN" in said or "aren't finite" in said

@@ -13,7 +13,7 @@ from distill.tasks.question_answering import QuestionAnswering
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Run
 from pipelines.stages.general import with_head
-from support.commands import finish, small_run
+from support.commands import run_to_success, small_run
 from support.task_data import question_data
 from support.tiny_models import build_model, make_rows, saved
 
@@ -27,7 +27,7 @@ def questions(tmp_path):
 def test_a_question_answering_student_is_trained_exported_and_scored(body_folder, questions, tmp_path):
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "12", "--epochs", "8", "--teacher_train.dropout", "0", "--train.dropout", "0")
-    said = finish("distill", small_run(body_folder, questions, output, *more))
+    said = run_to_success("distill", small_run(body_folder, questions, output, *more))
     assert "task: question-answering (columns question, context and answers)" in said
     report = json.loads((output / "report.json").read_text())
     assert report["metric"] == "F1"
@@ -63,7 +63,7 @@ def test_question_answering_follows_a_general_stage_on_plain_text(body_folder, q
     words = small_run(body_folder, questions, output, "--general.data", str(prose), "--general.length", "16")
     words[words.index("layers=2")] = "mobilebert"
     words += ["--general.loss.relations", "1", "--general.loss.relation_heads", "4", "--general.progressive", "0.5"]
-    finish("distill", [*words, "--epochs", "1", "--teacher_train.epochs", "1", "--until", "distill"])
+    run_to_success("distill", [*words, "--epochs", "1", "--teacher_train.epochs", "1", "--until", "distill"])
     (made,) = (output / "distill").glob("*/manifest.json")
     assert "general" in json.loads(made.read_text())["inputs"]
     student = AutoModelForQuestionAnswering.from_pretrained(made.parent / "model")

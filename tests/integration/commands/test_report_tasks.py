@@ -18,7 +18,15 @@ from pipelines.reports.render import headline, render_card, render_html, score_r
 from pipelines.reports.wording import WORDING
 from pipelines.stages.report import show
 from support.sample_reports import Page, front_matter, sample_curves, sample_report, without_teacher
-from support.task_data import books_data, labelled_data, numbers, pair_data, question_data, several_labels, tagged_data
+from support.task_data import (
+    books_data,
+    labelled_data,
+    multi_label_data,
+    pair_data,
+    question_data,
+    regression_data,
+    tagged_data,
+)
 from support.tiny_models import LABELS, VOCABULARY, build_model
 from unit.distill.checkpoint.test_sentence_folder import build
 
@@ -48,7 +56,7 @@ def report_of(task):
     return report
 
 
-class Said:
+class RecordingConsole:
     """A console that records the tables passed to it."""
 
     def __init__(self):
@@ -67,7 +75,7 @@ def text_of(report, curves=None):
 
 @pytest.mark.parametrize("task", SCORES)
 def test_all_scores_of_a_task_are_shown_with_explanations(task):
-    report, console = report_of(task), Said()
+    report, console = report_of(task), RecordingConsole()
     page, card = text_of(report), " ".join(render_card(report).split())
     show(console, report, {})
     header, rows = console.tables["Scores"]
@@ -92,7 +100,7 @@ def test_the_teacher_is_listed_first_even_if_measured_last():
 
 
 def test_a_single_score_gets_no_separate_table():
-    report, console = report_of("text-classification"), Said()
+    report, console = report_of("text-classification"), RecordingConsole()
     for each in report["models"]:
         each["scores"].pop("macro F1")
     show(console, report, {})
@@ -118,10 +126,10 @@ def test_shares_are_written_in_percent_and_other_scores_as_numbers():
     assert score_text(1234.5, "perplexity") == "1,234.50"
 
 
-MADE = {  # data, and the width of the logits of each row or token
+TASK_DATA = {  # data, and the width of the logits of each row or token
     "text-classification": (lambda folder: labelled_data(folder, lambda text, label: label), "labels"),
-    "multi-label": (several_labels, "labels"),
-    "regression": (numbers, 1),
+    "multi-label": (multi_label_data, "labels"),
+    "regression": (regression_data, 1),
     "token-classification": (tagged_data, "labels"),
     "question-answering": (question_data, 2),
     "sentence-embedding": (pair_data, 8),
@@ -130,9 +138,9 @@ MADE = {  # data, and the width of the logits of each row or token
 }
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", TASK_DATA)
 def test_every_score_of_a_task_has_a_wording(name, tokenizer, tmp_path):
-    make, width = MADE[name]
+    make, width = TASK_DATA[name]
     splits = TASKS[name].read(DataConfig(path=str(make(tmp_path / "data"))), 0)
     task = TASKS[name].of(splits.labels, {})
     rows = task.encode(tokenizer, splits.test, 32)
@@ -214,7 +222,7 @@ def test_redrawing_with_chart_files_draws_each_chart_once(tmp_path, monkeypatch)
         return drawn(caption, *content)
 
     monkeypatch.setattr("pipelines.reports.charts.drawn", counting)
-    redraw(tmp_path, Said(), charts=True)
+    redraw(tmp_path, RecordingConsole(), charts=True)
     files = list((tmp_path / "charts").glob("*.svg"))
     assert len(files) == len(captions) == Page((tmp_path / "report.html").read_text()).tags.count("svg")
     assert "<svg" in files[0].read_text()

@@ -11,7 +11,7 @@ from scipy.stats import spearmanr
 from distill.checkpoint.sentence_folder import SentenceForm, is_sentence_folder
 from distill.models.sentence_encoder import PooledModel
 from pipelines import distill
-from support.commands import finish, refused, small_run
+from support.commands import refusal_of, run_to_success, small_run
 from support.task_data import pair_data
 from support.tiny_models import FILLERS, build_model, saved
 
@@ -33,7 +33,7 @@ def encoder(tmp_path, tokenizer):
 
 def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, pairs, tmp_path):
     output = tmp_path / "run"
-    said = finish("distill", small_run(encoder, pairs, output, "--epochs", "40", "--learning-rate", "3e-3"))
+    said = run_to_success("distill", small_run(encoder, pairs, output, "--epochs", "40", "--learning-rate", "3e-3"))
     assert "task: sentence-embedding (pairs of texts with a number; texts are cut at 6 tokens, not 32: the" in said
     report = json.loads((output / "report.json").read_text())
     found = {(each["name"], each["runtime"]): each["scores"] for each in report["models"]}
@@ -72,7 +72,7 @@ def test_invalid_settings_for_sentence_embedding_are_refused(
     words, message, encoder, pairs, tmp_path, monkeypatch, capsys
 ):
     words = small_run(encoder, pairs, tmp_path / "run", *words)
-    assert message in refused(distill, words, monkeypatch, capsys)
+    assert message in refusal_of(distill, words, monkeypatch, capsys)
 
 
 def test_a_student_for_shorter_texts_finds_its_texts_in_the_teachers_cache(tokenizer, encoder, pairs, tmp_path):
@@ -81,7 +81,7 @@ def test_a_student_for_shorter_texts_finds_its_texts_in_the_teachers_cache(token
     model.save_pretrained(tmp_path / "short")
     tokenizer.save_pretrained(tmp_path / "short")
     words = small_run(encoder, pairs, tmp_path / "run", "--epochs", "1", "--until", "distill")
-    finish("distill", [*words, "--student", str(tmp_path / "short")])
+    run_to_success("distill", [*words, "--student", str(tmp_path / "short")])
 
 
 def test_a_length_beyond_the_positions_is_accepted_if_the_encoder_truncates_earlier(encoder, pairs, tmp_path, capsys):

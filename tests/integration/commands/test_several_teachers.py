@@ -14,7 +14,7 @@ from distill.teacher.config import TeacherConfig
 from distill.teacher.ensemble import Ensemble, register
 from distill.teacher.online import OnlineTeacher
 from pipelines import distill
-from support.commands import finish, refused, small_run
+from support.commands import refusal_of, run_to_success, small_run
 from support.tiny_models import LABELS, VOCABULARY, build_model, saved
 
 IDS = torch.randint(5, 60, (6, 12), generator=torch.Generator().manual_seed(3))
@@ -62,7 +62,7 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
     second = saved(other(), words, tmp_path / "second")
     run = tmp_path / "run"
     asked = ("--teacher.also", f'["{second}"]', "--teacher.weights", "[1, 3]", "--until", "distill", "--epochs", "1")
-    said = finish("distill", small_run(first, data_folder, run, *asked))
+    said = run_to_success("distill", small_run(first, data_folder, run, *asked))
     assert "ensemble: on the validation split teacher " in said
     (ensemble,) = (run / "ensemble").glob("*/model")
     (written,) = (run / "cache").glob("*/cache")
@@ -77,7 +77,7 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
     for batch in held[:8]:
         torch.testing.assert_close(reader(batch)["logits"], whole(batch)["logits"], rtol=1e-4, atol=1e-5)
     assert "ensemble" in json.dumps(json.loads((written / "cache.json").read_text())["made_from"])
-    again = finish("distill", small_run(first, data_folder, run, *asked))
+    again = run_to_success("distill", small_run(first, data_folder, run, *asked))
     assert "ensemble: done before, skipped" in again
     assert "teacher-2: done before, skipped" in again
 
@@ -97,7 +97,7 @@ def test_ensemble_settings_that_cannot_be_combined_are_refused(
     first = saved(build_model("bert"), words, tmp_path / "first")
     second = saved(other(), words, tmp_path / "second")
     asked = ("--teacher.also", f'["{second}"]', *more)
-    assert told in refused(distill, small_run(first, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
+    assert told in refusal_of(distill, small_run(first, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
 
 
 def test_teachers_with_different_tokenizers_are_refused(tmp_path: Path, words, data_folder, monkeypatch, capsys):
@@ -105,7 +105,7 @@ def test_teachers_with_different_tokenizers_are_refused(tmp_path: Path, words, d
     turned = BertTokenizerFast(vocab={word: i for i, word in enumerate(reversed(VOCABULARY))}, model_max_length=64)
     second = saved(other(), turned, tmp_path / "second")
     asked = small_run(first, data_folder, tmp_path / "run", "--teacher.also", f'["{second}"]')
-    said = refused(distill, asked, monkeypatch, capsys)
+    said = refusal_of(distill, asked, monkeypatch, capsys)
     assert f"teacher {str(second)!r}: its tokenizer differs from the teacher's" in said
 
 

@@ -13,8 +13,8 @@ from distill.errors import InputError
 from distill.tasks.choose import TASKS, choose
 from pipelines import distill
 from pipelines.settings.distill_config import TaskName
-from support.commands import finish, refused, small_run
-from support.task_data import TAGS, numbers, several_labels, tagged_data
+from support.commands import refusal_of, run_to_success, small_run
+from support.task_data import TAGS, multi_label_data, regression_data, tagged_data
 from support.tiny_models import WORDS, build_model, saved
 from support.two_tokenizers import byte_level
 
@@ -31,7 +31,7 @@ def report_of(output) -> dict:
 def test_a_tagger_is_trained_exported_and_scored(body_folder, tagged, tmp_path):
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "30", "--epochs", "20", "--teacher_train.dropout", "0", "--train.dropout", "0")
-    said = finish("distill", small_run(body_folder, tagged, output, *more))
+    said = run_to_success("distill", small_run(body_folder, tagged, output, *more))
     assert "task: token-classification (columns tokens and tags hold lists)" in said
     report = report_of(output)
     assert (report["task"], report["metric"]) == ("token-classification", "span F1")
@@ -59,9 +59,9 @@ def test_a_single_tagger_checkpoint_is_evaluated_and_exported(tokenizer, tagged,
     model = saved(build_model("bert", "ForTokenClassification", **names), tokenizer, tmp_path / "tagger")
     quick = ("--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8")
     words = ("--model", str(model), "--data", str(tagged))
-    said = finish("evaluate", [*words, *quick, "--data.max_length", "32", "--output", str(tmp_path / "alone")])
+    said = run_to_success("evaluate", [*words, *quick, "--data.max_length", "32", "--output", str(tmp_path / "alone")])
     assert "task: token-classification (the teacher's head)" in said
-    said = finish("export", [*words, "--parity", "8", "--output", str(tmp_path / "exported")])
+    said = run_to_success("export", [*words, "--parity", "8", "--output", str(tmp_path / "exported")])
     assert "onnxruntime: reloaded in a fresh process" in said
 
 
@@ -69,14 +69,14 @@ def test_a_single_tagger_checkpoint_is_evaluated_and_exported(tokenizer, tagged,
 @pytest.mark.parametrize("task", ["multi-label", "regression"])
 def test_multi_label_and_regression_students_are_scored_with_their_own_metric(task, body_folder, tmp_path):
     if task == "multi-label":
-        data = several_labels(tmp_path / "data")
+        data = multi_label_data(tmp_path / "data")
         metric, why = "micro F1", "column label holds lists"
     else:
-        data = numbers(tmp_path / "data")
+        data = regression_data(tmp_path / "data")
         metric, why = "Spearman", "column label holds fractions"
     output = tmp_path / "run"
     more = ("--teacher_train.epochs", "12", "--epochs", "12", "--teacher_train.dropout", "0", "--train.dropout", "0")
-    said = finish("distill", small_run(body_folder, data, output, *more))
+    said = run_to_success("distill", small_run(body_folder, data, output, *more))
     assert f"task: {task} ({why})" in said
     report = report_of(output)
     assert report["metric"] == metric
@@ -100,7 +100,7 @@ def test_multi_label_and_regression_students_are_scored_with_their_own_metric(ta
 def test_settings_that_the_task_does_not_support_are_refused(
     more, named, body_folder, tagged, tmp_path, monkeypatch, capsys
 ):
-    said = refused(distill, small_run(body_folder, tagged, tmp_path / "run", *more), monkeypatch, capsys)
+    said = refusal_of(distill, small_run(body_folder, tagged, tmp_path / "run", *more), monkeypatch, capsys)
     assert named in said
 
 
@@ -127,7 +127,7 @@ def test_a_taggers_head_is_reused_with_its_labels_reordered(tokenizer, tagged, t
     model = build_model("bert", "ForTokenClassification", id2label=dict(enumerate(names)),
                         label2id={name: i for i, name in enumerate(names)})  # fmt: skip
     teacher = saved(model, tokenizer, tmp_path / "tagger")
-    said = finish("distill", small_run(teacher, tagged, tmp_path / "run", "--until", "teacher"))
+    said = run_to_success("distill", small_run(teacher, tagged, tmp_path / "run", "--until", "teacher"))
     assert "its head has these 6 labels, in another order, matched by name" in said
     (made,) = (tmp_path / "run" / "teacher").glob("*/model")
     again = AutoModelForTokenClassification.from_pretrained(made)
@@ -146,6 +146,6 @@ def test_a_byte_level_tagger_scores_the_same_in_pytorch_and_onnx_runtime(tagged,
     sizes = {"vocab_size": len(own), "pad_token_id": own.pad_token_id, "type_vocab_size": 2}
     body = build_model("roberta", "Model", max_position_embeddings=17 + own.pad_token_id, **sizes)
     output = tmp_path / "run"
-    finish("distill", small_run(saved(body, own, tmp_path / "bytes"), tagged, output, "--epochs", "2"))
+    run_to_success("distill", small_run(saved(body, own, tmp_path / "bytes"), tagged, output, "--epochs", "2"))
     entries = {(e["name"], e["runtime"]): e for e in report_of(output)["models"]}
     assert entries["student", "pytorch"]["scores"] == pytest.approx(entries["student", "onnxruntime"]["scores"])

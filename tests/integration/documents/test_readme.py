@@ -12,7 +12,7 @@ from pipelines.runs.cli import parse
 from pipelines.settings import cache_config
 from pipelines.settings.distill_config import SHORT, DistillConfig
 from real.documents import DOCUMENTS, commands_of
-from support.commands import ROOT, finish, small_run
+from support.commands import ROOT, run_to_success, small_run
 
 TEXT = (ROOT / "README.md").read_text()
 COMMANDS = commands_of(ROOT / "README.md")
@@ -79,7 +79,7 @@ def test_every_example_of_the_help_is_understood(module, monkeypatch):
 
 
 def test_the_demo_recipe_can_be_planned_on_this_checkout(tmp_path):
-    said = finish("distill", ["--config", "configs/demo.yaml", "--output", str(tmp_path / "demo"), "--dry-run"])
+    said = run_to_success("distill", ["--config", "configs/demo.yaml", "--output", str(tmp_path / "demo"), "--dry-run"])
     assert "22.7M parameters" in said
     assert "3080 texts" in said
 
@@ -89,10 +89,10 @@ def test_hidden_states_and_labels_run_as_documented(body_folder, data_folder, tm
     words = shlex.split(flags)
     own = words[words.index("--loss.ce") : words.index("--output")]
     run = small_run(body_folder, data_folder, tmp_path / "run", *own, "--epochs", "1", "--teacher_train.epochs", "1")
-    said = finish("distill", [*run, "--until", "distill"])
+    said = run_to_success("distill", [*run, "--until", "distill"])
     about = json.loads(next((tmp_path / "run" / "cache").rglob("cache.json")).read_text())
     assert about["signals"]["hidden"]["layers"] == [0, 2, 4], said
-    assert "--cache" in finish("cache", ["--help"]) + finish("cache", ["verify", "--help"])
+    assert "--cache" in run_to_success("cache", ["--help"]) + run_to_success("cache", ["verify", "--help"])
     header = next((tmp_path / "run" / "distill").rglob("metrics.csv")).read_text().splitlines()[0]
     for term in ("kl", "ce", "hidden"):
         assert f"train/{term}_gradient_share" in header
@@ -105,7 +105,7 @@ def test_two_processes_and_early_stopping_run_as_documented(body_folder, data_fo
     words = shlex.split(flags)
     own = words[words.index("--epochs") : words.index("--output")]
     run = small_run(body_folder, data_folder, tmp_path / "run", "--accelerator", "cpu", *own)
-    finish("distill", [*run, "--until", "distill"])
+    run_to_success("distill", [*run, "--until", "distill"])
     assert list(tmp_path.glob("run/distill/*/model/model.safetensors"))
 
 

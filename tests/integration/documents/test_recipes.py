@@ -19,11 +19,11 @@ from pipelines.runs.deepspeed import deepspeed_settings
 from pipelines.settings import layouts
 from pipelines.settings.distill_config import SHORT, DistillConfig
 from pipelines.settings.layouts import Layouts, layouts_of
-from pipelines.settings.task_settings import settled
+from pipelines.settings.task_settings import resolve_task
 from support.commands import ROOT, small_run
 from support.ranks import free_port, run_ranks
 from support.tiny_models import WORDS
-from support.training_ranks import as_torchrun
+from support.training_ranks import set_torchrun_environment
 
 RECIPES = sorted((ROOT / "configs" / "layouts").glob("*.yaml"))
 
@@ -34,14 +34,14 @@ def config_of(recipe: Path, *words: str) -> DistillConfig:
 
 
 def planned(*words: str) -> Layouts:
-    config, _ = settled(config_of(ROOT / "configs" / "demo.yaml", *words))
+    config, _ = resolve_task(config_of(ROOT / "configs" / "demo.yaml", *words))
     return layouts_of(config, check_inputs(config), config.machine.devices)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_the_layouts_of_a_recipe_fit_its_models(recipe, monkeypatch):
     monkeypatch.chdir(ROOT)
-    config, _ = settled(config_of(recipe))
+    config, _ = resolve_task(config_of(recipe))
     found = layouts_of(config, check_inputs(config), config.machine.devices)
     assert found.student.processes + config.teacher.ranks == config.machine.devices
     assert found.teacher.processes in (config.teacher.ranks, config.machine.devices)
@@ -55,7 +55,7 @@ def test_the_layouts_of_a_recipe_fit_its_models(recipe, monkeypatch):
 def distil(rank: int, processes: int, words: list[str], port: int, place: Path) -> None:
     """Runs the command as one of its launched processes."""
     dist.destroy_process_group()
-    as_torchrun(rank, processes, port)
+    set_torchrun_environment(rank, processes, port)
     distill.main(words)
     dist.init_process_group("gloo", init_method=f"file://{place}/ended", rank=rank, world_size=processes)
 

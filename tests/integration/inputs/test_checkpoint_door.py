@@ -8,7 +8,7 @@ import torch
 import support.broken_checkpoints as broken
 from pipelines import cache, distill, evaluate, export, prune, quantize, report
 from support.broken_checkpoints import changed, config_text, config_with, files, in_shards, renamed, weights, without
-from support.commands import refused, small_run
+from support.commands import refusal_of, small_run
 from support.tiny_models import VOCABULARY
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -137,7 +137,7 @@ CASES = {
 def test_a_broken_teacher_is_refused_before_any_stage(name, checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     change, message = CASES[name]
     folder = changed_copy("headed", change)
-    told = refused(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
+    told = refusal_of(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
     assert re.search(message, told), told
     assert str(folder) in told
     assert not (tmp_path / "run").exists()
@@ -151,7 +151,7 @@ def test_a_broken_student_checkpoint_is_refused_before_any_stage(
     words = small_run(
         checkpoints / "headed", checkpoints / "data", tmp_path / "run", "--student", str(changed_copy("headed", change))
     )
-    told = refused(distill, words, monkeypatch, capsys)
+    told = refusal_of(distill, words, monkeypatch, capsys)
     assert re.search(message, told), told
     assert "student" in told
     assert not (tmp_path / "run").exists()
@@ -160,7 +160,7 @@ def test_a_broken_student_checkpoint_is_refused_before_any_stage(
 def test_a_dry_run_refuses_a_broken_teacher(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     change, message = WEIGHTS["renamed"]
     words = small_run(changed_copy("headed", change), checkpoints / "data", tmp_path / "run", "--dry-run", "true")
-    assert re.search(message, refused(distill, words, monkeypatch, capsys))
+    assert re.search(message, refusal_of(distill, words, monkeypatch, capsys))
 
 
 def test_a_broken_further_teacher_is_refused_before_any_stage(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
@@ -172,7 +172,7 @@ def test_a_broken_further_teacher_is_refused_before_any_stage(checkpoints, chang
         "--teacher.also",
         f"[{changed_copy('headed', change)}]",
     )
-    assert re.search(message, refused(distill, words, monkeypatch, capsys))
+    assert re.search(message, refusal_of(distill, words, monkeypatch, capsys))
     assert not (tmp_path / "run").exists()
 
 
@@ -192,5 +192,5 @@ def test_every_command_refuses_a_broken_checkpoint(
         "evaluate": (evaluate, ["--model", str(folder), *given]),
         "report": (report, ["--teacher", str(checkpoints / "headed"), "--model", str(folder), *given]),
     }[command]
-    assert re.search(message, refused(module, words, monkeypatch, capsys))
+    assert re.search(message, refusal_of(module, words, monkeypatch, capsys))
     assert not list(output.rglob("manifest.json"))

@@ -15,8 +15,8 @@ from compress.prune.slicing.checkpoint import save_pruned
 from distill.checkpoint.sentence_folder import Projection, SentenceForm
 from pipelines import cache, distill, evaluate, harness
 from support.broken_checkpoints import without
-from support.commands import ROOT, finish, refused, small_run
-from support.task_data import several_labels
+from support.commands import ROOT, refusal_of, run_to_success, small_run
+from support.task_data import multi_label_data
 from support.tiny_models import build_model, saved
 from support.two_tokenizers import byte_level
 from unit.compress.prune.test_prune_reload import shipped
@@ -27,7 +27,7 @@ SHORT = ["--until", "cache", "--teacher_train.epochs", "1"]
 
 def test_a_head_without_weights_is_trained_and_reported(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", without("classifier"))
-    said = finish("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
+    said = run_to_success("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
     assert re.search(r"fine-tuned first \(the files have no weights of its head \(classifier\.bias, classifier\.", said)
     assert "it is used as it is" not in said
     (manifest,) = (tmp_path / "run" / "teacher").glob("*/manifest.json")
@@ -36,19 +36,19 @@ def test_a_head_without_weights_is_trained_and_reported(checkpoints, changed_cop
 
 def test_a_renamed_head_counts_as_missing_and_its_weights_are_named(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.renamed("classifier", "klassifier"))
-    said = finish("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
+    said = run_to_success("distill", small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT))
     assert "but klassifier.bias, klassifier.weight" in said
 
 
 def test_a_complete_head_is_used_without_training(checkpoints, tmp_path):
-    said = finish("distill", small_run(checkpoints / "headed", checkpoints / "data", tmp_path / "run", *SHORT))
+    said = run_to_success("distill", small_run(checkpoints / "headed", checkpoints / "data", tmp_path / "run", *SHORT))
     assert "its head has these 5 labels, in the same order: it is used as it is" in said
 
 
 def test_an_incomplete_head_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", without("classifier.bias"))
     words = small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)
-    assert re.search(r"1 missing \(classifier\.bias\)", refused(distill, words, monkeypatch, capsys))
+    assert re.search(r"1 missing \(classifier\.bias\)", refusal_of(distill, words, monkeypatch, capsys))
 
 
 def test_a_missing_head_is_refused_when_fine_tuning_is_disabled(
@@ -56,7 +56,7 @@ def test_a_missing_head_is_refused_when_fine_tuning_is_disabled(
 ):
     folder = changed_copy("headed", without("classifier"))
     words = small_run(folder, checkpoints / "data", tmp_path / "run", "--teacher.finetune", "never")
-    told = refused(distill, words, monkeypatch, capsys)
+    told = refusal_of(distill, words, monkeypatch, capsys)
     assert "the files have no weights of its head (classifier.bias, classifier.weight), and --teacher.finetune" in told
 
 
@@ -69,7 +69,7 @@ def test_commands_that_train_nothing_refuse_a_missing_head(
         "cache": (cache, ["write", "--teacher", folder, "--data", data, "--cache", str(tmp_path / "c")]),
         "evaluate": (evaluate, ["--model", folder, "--data", data, "--output", str(tmp_path / "e")]),
     }[command]
-    assert re.search(r"2 missing \(classifier\.bias", refused(module, words, monkeypatch, capsys))
+    assert re.search(r"2 missing \(classifier\.bias", refusal_of(module, words, monkeypatch, capsys))
 
 
 def test_a_checkpoint_without_a_head_is_not_cached_as_a_classifier(checkpoints, tmp_path, monkeypatch, capsys):
@@ -82,7 +82,7 @@ def test_a_checkpoint_without_a_head_is_not_cached_as_a_classifier(checkpoints, 
         "--cache",
         str(tmp_path / "c"),
     ]
-    told = refused(cache, [*words, "--task", "text-classification"], monkeypatch, capsys)
+    told = refusal_of(cache, [*words, "--task", "text-classification"], monkeypatch, capsys)
     assert re.search(r"2 missing \(classifier\.bias", told)
 
 
@@ -91,7 +91,7 @@ def test_a_masked_language_model_without_head_weights_is_refused(
 ):
     folder = changed_copy("masked", without("cls."))
     words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "masked-lm")
-    assert re.search(r"missing \(cls\.predictions\.", refused(distill, words, monkeypatch, capsys))
+    assert re.search(r"missing \(cls\.predictions\.", refusal_of(distill, words, monkeypatch, capsys))
 
 
 def test_the_harness_refuses_a_decoder_whose_weights_are_renamed(tmp_path, monkeypatch, capsys):
@@ -100,7 +100,7 @@ def test_the_harness_refuses_a_decoder_whose_weights_are_renamed(tmp_path, monke
     folder = saved(LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)), tokenizer, tmp_path / "decoder")
     broken.renamed("mlp.up_proj", "mlp.upper")(folder)
     words = ["--model", str(folder), "--tasks", "hellaswag", "--output", str(tmp_path / "run")]
-    told = refused(harness, words, monkeypatch, capsys)
+    told = refusal_of(harness, words, monkeypatch, capsys)
     assert re.search(r"2 missing \(model\.layers\.0\.mlp\.up_proj\.weight", told)
 
 
@@ -109,7 +109,7 @@ def test_a_multi_label_head_is_refused_for_single_label_classification(
 ):
     folder = saved(build_model("bert", problem_type="multi_label_classification"), tokenizer, tmp_path / "several")
     words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "text-classification")
-    told = refused(distill, words, monkeypatch, capsys)
+    told = refusal_of(distill, words, monkeypatch, capsys)
     assert "trained for multi-label (problem_type multi_label_classification in config.json)" in told
     assert not (tmp_path / "run").exists()
 
@@ -118,8 +118,8 @@ def test_a_single_label_head_is_refused_for_multi_label_classification(
     checkpoints, tmp_path, monkeypatch, capsys, tokenizer
 ):
     folder = saved(build_model("bert", problem_type="single_label_classification"), tokenizer, tmp_path / "single")
-    data = several_labels(tmp_path / "several")
-    told = refused(distill, small_run(folder, data, tmp_path / "run", "--task", "multi-label"), monkeypatch, capsys)
+    data = multi_label_data(tmp_path / "several")
+    told = refusal_of(distill, small_run(folder, data, tmp_path / "run", "--task", "multi-label"), monkeypatch, capsys)
     assert "trained for text-classification" in told
 
 
@@ -130,7 +130,7 @@ def no_length(words: list[str]) -> list[str]:
 
 def test_texts_are_truncated_at_the_models_positions_by_default(checkpoints, changed_copy, tmp_path):
     folder = changed_copy("headed", broken.positions(16))
-    said = finish("distill", no_length(small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)))
+    said = run_to_success("distill", no_length(small_run(folder, checkpoints / "data", tmp_path / "run", *SHORT)))
     assert "texts are cut at 16 tokens: the teacher has 16 positions" in said
     (manifest,) = (tmp_path / "run" / "teacher").glob("*/manifest.json")
     assert json.loads(manifest.read_text())["config"]["max_length"] == 16
@@ -138,14 +138,14 @@ def test_texts_are_truncated_at_the_models_positions_by_default(checkpoints, cha
 
 def test_a_requested_length_beyond_the_positions_is_refused(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", broken.positions(16))
-    told = refused(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
+    told = refusal_of(distill, small_run(folder, checkpoints / "data", tmp_path / "run"), monkeypatch, capsys)
     assert "data.max_length: expected at most 16 tokens, the positions of the teacher, found 32" in told
 
 
 def test_evaluate_refuses_a_length_beyond_the_positions(checkpoints, changed_copy, tmp_path, monkeypatch, capsys):
     folder = changed_copy("headed", broken.positions(16))
     words = ["--model", str(folder), "--data", str(checkpoints / "data"), "--output", str(tmp_path / "e")]
-    told = refused(evaluate, [*words, "--data.max_length", "32"], monkeypatch, capsys)
+    told = refusal_of(evaluate, [*words, "--data.max_length", "32"], monkeypatch, capsys)
     assert "data.max_length: expected at most 16 tokens, the positions of the model, found 32" in told
 
 
@@ -159,7 +159,7 @@ def test_files_without_read_permission_are_named(what, checkpoints, changed_copy
     (tmp_path / "out").chmod(0o777)
     words = small_run(folder, checkpoints / "data", tmp_path / "out" / "run")
     with broken.as_nobody():
-        told = refused(distill, words, monkeypatch, capsys)
+        told = refusal_of(distill, words, monkeypatch, capsys)
     (folder / what).chmod(0o755)
     assert str(folder) in told
     assert "denied" in told
@@ -198,7 +198,7 @@ def test_a_sentence_encoder_with_broken_projections_is_refused(
 ):
     folder = sentence_folder(tmp_path / "encoder", tokenizer, change)
     words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
-    assert re.search(message, refused(distill, words, monkeypatch, capsys))
+    assert re.search(message, refusal_of(distill, words, monkeypatch, capsys))
 
 
 POOLING, DENSE = "1_Pooling/config.json", "2_Dense/config.json"
@@ -227,7 +227,7 @@ def test_a_sentence_encoder_with_settings_of_another_shape_is_refused(
     folder = sentence_folder(tmp_path / "encoder", tokenizer, lambda dense: None)
     (folder / file).write_text(json.dumps(content))
     words = small_run(folder, checkpoints / "data", tmp_path / "run", "--task", "sentence-embedding")
-    assert re.search(message, refused(distill, words, monkeypatch, capsys))
+    assert re.search(message, refusal_of(distill, words, monkeypatch, capsys))
 
 
 def test_a_pruned_model_whose_weights_are_missing_is_refused(checkpoints, tmp_path, monkeypatch, capsys, tokenizer):
@@ -235,7 +235,7 @@ def test_a_pruned_model_whose_weights_are_missing_is_refused(checkpoints, tmp_pa
     tokenizer.save_pretrained(tmp_path / "pruned")
     broken.without("layer.1.output.dense")(tmp_path / "pruned")
     words = ["--model", str(tmp_path / "pruned"), "--data", str(checkpoints / "data"), "--output", str(tmp_path / "e")]
-    assert re.search(r"2 missing \(", refused(evaluate, words, monkeypatch, capsys))
+    assert re.search(r"2 missing \(", refusal_of(evaluate, words, monkeypatch, capsys))
 
 
 def test_a_broken_config_is_refused_without_importing_torch(checkpoints, changed_copy):

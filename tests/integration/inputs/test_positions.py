@@ -9,7 +9,7 @@ from distill.errors import InputError
 from distill.tasks.choose import TASKS
 from distill.tasks.positions import check_length, positions_of
 from pipelines import distill
-from support.commands import refused, small_run
+from support.commands import refusal_of, small_run
 from support.task_data import books_data
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, saved
 
@@ -63,9 +63,9 @@ def test_rows_longer_than_the_teachers_positions_are_refused(
     folder = saved(model, boundless, tmp_path / "model")
     long = ("--data.max_length", "100")
     wanted = "data.max_length: expected at most 64 tokens, the positions of the teacher, found 100"
-    assert wanted in refused(distill, small_run(folder, data, tmp_path / "run", *long), monkeypatch, capsys)
+    assert wanted in refusal_of(distill, small_run(folder, data, tmp_path / "run", *long), monkeypatch, capsys)
     words = ["write", "--teacher", str(folder), "--data", str(data), "--cache", str(tmp_path / "cache"), *long]
-    assert wanted in refused(pipelines.cache, words, monkeypatch, capsys)
+    assert wanted in refusal_of(pipelines.cache, words, monkeypatch, capsys)
 
 
 def test_a_student_with_too_few_positions_and_too_long_general_texts_are_refused(
@@ -73,8 +73,8 @@ def test_a_student_with_too_few_positions_and_too_long_general_texts_are_refused
 ):
     short = saved(build_model("bert", "Model", max_position_embeddings=16), boundless, tmp_path / "short")
     words = small_run(body_folder, data_folder, tmp_path / "run")
-    said = refused(distill, [*words, "--student", str(short)], monkeypatch, capsys)
+    said = refusal_of(distill, [*words, "--student", str(short)], monkeypatch, capsys)
     assert "data.max_length: expected at most 16 tokens, the positions of the student, found 32" in said
     plain = ("--general.data", str(data_folder / "train.csv"), "--general.length", "65")
-    said = refused(distill, [*words, *plain], monkeypatch, capsys)
+    said = refusal_of(distill, [*words, *plain], monkeypatch, capsys)
     assert "general.length: expected at most 64 tokens, the positions of the teacher, found 65" in said

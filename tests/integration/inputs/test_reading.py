@@ -17,7 +17,7 @@ import pytest
 
 from pipelines import distill
 from pipelines.runs import cli
-from support.commands import refused, small_run
+from support.commands import refusal_of, small_run
 from support.tiny_models import build_model, make_rows, saved
 
 ROWS = [*make_rows(30, 1), ('said "no"; twice, | or\tso\nover two lines', "billing")]
@@ -93,7 +93,7 @@ def refusal(
     *more: str,
 ) -> str:
     words = small_run(body, write_files(place / "data", files), place / "run", "--until", "general", *more)
-    message = refused(distill, words, monkeypatch, capsys)
+    message = refusal_of(distill, words, monkeypatch, capsys)
     assert not list(place.rglob("manifest.json"))
     return message
 
@@ -452,7 +452,7 @@ def test_unreadable_data_is_refused_with_one_message(case, body, tmp_path, monke
 def test_a_file_without_permission_is_named(body, tmp_path, monkeypatch, capsys):
     data = write_files(tmp_path / "data", {"train.csv": TABLE})
     (data / "train.csv").chmod(0)
-    message = refused(distill, small_run(body, data, tmp_path / "run"), monkeypatch, capsys)
+    message = refusal_of(distill, small_run(body, data, tmp_path / "run"), monkeypatch, capsys)
     assert "train.csv': can't be read: Permission denied" in message
 
 

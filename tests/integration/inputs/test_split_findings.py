@@ -21,8 +21,8 @@ from distill.data.splits.labelled import Examples, Splits
 from distill.tasks.choose import TASKS
 from pipelines import distill, report
 from pipelines.stages.evaluate import baseline_scores
-from support.commands import refused, small_run
-from support.task_data import TAGS, books_data, numbers, pair_data, question_data, several_labels, tagged_data
+from support.commands import refusal_of, small_run
+from support.task_data import TAGS, books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
 from support.tiny_models import CLUES, FILLERS, LABELS, VOCABULARY, build_model, make_rows, saved
 
 Rows = Sequence[Sequence[str]]
@@ -89,7 +89,7 @@ def refuses(body, tmp_path, monkeypatch, capsys) -> Callable[..., str]:
         output = tmp_path / f"refused{len(list(tmp_path.glob('refused*')))}"
         words = small_run(body, data, output, "--teacher.finetune", "never", "--until", "teacher", *more)
         capsys.readouterr()
-        return refused(distill, words, monkeypatch, capsys)
+        return refusal_of(distill, words, monkeypatch, capsys)
 
     return run
 
@@ -303,7 +303,7 @@ def test_rows_with_unknown_tags_or_multi_labels_are_dropped_on_request(reads, re
     drop = ("--data.unknown_labels", "drop")
     _, metrics = reads(tagged, *drop, labels=TAGS, head="ForTokenClassification")
     assert (metrics["test"], metrics["test_dropped_unknown_labels"]) == (39, 1)
-    several = several_labels(tmp_path / "several")
+    several = multi_label_data(tmp_path / "several")
     table = pq.read_table(several / "test.parquet").to_pydict()
     table["label"][5] = ["new"]
     pq.write_table(pa.table(table), several / "test.parquet")
@@ -375,7 +375,7 @@ def test_splits_without_labels_are_dropped_in_every_task(reads, tmp_path):
     tagged = without(tagged_data(tmp_path / "tagged"), "tags", pa.list_(pa.int64()), -100)
     _, metrics = reads(tagged, labels=TAGS, head="ForTokenClassification")
     assert (metrics["test_dropped_unlabelled"], metrics["test"]) == (40, 12)
-    scored = without(numbers(tmp_path / "numbers"), "label", pa.float64(), -1.0)
+    scored = without(regression_data(tmp_path / "numbers"), "label", pa.float64(), -1.0)
     _, metrics = reads(scored, labels=["number"], problem_type="regression")
     assert (metrics["test_dropped_unlabelled"], metrics["test"]) == (40, 12)
     asked = question_data(tmp_path / "asked")
@@ -475,7 +475,7 @@ def test_a_report_shows_the_majority_baseline_and_the_dropped_rows(tokenizer, tm
     assert "lacks their labels: &#39;&lt;i&gt;&#39; (1 rows)" in page
 
 
-def always(task_name: str, train: list, test: list, names: tuple[str, ...] = ()) -> dict[str, float | None]:
+def baseline_of(task_name: str, train: list, test: list, names: tuple[str, ...] = ()) -> dict[str, float | None]:
     """Returns the scores of train's baseline on a test split with one text per label."""
     task = TASKS[task_name].of(names, {})
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
@@ -491,15 +491,15 @@ def always(task_name: str, train: list, test: list, names: tuple[str, ...] = ())
 
 
 def test_baselines_predict_the_same_answer_for_every_row():
-    assert always("text-classification", [0, 1, 1], [1, 1, 0, 1], ("a", "b"))["accuracy"] == 0.75
-    several = always("multi-label", [[1, 1, 0], [0, 1, 0]], [[0, 1, 0], [1, 1, 0], [0, 0, 1]], ("a", "b", "c"))
+    assert baseline_of("text-classification", [0, 1, 1], [1, 1, 0, 1], ("a", "b"))["accuracy"] == 0.75
+    several = baseline_of("multi-label", [[1, 1, 0], [0, 1, 0]], [[0, 1, 0], [1, 1, 0], [0, 0, 1]], ("a", "b", "c"))
     assert several == {"micro F1": 4 / 7, "macro F1": pytest.approx(0.8 / 3), "all right": pytest.approx(1 / 3)}
-    assert always("regression", [1.0, 3.0], [2.0, 4.0], ("number",)) == {
+    assert baseline_of("regression", [1.0, 3.0], [2.0, 4.0], ("number",)) == {
         "Spearman": None, "Pearson": None, "RMSE": pytest.approx(2**0.5)
     }  # fmt: skip
-    tags = always("token-classification", [[0, 0, 1]], [[0, 1, 0, 0], [1]], ("O", "B-x"))
+    tags = baseline_of("token-classification", [[0, 0, 1]], [[0, 1, 0, 0], [1]], ("O", "B-x"))
     assert tags == {"span F1": 0, "precision": 0, "recall": 0, "accuracy": pytest.approx(0.6)}
     answer = [Answer("meka", 3)]
-    assert always("question-answering", [answer, []], [answer, [], []])["exact match"] == pytest.approx(2 / 3)
+    assert baseline_of("question-answering", [answer, []], [answer, [], []])["exact match"] == pytest.approx(2 / 3)
     assert TASKS["question-answering"](()).baseline(Questions(["a"], ["b"], [answer])) is None
     assert TASKS["causal-lm"](()).baseline(Examples(["a"], None)) is None

@@ -11,8 +11,8 @@ import pytest
 from distill.cache import CacheReader
 from distill.cache.verify import verify
 from distill.errors import InputError
-from support.cache_samples import Teacher, files_of, make_rows, write, write_apart
-from support.forking import forking
+from support.cache_samples import Teacher, files_of, make_rows, start_writer, write
+from support.forking import fork_server
 
 ROWS = make_rows()
 FIRST = 20  # rows of a cache that is later extended to all rows
@@ -22,7 +22,7 @@ PAUSE = 0.02
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> None:
-    forking()
+    fork_server()
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def grown(tmp_path_factory) -> Path:
 
 def write_at_once(folder: Path, ranks: list[int], pause: float = PAUSE) -> list:
     """Runs one writer per rank concurrently and returns what each one returned."""
-    writers = [write_apart(folder, ROWS, pause, rank, len(ranks)) for rank in ranks]
+    writers = [start_writer(folder, ROWS, pause, rank, len(ranks)) for rank in ranks]
     found = []
     for process, pipe in writers:
         assert pipe.recv() == "ready"
@@ -95,7 +95,7 @@ def test_an_open_reader_keeps_its_rows_while_the_cache_grows(grown, tmp_path):
     write(folder, ROWS[:FIRST], Teacher(whole_batch=True))
     before = files_of(folder)
     reader = CacheReader(folder)
-    process, _ = write_apart(folder, ROWS, PAUSE)
+    process, _ = start_writer(folder, ROWS, PAUSE)
     while process.is_alive():
         assert reader.holds([reader.shard(0).keys[0].tobytes()]).all()
         assert not reader.shard(0).damages(reader.store.index.shard_prefixes(0))
@@ -114,7 +114,7 @@ def test_an_open_reader_keeps_its_rows_while_the_cache_grows(grown, tmp_path):
 def kill_at_random(folder: Path, seed: int, longest: float) -> None:
     """Starts a writer and kills it within `longest` seconds, roughly the time an undisturbed writer needs."""
     rng = np.random.default_rng(seed)
-    process, pipe = write_apart(folder, ROWS, PAUSE)
+    process, pipe = start_writer(folder, ROWS, PAUSE)
     assert pipe.recv() == "ready"
     time.sleep(rng.uniform(0, longest))
     process.kill()
@@ -149,10 +149,10 @@ def test_the_caches_of_fifty_killed_writers_are_completed_identically(seed, alon
 
 def test_a_killed_writer_does_not_stop_the_other_writer(alone, tmp_path):
     folder = tmp_path / "cache"
-    victim, _ = write_apart(folder, ROWS, 0.1)
+    victim, _ = start_writer(folder, ROWS, 0.1)
     while not list(folder.glob("shard-*.partial")):
         time.sleep(0.005)
-    other, pipe = write_apart(folder, ROWS, 0.0)
+    other, pipe = start_writer(folder, ROWS, 0.0)
     time.sleep(0.1)
     victim.kill()
     victim.join()

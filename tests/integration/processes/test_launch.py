@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from pipelines import distill
-from support.commands import finish, refused, small_run, start
+from support.commands import refusal_of, run_to_success, small_run, start
 from support.run_inputs import make_inputs
 
 TWO = (
@@ -48,7 +48,7 @@ def children(parent: int) -> list[int]:
 @pytest.fixture(scope="module")
 def undisturbed(inputs, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("two") / "run"
-    said = finish("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
+    said = run_to_success("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
     assert said.count("Made") == 1, "both processes speak"
     return output
 
@@ -66,17 +66,17 @@ def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
     online = ("--teacher.signals", "online", "--epochs", "2", "--teacher_train.epochs", "1", "--until", "distill")
     beside = small_run(*inputs, tmp_path / "beside", *online, "--devices", "2")
     apart = small_run(*inputs, tmp_path / "apart", *online, "--devices", "3", "--teacher.ranks", "1")
-    finish("distill", beside)
-    assert finish("distill", apart).count("Made") == 1, "the teacher's process speaks too"
+    run_to_success("distill", beside)
+    assert run_to_success("distill", apart).count("Made") == 1, "the teacher's process speaks too"
     ours, theirs = weights(tmp_path / "apart"), weights(tmp_path / "beside")
     assert all((ours[name] == theirs[name]).all() for name in theirs)
-    assert "distill: done before, skipped" in finish("distill", apart), "the teacher is called and nobody asks"
+    assert "distill: done before, skipped" in run_to_success("distill", apart), "the teacher is called and nobody asks"
 
 
 @pytest.mark.slow
 def test_deepspeed_saves_a_student(inputs, tmp_path):
     words = ("--devices", "2", "--strategy", "deepspeed_stage_2", "--epochs", "2", "--teacher_train.epochs", "1")
-    assert finish("distill", small_run(*inputs, tmp_path, *words)).count("Result") == 1
+    assert run_to_success("distill", small_run(*inputs, tmp_path, *words)).count("Result") == 1
     assert weights(tmp_path)
 
 
@@ -130,6 +130,6 @@ def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) 
     ],
 )
 def test_an_invalid_layout_is_refused_before_processes_start(words, expected, inputs, tmp_path, monkeypatch, capsys):
-    said = refused(distill, small_run(*inputs, tmp_path / "run", *words), monkeypatch, capsys)
+    said = refusal_of(distill, small_run(*inputs, tmp_path / "run", *words), monkeypatch, capsys)
     assert expected in said
     assert not (tmp_path / "run").exists()

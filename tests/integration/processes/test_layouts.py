@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from distill.losses.config import LossConfig
 from pipelines.settings.distill_config import MachineConfig
 from support.ranks import free_port, run_ranks
-from support.tiny_models import saved, scatter
+from support.tiny_models import draw_weights, saved
 from support.training_ranks import Training, train
 
 NEAR = 1e-5
@@ -29,7 +29,7 @@ def student(tmp_path_factory, tokenizer, tiny_model) -> Path:
 @pytest.fixture(scope="module")
 def teacher_folder(tmp_path_factory, tokenizer, tiny_model) -> Path:
     model = tiny_model("bert", num_hidden_layers=4)
-    scatter(model)
+    draw_weights(model)
     return saved(model, tokenizer, tmp_path_factory.mktemp("teacher") / "model")
 
 
@@ -59,7 +59,7 @@ def test_every_layout_trains_the_same_student(processes, layout, student, alone,
     for rank in range(processes):
         held = found[rank]["weights"]
         assert "pp=" in layout or held.keys() == alone["weights"].keys()
-        assert off(held, alone["weights"]) == {}
+        assert differing_weights(held, alone["weights"]) == {}
         assert found[rank]["metrics"] == pytest.approx(alone["metrics"], abs=1e-4)
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").state_dict()
     assert loaded.keys() == alone["weights"].keys()
@@ -89,7 +89,7 @@ def test_a_student_with_frozen_embeddings_is_saved_as_one_process_trains_it(
     expected = train(0, 1, Training(student, single, settings), "replicated")["weights"]
     run_ranks(train, processes, processes, Training(student, place, settings), layout, limit=120)
     loaded = AutoModelForSequenceClassification.from_pretrained(place / "model").state_dict()
-    assert off(loaded, expected) == {}
+    assert differing_weights(loaded, expected) == {}
     before = AutoModelForSequenceClassification.from_pretrained(student).get_input_embeddings().weight
     assert loaded["bert.embeddings.word_embeddings.weight"].equal(before)
 
@@ -130,7 +130,7 @@ def test_teacher_and_student_layouts_do_not_change_the_student(
 ):
     job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, loss=TAUGHT)
     for found in run_ranks(train, processes, processes, job, layout, limit=120):
-        assert off(found["weights"], taught_by("32")["weights"]) == {}
+        assert differing_weights(found["weights"], taught_by("32")["weights"]) == {}
         assert found["metrics"] == pytest.approx(taught_by("32")["metrics"], abs=1e-4)
 
 
@@ -154,7 +154,7 @@ def test_a_teacher_on_separate_processes_trains_the_same_student(
     found = run_ranks(train, processes, processes, job, layout, limit=120)
     assert found[-teachers:] == [{}] * teachers
     for each in found[:-teachers]:
-        assert off(each["weights"], taught_by("32")["weights"]) == {}
+        assert differing_weights(each["weights"], taught_by("32")["weights"]) == {}
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_deepspeed_trains_the_same_student(strategy, student, teacher_folder, ta
     machine = MachineConfig(accelerator="cpu", strategy=strategy)
     job = Training(student, tmp_path, teacher=teacher_folder, loss=TAUGHT, machine=machine)
     for found in run_ranks(train, 2, 2, job, "replicated", limit=300):
-        assert off(found["weights"], taught_by("32")["weights"]) == {}
+        assert differing_weights(found["weights"], taught_by("32")["weights"]) == {}
         assert found["metrics"] == pytest.approx(taught_by("32")["metrics"], abs=1e-4)
 
 
@@ -178,7 +178,7 @@ def test_a_stopped_deepspeed_run_resumes_to_the_same_student(strategy, student, 
         job = Training(student, tmp_path, train=often, machine=machine, stop=stop)
         found = run_ranks(train, 2, 2, job, "replicated", limit=300)
         (tmp_path.parent / f"{tmp_path.name}.world").unlink()
-    assert off(found[0]["weights"], alone["weights"]) == {}
+    assert differing_weights(found[0]["weights"], alone["weights"]) == {}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_compressed_gradients_keep_the_copies_equal_and_close_to_exact_training(
 def test_offloaded_weights_train_the_same_student(student, teacher_folder, taught_by, tmp_path):
     job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout="fsdp=2", loss=TAUGHT, offload=True)
     for found in run_ranks(train, 2, 2, job, "fsdp=2", limit=120):
-        assert off(found["weights"], taught_by("32")["weights"]) == {}
+        assert differing_weights(found["weights"], taught_by("32")["weights"]) == {}
 
 
 def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
@@ -225,10 +225,10 @@ def test_a_run_resumed_in_other_layouts_ends_with_the_same_student(student, alon
             (tmp_path.parent / f"{tmp_path.name}.world").unlink()
         else:
             ended = train(0, 1, job, layout)
-    assert off(ended["weights"], alone["weights"]) == {}
+    assert differing_weights(ended["weights"], alone["weights"]) == {}
 
 
-def off(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def differing_weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Returns the weights that differ by more than NEAR, with their largest absolute difference.
 
     Key biases are ignored: they don't affect the output, so that their gradients are pure rounding errors, which Adam

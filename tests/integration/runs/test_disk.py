@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import finish, small_run, start
+from support.commands import run_to_success, small_run, start
 
 QUICK = ("--epochs", "1", "--teacher_train.epochs", "1")
 
@@ -44,7 +44,7 @@ def test_a_full_disk_ends_with_one_message_and_the_run_resumes_with_more_space(
     assert "Traceback" not in said
     before = {file: file.read_bytes() for file in disk.glob("run/*/*/manifest.json")}
     subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-    finish("distill", words)
+    run_to_success("distill", words)
     assert {file: file.read_bytes() for file in before} == before
     assert list(disk.glob("run/distill/*/model/model.safetensors"))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.runs.stage import sha256
-from support.commands import finish, small_run, start
+from support.commands import run_to_success, small_run, start
 from support.tiny_models import build_model, saved
 
 # Enough steps with frequent checkpoints for kills to hit every stage.
@@ -37,7 +37,7 @@ def undisturbed(tmp_path, tokenizer, data_folder):
     """(teacher, data, hash of the student, seconds) of an undisturbed run."""
     teacher = saved(build_model("bert", "Model"), tokenizer, tmp_path / "teacher")
     begun = time.monotonic()
-    finish("distill", small_run(teacher, data_folder, tmp_path / "undisturbed", *LONG))
+    run_to_success("distill", small_run(teacher, data_folder, tmp_path / "undisturbed", *LONG))
     return teacher, data_folder, student_hash(tmp_path / "undisturbed"), time.monotonic() - begun
 
 
@@ -56,7 +56,7 @@ def test_a_run_killed_repeatedly_resumes_bit_identically(undisturbed, tmp_path):
             seconds /= 2
         if killed == 2:
             break
-    said = finish("distill", words)
+    said = run_to_success("distill", words)
     assert killed >= 1
     assert "skipped" in said or "going on" in said
     assert student_hash(tmp_path / "killed") == expected
@@ -74,7 +74,7 @@ def test_twenty_runs_killed_at_random_moments_end_bit_identically(undisturbed, t
             killed += 1
         else:
             seconds *= 0.8  # the machine was busier when it was measured
-        finish("distill", words)
+        run_to_success("distill", words)
         assert student_hash(output) == expected, f"run {number}"
         if killed == 20:
             break

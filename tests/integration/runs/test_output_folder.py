@@ -11,7 +11,7 @@ import pytest
 
 from pipelines import distill
 from pipelines.runs.console import Console
-from support.commands import refused, small_run, start
+from support.commands import refusal_of, small_run, start
 from support.run_inputs import write_csv
 from support.tiny_models import make_rows
 
@@ -59,7 +59,7 @@ def test_an_impossible_output_path_is_refused(case, dry, tmp_path, monkeypatch, 
     if case.startswith("where"):
         words = small_run(*inputs(tmp_path), output)
         before = sorted(tmp_path.rglob("*"))
-    found = refused(distill, words, monkeypatch, capsys)
+    found = refusal_of(distill, words, monkeypatch, capsys)
     assert message in found
     assert f"output '{output}': " in found
     assert sorted(tmp_path.rglob("*")) == before
@@ -67,7 +67,7 @@ def test_an_impossible_output_path_is_refused(case, dry, tmp_path, monkeypatch, 
 
 def test_an_output_path_with_a_null_character_is_refused(tmp_path, monkeypatch, capsys):
     (tmp_path / "run.yaml").write_text('output: "runs/a\\0b"\nteacher: t\ndata: d\n')
-    found = refused(distill, ["--config", str(tmp_path / "run.yaml")], monkeypatch, capsys)
+    found = refusal_of(distill, ["--config", str(tmp_path / "run.yaml")], monkeypatch, capsys)
     assert "expected a path, found a null character in it" in found
 
 
@@ -77,7 +77,7 @@ def test_a_link_in_place_of_the_student_folder_is_refused_before_any_stage(tmp_p
     (tmp_path / "run" / "stillroom.json").write_text("{}")
     (tmp_path / "outside").mkdir()
     (tmp_path / "run" / "student").symlink_to(tmp_path / "outside")
-    message = refused(distill, words, monkeypatch, capsys)
+    message = refusal_of(distill, words, monkeypatch, capsys)
     assert (
         f"output '{tmp_path / 'run' / 'student'}': expected a folder, or nothing, to publish in, found a link"
         in message

@@ -11,7 +11,7 @@ from transformers import BertTokenizerFast
 from pipelines import report
 from pipelines.runs.stage import sha256
 from pipelines.settings.command_line import replace_words
-from support.commands import refused
+from support.commands import refusal_of
 from support.run_inputs import make_inputs
 from support.tiny_models import VOCABULARY, build_model, saved
 
@@ -123,7 +123,7 @@ def test_a_link_or_file_in_place_of_the_student_folder_is_refused(what, copied, 
         student.symlink_to(moved if what == "a link" else outside)
     before = names(moved)
     gc.collect()
-    message = refused(report, words, monkeypatch, capsys)
+    message = refusal_of(report, words, monkeypatch, capsys)
     assert f"output '{student}': expected a folder, or nothing, to publish in, found {what.split()[0]} " in message
     assert names(moved) == before
     assert not outside.exists()
@@ -171,7 +171,7 @@ def test_a_damaged_report_is_refused_by_name(damage, copied, monkeypatch, capsys
     else:
         (stage.parent / "curves.json").write_text('{"teacher"')
     page = (output / "report.html").read_bytes()
-    message = refused(report, ["--run", str(output)], monkeypatch, capsys)
+    message = refusal_of(report, ["--run", str(output)], monkeypatch, capsys)
     wanted = {"gone": "no finished report there", "its curves are cut off": "expected what the report stage wrote"}
     assert wanted.get(damage, "isn't what a run wrote there") in message
     assert (output / "report.html").read_bytes() == page
@@ -181,5 +181,5 @@ def test_charts_are_not_written_through_a_link(copied, tmp_path, monkeypatch, ca
     output, _ = copied
     (tmp_path / "outside").mkdir()
     (output / "charts").symlink_to(tmp_path / "outside")
-    assert "found a link to" in refused(report, ["--run", str(output), "--charts", "true"], monkeypatch, capsys)
+    assert "found a link to" in refusal_of(report, ["--run", str(output), "--charts", "true"], monkeypatch, capsys)
     assert not list((tmp_path / "outside").iterdir())

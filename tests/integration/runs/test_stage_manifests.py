@@ -13,7 +13,7 @@ from transformers import BertTokenizerFast
 from pipelines import distill
 from pipelines.runs.stage import digest_of
 from pipelines.stages import data
-from support.commands import ROOT, refused, small_run
+from support.commands import ROOT, refusal_of, small_run
 from support.run_inputs import stage_folder, write_csv
 from support.tiny_models import VOCABULARY, build_model, make_rows, saved
 
@@ -145,7 +145,7 @@ def test_a_file_added_to_a_finished_stage_is_named(name, copied, monkeypatch, ca
         (folder / name).symlink_to(folder.parent)
     else:
         (folder / name).write_text("mine")
-    message = refused(distill, words, monkeypatch, capsys)
+    message = refusal_of(distill, words, monkeypatch, capsys)
     assert f"stage '{folder}': {name} was added since the stage ended" in message
     (folder / name).unlink()
     gc.collect()  # the raised exception still holds the lock of the folder
@@ -160,7 +160,7 @@ def test_a_link_that_leaves_the_stage_folder_is_refused(what, copied, tmp_path, 
     outside = tmp_path / "outside"
     inside.rename(outside)
     inside.symlink_to(outside)
-    message = refused(distill, words, monkeypatch, capsys)
+    message = refusal_of(distill, words, monkeypatch, capsys)
     assert f"leads out of the stage's folder, to '{tmp_path / 'outside'}" in message
 
 
@@ -182,7 +182,7 @@ def test_a_file_in_place_of_a_stage_folder_is_named_and_kept(copied, monkeypatch
     output, words = copied
     shutil.rmtree(output / "teacher")
     (output / "teacher").write_text("mine")
-    assert f"found a file or a broken link at '{output / 'teacher'}" in refused(distill, words, monkeypatch, capsys)
+    assert f"found a file or a broken link at '{output / 'teacher'}" in refusal_of(distill, words, monkeypatch, capsys)
     assert (output / "teacher").read_text() == "mine"
 
 

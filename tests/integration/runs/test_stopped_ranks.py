@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from support.commands import finish, small_run
+from support.commands import run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.stopping import Running, assert_stopped, is_running
 
@@ -46,7 +46,7 @@ def checkpoints(output: Path) -> list[str]:
 
 def test_stopping_all_or_one_process_leaves_checkpoints_that_resume_bit_identically(inputs, tmp_path):
     words, output = small_run(*inputs, tmp_path / "stopped", *TWO, *RESTARTS), tmp_path / "stopped"
-    finish("distill", small_run(*inputs, tmp_path / "undisturbed", *TWO))
+    run_to_success("distill", small_run(*inputs, tmp_path / "undisturbed", *TWO))
     first = Running.of("distill", words)
     first.wait_for_line(EPOCH)
     assert first.stop(signal.SIGINT) == 130
@@ -64,7 +64,7 @@ def test_stopping_all_or_one_process_leaves_checkpoints_that_resume_bit_identica
     assert not [pid for pid in started if is_running(pid)]
     (later,) = checkpoints(output)
     assert later > kept
-    finish("distill", words)
+    run_to_success("distill", words)
     ours, theirs = weights(output), weights(tmp_path / "undisturbed")
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 

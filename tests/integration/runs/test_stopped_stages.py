@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.runs.stage import sha256
-from support.commands import finish, small_run
+from support.commands import run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.stopping import Running, assert_stopped
 
@@ -55,7 +55,7 @@ def test_every_stage_of_a_quantized_run_resumes_bit_identically_after_a_stop(inp
     more = ("--epochs", "2", "--teacher_train.epochs", "2", "--quantize", "int8")
     stopped = stop_in_each_stage("distill", small_run(*inputs, tmp_path / "stopped", *more))
     assert {"data", "teacher", "cache", "distill", "quantize", "report"} <= set(stopped)
-    finish("distill", small_run(*inputs, tmp_path / "undisturbed", *more))
+    run_to_success("distill", small_run(*inputs, tmp_path / "undisturbed", *more))
     found, expected = (
         {file.parent.name: sha256(file) for file in sorted((tmp_path / name / "student").rglob("*.safetensors"))}
         for name in ("stopped", "undisturbed")
@@ -75,7 +75,7 @@ def test_every_stage_of_a_pruned_run_resumes_after_a_stop(inputs, tmp_path):
 @pytest.mark.parametrize("module", ["evaluate", "report"])
 def test_a_command_on_a_finished_run_resumes_after_a_stop(module, inputs, tmp_path_factory, tmp_path):
     run = tmp_path / "run"
-    finish("distill", small_run(*inputs, run, "--epochs", "1", "--teacher_train.epochs", "1"))
+    run_to_success("distill", small_run(*inputs, run, "--epochs", "1", "--teacher_train.epochs", "1"))
     measured = ["--measure.rounds", "1", "--measure.texts", "4", "--measure.batch", "4"]
     words = {
         "evaluate": ["--model", f"{run}/student", "--data", str(inputs[1]), "--output", f"{tmp_path}/e", *measured],

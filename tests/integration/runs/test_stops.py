@@ -12,7 +12,7 @@ import pytest
 
 from pipelines import export
 from pipelines.runs.stage import sha256
-from support.commands import ROOT, finish, small_run
+from support.commands import ROOT, run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.stopping import Running, assert_stopped, is_running
 from support.tiny_models import build_model, saved
@@ -35,7 +35,7 @@ def inputs(tmp_path_factory) -> tuple[Path, Path]:
 def undisturbed(inputs, tmp_path_factory) -> str:
     """The hash of the student of an undisturbed run."""
     output = tmp_path_factory.mktemp("undisturbed") / "run"
-    finish("distill", small_run(*inputs, output, *EPOCHS))
+    run_to_success("distill", small_run(*inputs, output, *EPOCHS))
     return student_hash(output)
 
 
@@ -62,7 +62,7 @@ def test_a_training_stopped_twice_resumes_from_its_checkpoints_bit_identically(i
     assert "teacher: going on" in distilling.output
     assert "teacher: fine-tuning: epoch 2/12" not in distilling.output, f"it didn't go on from {kept}"
     (kept,) = checkpoints(output, "distill")
-    finish("distill", words)
+    run_to_success("distill", words)
     assert student_hash(output) == undisturbed, f"not the same bits after {kept}"
 
 

@@ -46,7 +46,7 @@ def file_cases() -> Iterator[Case]:
         ("a group that holds itself", "train: &a\n  train: *a\n", "circular|itself|train|settings0"),
         ("groups without end", "{a: " * 3000 + "1" + "}" * 3000, "deep|settings0"),
         ("lists without end", "seed: " + "[" * 5000 + "]" * 5000, "deep|settings0"),
-        ("a laugh a billion times", laughs(), "deep|large|settings0|lol"),
+        ("a laugh a billion times", exponential_yaml(), "deep|large|settings0|lol"),
         ("no YAML", "a: [", "YAML"),
         ("a tab", "train:\n\tepochs: 1\n", "YAML"),
         ("a list", "- 1\n- 2\n", "name: value"),
@@ -66,7 +66,7 @@ def file_cases() -> Iterator[Case]:
     yield Case("config: no name", lambda p: {"--config": ""}, "config")
 
 
-def laughs() -> str:
+def exponential_yaml() -> str:
     lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
     return "\n".join(lines) + "\n"

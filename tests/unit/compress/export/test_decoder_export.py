@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from compress.errors import CompressError
 from compress.export.onnx import graph as exporting
-from compress.export.onnx.decoder import export_decoder, prove_decoder
+from compress.export.onnx.decoder import export_decoder, verify_decoder
 from compress.export.onnx.generate import OnnxDecoder, draw, perplexity
 from compress.export.onnx.graph import FILE, OPSET
 from compress.prune.slicing.sizes import is_pruned
@@ -122,7 +122,7 @@ def logits(model: PreTrainedModel, ids: list[int] | np.ndarray) -> np.ndarray:
     return model(torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()
 
 
-def likeliest(model: PreTrainedModel, prompt: list[int], ends: tuple[int, ...] = ()) -> tuple[list[int], float]:
+def greedy_tokens(model: PreTrainedModel, prompt: list[int], ends: tuple[int, ...] = ()) -> tuple[list[int], float]:
     """Returns up to TOKENS greedy tokens, one full pass each, and the smallest margin between the two best logits."""
     ids, margin = list(prompt), np.inf
     while len(ids) < len(prompt) + TOKENS and (len(ids) == len(prompt) or ids[-1] not in ends):
@@ -142,7 +142,7 @@ def mask_of(lengths: list[int]) -> np.ndarray:
 
 
 def test_a_hundred_generated_tokens_match_pytorch_batched_and_alone(exported):
-    expected = [likeliest(exported.model, prompt) for prompt in PROMPTS]
+    expected = [greedy_tokens(exported.model, prompt) for prompt in PROMPTS]
     assert len({token for tokens, _ in expected for token in tokens}) > 12, (
         "the same tokens again and again prove little"
     )
@@ -153,7 +153,7 @@ def test_a_hundred_generated_tokens_match_pytorch_batched_and_alone(exported):
 
 
 def test_the_proof_passes_for_the_exported_model(exported):
-    found = prove_decoder(exported.model, exported.folder, PROMPTS, BLOCKS)
+    found = verify_decoder(exported.model, exported.folder, PROMPTS, BLOCKS)
     assert found.tokens == len(PROMPTS) * TOKENS
     assert found.max_difference < ROUNDING
     assert found.perplexity == pytest.approx(found.model_perplexity, rel=1e-4)
@@ -195,11 +195,11 @@ def test_a_sliding_window_changes_logits_only_beyond_its_size(export, family):
 
 def test_each_text_stops_at_its_first_end_token(export):
     model, folder = build("qwen2"), export("qwen2").folder
-    free = [likeliest(model, prompt)[0] for prompt in PROMPTS]
+    free = [greedy_tokens(model, prompt)[0] for prompt in PROMPTS]
     ends = (free[0][20], free[2][40])
     decoder = OnnxDecoder(folder, threads=1)
     decoder.ends = set(ends)
-    expected = [likeliest(model, prompt, ends)[0] for prompt in PROMPTS]
+    expected = [greedy_tokens(model, prompt, ends)[0] for prompt in PROMPTS]
     assert len({len(tokens) for tokens in expected}) > 1, "all texts end together"
     assert decoder.generate(PROMPTS, TOKENS) == expected
     assert {tokens[-1] for tokens in expected if len(tokens) < TOKENS} <= set(ends)
@@ -282,7 +282,7 @@ def test_weights_beyond_the_file_size_limit_are_stored_as_external_data(tmp_path
     model = build("gpt2")
     export_decoder(model, word_tokenizer(), tmp_path)
     assert (tmp_path / FILE).stat().st_size < (tmp_path / f"{FILE}.data").stat().st_size * 10
-    assert prove_decoder(model, tmp_path, PROMPTS[:1], BLOCKS[:1], new_tokens=20).max_difference < 1e-4
+    assert verify_decoder(model, tmp_path, PROMPTS[:1], BLOCKS[:1], new_tokens=20).max_difference < 1e-4
 
 
 def test_exporting_leaves_the_model_unchanged(qwen2):
@@ -303,7 +303,7 @@ def test_the_example_script_generates_the_models_tokens_without_torch(qwen2):
     prompt = word_tokenizer().decode(PROMPTS[0])
     words = [sys.executable, "-c", code, script, str(qwen2.folder), prompt, "--tokens", "40"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    expected, _ = likeliest(qwen2.model, PROMPTS[0])
+    expected, _ = greedy_tokens(qwen2.model, PROMPTS[0])
     assert done.stdout.split() == word_tokenizer().decode(expected[:40]).split()
 
 
@@ -315,4 +315,4 @@ def test_the_onnx_decoder_generates_without_torch(qwen2):
     done = subprocess.run(
         [sys.executable, "-c", code, str(qwen2.folder)], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert done.stdout.split() == [str(token) for token in likeliest(qwen2.model, PROMPTS[0])[0][:10]]
+    assert done.stdout.split() == [str(token) for token in greedy_tokens(qwen2.model, PROMPTS[0])[0][:10]]

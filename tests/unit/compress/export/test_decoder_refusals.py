@@ -11,13 +11,13 @@ import transformers
 from transformers import PreTrainedModel
 
 from compress.errors import ArtefactError, CompressError
-from compress.export.onnx.decoder import export_decoder, prove_decoder
+from compress.export.onnx.decoder import export_decoder, verify_decoder
 from compress.export.onnx.generate import OnnxDecoder
 from compress.export.onnx.graph import FILE
 from support.tiny_models import build_model
 from unit.compress.export.test_decoder_export import BLOCKS, IDS, PROMPTS, SIZES, WORDS, build, word_tokenizer
 
-TURNING = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
 def model_of(name: str, **settings: object) -> PreTrainedModel:
@@ -25,7 +25,7 @@ def model_of(name: str, **settings: object) -> PreTrainedModel:
     return kind(kind.config_class(**(SIZES | IDS | {"intermediate_size": 40} | settings))).eval()
 
 
-def broken(value: float) -> PreTrainedModel:
+def model_with_weight(value: float) -> PreTrainedModel:
     model = build("qwen2")
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 4] = value
@@ -42,10 +42,13 @@ REFUSED = {
     "an encoder that calls itself one": (lambda: build_model("bert", "LMHeadModel"), "reads tokens that come later"),
     "states": (lambda: model_of("MambaForCausalLM", state_size=4), "keep LinearAttentionLayer between tokens"),
     "no positions": (lambda: model_of("BloomForCausalLM"), "it takes no positions"),
-    "angles that change": (lambda: model_of("LlamaForCausalLM", rope_parameters=TURNING), r"\(dynamic\) change with"),
+    "angles that change": (
+        lambda: model_of("LlamaForCausalLM", rope_parameters=DYNAMIC_ROPE),
+        r"\(dynamic\) change with",
+    ),
     "half floats": (lambda: build("qwen2").half(), "expected weights in float32, found torch.float16"),
-    "not a number": (lambda: broken(torch.nan), "layers.1.mlp.up_proj.weight and 0 other weights hold NaN"),
-    "infinity": (lambda: broken(-torch.inf), "layers.1.mlp.up_proj.weight and 0 other weights hold NaN"),
+    "not a number": (lambda: model_with_weight(torch.nan), "layers.1.mlp.up_proj.weight and 0 other weights hold NaN"),
+    "infinity": (lambda: model_with_weight(-torch.inf), "layers.1.mlp.up_proj.weight and 0 other weights hold NaN"),
 }
 
 
@@ -64,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def changed(folder: Path, place: Path, value: float, at: int) -> Path:
+def copy_with_changed_bias(folder: Path, place: Path, value: float, at: int) -> Path:
     """Returns a copy of the folder in which `value` is added to one element of the final norm's bias."""
     shutil.copytree(folder, place)
     graph = onnx.load(folder / FILE)
@@ -78,20 +81,22 @@ def changed(folder: Path, place: Path, value: float, at: int) -> Path:
 
 def test_the_proof_rejects_files_of_another_model_or_with_changed_weights(folder: Path, tmp_path: Path):
     model = build("gpt2")
-    assert prove_decoder(model, folder, PROMPTS, BLOCKS, new_tokens=10).max_difference < 1e-4
+    assert verify_decoder(model, folder, PROMPTS, BLOCKS, new_tokens=10).max_difference < 1e-4
     with pytest.raises(ArtefactError, match="writes other tokens than the model: after prompt 0 .* from token 2 on"):
-        prove_decoder(build("gpt2", scale_attn_weights=False), folder, PROMPTS, BLOCKS, new_tokens=10)
+        verify_decoder(build("gpt2", scale_attn_weights=False), folder, PROMPTS, BLOCKS, new_tokens=10)
     with pytest.raises(ArtefactError, match="largest difference .*e-02, expected at most 1e-03"):
-        prove_decoder(model, changed(folder, tmp_path / "a", 0.3, 4), PROMPTS[:1], BLOCKS, new_tokens=1)
+        verify_decoder(model, copy_with_changed_bias(folder, tmp_path / "a", 0.3, 4), PROMPTS[:1], BLOCKS, new_tokens=1)
     with pytest.raises(ArtefactError, match="other tokens|largest difference nan"):
-        prove_decoder(model, changed(folder, tmp_path / "b", np.nan, 4), PROMPTS[:1], BLOCKS, new_tokens=1)
+        verify_decoder(
+            model, copy_with_changed_bias(folder, tmp_path / "b", np.nan, 4), PROMPTS[:1], BLOCKS, new_tokens=1
+        )
 
 
 def test_the_proof_ignores_the_checkpoints_generation_settings(folder: Path):
     model = build("gpt2")
     model.generation_config.repetition_penalty = 3.0
     model.generation_config.do_sample = True
-    assert prove_decoder(model, folder, PROMPTS[:1], BLOCKS[:1], new_tokens=10).tokens == 10
+    assert verify_decoder(model, folder, PROMPTS[:1], BLOCKS[:1], new_tokens=10).tokens == 10
     assert model.generation_config.repetition_penalty == 3.0
 
 

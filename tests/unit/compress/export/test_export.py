@@ -31,7 +31,7 @@ from compress.export.onnx.graph import FILE, OPSET, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.openvino import ir
 from compress.export.openvino.ir import export_openvino
-from compress.export.verify import BATCH, Parity, compare, refuse, verify
+from compress.export.verify import BATCH, Parity, check_parity, compare, verify
 from support.tiny_models import MAX_LENGTH, MODELS, VOCABULARY, build_model, make_rows
 
 TARGETS = ("huggingface", "onnx", "onnxruntime", "openvino")
@@ -69,15 +69,17 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Exported
         made = Exported(model, tokenizer, {target: folder / target for target in (*TARGETS, "onnxruntime-int8")})
         export_huggingface(model, tokenizer, folder / "huggingface")
         export_onnx(model, tokenizer, folder / "onnx", input_names(model.config))
-        rewrite(fuse, made, "onnx", "onnxruntime")
-        rewrite(functools.partial(quantize_int8, reduced=products_saturate()), made, "onnxruntime", "onnxruntime-int8")
-        rewrite(export_openvino, made, "onnx", "openvino")
+        write_target(fuse, made, "onnx", "onnxruntime")
+        write_target(
+            functools.partial(quantize_int8, reduced=products_saturate()), made, "onnxruntime", "onnxruntime-int8"
+        )
+        write_target(export_openvino, made, "onnx", "openvino")
         return made
 
     return write
 
 
-def rewrite(how: Callable[[Path, Path], object], made: Exported, source: str, target: str) -> None:
+def write_target(how: Callable[[Path, Path], object], made: Exported, source: str, target: str) -> None:
     how(made.folders[source] / FILE, made.folders[target] / (ir.FILE if target == "openvino" else FILE))
     made.tokenizer.save_pretrained(made.folders[target])
     made.model.config.save_pretrained(made.folders[target])
@@ -143,12 +145,12 @@ def test_peak_memory_of_a_fresh_process_excludes_its_parents_memory(exported):
 @pytest.mark.parametrize("target", TARGETS)
 def test_text_pairs_keep_their_token_types(bert, target):
     expected = logits(bert, TEXTS, PAIRS)
-    untyped = Exported(typeless(bert.model), bert.tokenizer, {})
+    untyped = Exported(without_token_types(bert.model), bert.tokenizer, {})
     assert np.abs(logits(untyped, TEXTS, PAIRS) - expected).max() > 0.1, "token types make no difference here"
     assert verify(target, bert.folders[target], TEXTS, PAIRS, LIMIT, expected)[0].max_difference < 1e-4
 
 
-def typeless(model: PreTrainedModel) -> PreTrainedModel:
+def without_token_types(model: PreTrainedModel) -> PreTrainedModel:
     """Returns a copy that gives both texts of a pair the embedding of token type 0."""
     copy = type(model)(model.config).eval()
     copy.load_state_dict(model.state_dict())
@@ -245,12 +247,12 @@ def quantized(made: Exported, folder: Path) -> np.ndarray:
 # --- rejected files
 
 
-def copied(made: Exported, target: str, place: Path) -> Path:
+def copy_target(made: Exported, target: str, place: Path) -> Path:
     return shutil.copytree(made.folders[target], place / target)
 
 
 def test_swapped_layers_are_rejected(bert, tmp_path):
-    folder = copied(bert, "huggingface", tmp_path)
+    folder = copy_target(bert, "huggingface", tmp_path)
     weights = load_file(folder / WEIGHTS)
     first, second = (f"bert.encoder.layer.{i}.attention.self.query.weight" for i in (0, 1))
     weights[first], weights[second] = weights[second], weights[first]
@@ -265,7 +267,9 @@ def test_mismatched_logits_are_rejected(bert, change):
     expected = logits(bert)
     wrong = {
         "rows in another order": expected[::-1],
-        "another model's": logits(Exported(typeless(build_model("bert", hidden_act="relu")), bert.tokenizer, {})),
+        "another model's": logits(
+            Exported(without_token_types(build_model("bert", hidden_act="relu")), bert.tokenizer, {})
+        ),
         "not a number": np.where(np.arange(len(TEXTS))[:, None] == 7, np.nan, expected),
         "a class too few": expected[:, :-1],
     }[change]
@@ -274,7 +278,7 @@ def test_mismatched_logits_are_rejected(bert, change):
 
 
 def test_a_model_that_outputs_nan_is_rejected(bert, tmp_path):
-    folder = copied(bert, "onnx", tmp_path)
+    folder = copy_target(bert, "onnx", tmp_path)
     graph = onnx.load(folder / FILE)
     (bias,) = (weight for weight in graph.graph.initializer if weight.name.endswith("classifier.bias"))
     bias.CopyFrom(onnx.numpy_helper.from_array(np.float32([0, 0, 0, np.nan, 0]), bias.name))
@@ -285,7 +289,7 @@ def test_a_model_that_outputs_nan_is_rejected(bert, tmp_path):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_artefact_without_its_tokenizer_is_rejected(bert, target, tmp_path):
-    folder = copied(bert, target, tmp_path)
+    folder = copy_target(bert, target, tmp_path)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ArtefactError, match="can't be reloaded in a fresh process") as caught:
         verify(target, folder, TEXTS, None, LIMIT, logits(bert))
@@ -294,7 +298,7 @@ def test_an_artefact_without_its_tokenizer_is_rejected(bert, target, tmp_path):
 
 
 def test_a_truncated_graph_is_rejected(bert, tmp_path):
-    folder = copied(bert, "onnx", tmp_path)
+    folder = copy_target(bert, "onnx", tmp_path)
     content = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(content[: len(content) // 2])
     with pytest.raises(ArtefactError, match="can't be reloaded in a fresh process") as caught:
@@ -302,7 +306,7 @@ def test_a_truncated_graph_is_rejected(bert, tmp_path):
     assert str(folder / FILE) in str(caught.value)
 
 
-class Undecided(nn.Module):
+class DataDependentModel(nn.Module):
     """A model with control flow that depends on input values, which no graph can represent."""
 
     def forward(self, input_ids, attention_mask):
@@ -312,7 +316,7 @@ class Undecided(nn.Module):
 
 def test_a_model_with_data_dependent_control_flow_is_rejected_and_nothing_is_written(tokenizer, tmp_path):
     with pytest.raises(ArtefactError, match="Undecided can't be exported"):
-        export_onnx(Undecided(), tokenizer, tmp_path / "onnx", ["input_ids", "attention_mask"])
+        export_onnx(DataDependentModel(), tokenizer, tmp_path / "onnx", ["input_ids", "attention_mask"])
     assert not list((tmp_path / "onnx").iterdir())
 
 
@@ -327,6 +331,6 @@ def test_the_comparison_computes_differences_and_class_agreement():
 
 @pytest.mark.parametrize(("same", "difference"), [(0.994, 0.1), (1.0, np.nan)])
 def test_quantized_models_need_class_agreement_and_no_nan(same: float, difference: float):
-    refuse(Parity("onnx-int8", 1000, 3.0, 0.01, 0.995), Path("there"), rounds=True)
+    check_parity(Parity("onnx-int8", 1000, 3.0, 0.01, 0.995), Path("there"), rounds=True)
     with pytest.raises(ArtefactError, match=r"other answers than the trained model: the same for .*99\.5"):
-        refuse(Parity("onnx-int8", 1000, difference, 0.01, same), Path("there"), rounds=True)
+        check_parity(Parity("onnx-int8", 1000, difference, 0.01, same), Path("there"), rounds=True)

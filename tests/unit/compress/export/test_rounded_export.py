@@ -24,34 +24,34 @@ from compress.export.runtimes import open_export
 from compress.export.write import check_layers, write_targets
 from compress.quantize.prepare import convert, precision_of, prepare
 from compress.quantize.ranges import calibrate
-from compress.quantize.schemes import SCHEMES, reduced, scheme_of
+from compress.quantize.schemes import SCHEMES, reduced_scheme, scheme_of
 from support.commands import ROOT
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
-EVERYWHERE = [(scheme, name) for scheme in SCHEMES for name, form in FORMATS.items() if form.rounded]
-HELD = [(scheme, name) for scheme, name in EVERYWHERE if scheme not in FORMATS[name].refuses]
+ALL_PAIRS = [(scheme, name) for scheme in SCHEMES for name, form in FORMATS.items() if form.rounded]
+SUPPORTED = [(scheme, name) for scheme, name in ALL_PAIRS if scheme not in FORMATS[name].refuses]
 BY_TOKEN = [scheme.name for scheme in SCHEMES.values() if scheme.inputs == "token"]
 DECODERS = [(name, "compressed-tensors") for name in BY_TOKEN]  # covered by test_compressed_tensors.py
 TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
 TAKES_LONG += [("int4-weights", "openvino")]
 FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")
 MARKS = dict.fromkeys(TAKES_LONG, pytest.mark.slow)
-HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in HELD if pair not in DECODERS]
+HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in SUPPORTED if pair not in DECODERS]
 
 
-def given() -> dict[str, np.ndarray]:
+def padded_batch() -> dict[str, np.ndarray]:
     """Returns a padded batch of 6 texts and 12 tokens."""
     ids = np.random.default_rng(5).integers(5, 60, (6, 12))
     mask = (np.arange(12) < np.asarray([12, 7, 12, 3, 9, 12])[:, None]).astype(np.int64)
     return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
 
 
-def made(scheme: str, **changes: int) -> Source:
+def quantized_source(scheme: str, **changes: int) -> Source:
     """Builds a quantized model, with 7-bit weights where this processor needs them."""
     model, chosen = build_model("bert", **SIZES | changes), scheme_of(scheme)
-    prepare(model, reduced(chosen) if products_saturate() else chosen)
-    calibrate(model, [{name: torch.from_numpy(value) for name, value in given().items()}])
+    prepare(model, reduced_scheme(chosen) if products_saturate() else chosen)
+    calibrate(model, [{name: torch.from_numpy(value) for name, value in padded_batch().items()}])
     tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
     return Source(model.eval(), tokenizer, convert(model))
 
@@ -65,13 +65,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
     @cache
     def source(scheme: str) -> tuple[Source, Path]:
-        return made(scheme), tmp_path_factory.mktemp(scheme)
+        return quantized_source(scheme), tmp_path_factory.mktemp(scheme)
 
     @cache
     def write(scheme: str, form: str) -> tuple[Source, Target, Path]:
         model, folder = source(scheme)
         if form in ("executorch", "litert"):  # they take seconds per layer
-            model, folder = made(scheme, num_hidden_layers=1), tmp_path_factory.mktemp(form)
+            model, folder = quantized_source(scheme, num_hidden_layers=1), tmp_path_factory.mktemp(form)
             model.tokenizer.model_max_length = 16
         assert model.rounding is not None
         target = Target(form, precision_of(model.rounding))
@@ -84,7 +84,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 @pytest.mark.parametrize(("scheme", "form"), HELD_MARKED)
 def test_every_product_in_a_file_matches_its_layers(scheme: str, form: str, files: Files):
     source, target, folder = files(scheme, form)
-    products = PROBES[form](source, target, folder, given())
+    products = PROBES[form](source, target, folder, padded_batch())
     inside = form == "onnxruntime" and scheme == "int8-static"  # products inside QAttention aren't visible
     apart = (
         6 if form in ("torchao", "executorch", "litert", "compressed-tensors") else 4
@@ -98,8 +98,8 @@ def test_every_product_in_a_file_matches_its_layers(scheme: str, form: str, file
 @pytest.mark.parametrize(("scheme", "form"), HELD_MARKED)
 def test_a_file_computes_the_models_logits_and_has_the_expected_size(scheme: str, form: str, files: Files):
     source, target, folder = files(scheme, form)
-    expected = source.runner(given())
-    found = open_export(target, folder / str(target), 1)(given())
+    expected = source.runner(padded_batch())
+    found = open_export(target, folder / str(target), 1)(padded_batch())
     # A difference in the last bit can move an activation by one quantization step.
     limit = 1e-4 if scheme_of(scheme).inputs == "float" else 0.05 * np.abs(expected).max()
     assert np.abs(found - expected).max() <= limit
@@ -129,11 +129,11 @@ def test_formats_that_hold_only_integers_reject_float_models():
         check_float(["onnx", "torchao"], "runs/x")
 
 
-@pytest.mark.parametrize(("scheme", "form"), [pair for pair in EVERYWHERE if pair not in HELD])
+@pytest.mark.parametrize(("scheme", "form"), [pair for pair in ALL_PAIRS if pair not in SUPPORTED])
 def test_a_format_rejects_schemes_that_it_does_not_support(scheme: str, form: str, tmp_path):
     with pytest.raises(CompressError, match=f"export {form}: can't hold {scheme}: "):
         by_scheme([form], scheme)
-    source = made(scheme)
+    source = quantized_source(scheme)
     assert source.rounding is not None
     with pytest.raises(CompressError, match=f"can't hold {scheme}: "):
         write_targets(source, [Target(form, precision_of(source.rounding))], tmp_path)
@@ -143,7 +143,7 @@ def test_a_format_rejects_schemes_that_it_does_not_support(scheme: str, form: st
 def test_a_stock_class_computes_the_models_logits_from_a_torchao_checkpoint(scheme: str, files: Files):
     source, target, folder = files(scheme, "torchao")
     model = AutoModelForSequenceClassification.from_pretrained(folder / str(target)).eval()
-    batch = {name: torch.from_numpy(given()[name]) for name in source.inputs}
+    batch = {name: torch.from_numpy(padded_batch()[name]) for name in source.inputs}
     with torch.no_grad():
         found, expected = model(**batch).logits, source.reference(**batch).logits
     assert (found - expected).abs().max() <= 0.05 * expected.abs().max()
@@ -157,21 +157,21 @@ def test_static_int8_files_for_onnxruntime_use_fused_operators(files: Files):
     assert kinds["QAttention"] == 4
     assert kinds["MatMulIntegerToFloat"] == 14
     assert kinds["MatMul"] + kinds["Gemm"] + kinds["Attention"] == 0
-    assert np.isfinite(OnnxModel(folder / str(target), 1)(given())).all()
+    assert np.isfinite(OnnxModel(folder / str(target), 1)(padded_batch())).all()
 
 
 def test_a_file_with_other_scales_than_the_model_is_rejected(files: Files):
     source, target, folder = files("int8-static", "onnxruntime")
-    assert check_layers(source, target, folder, given()) <= 1e-5
-    other = made("int8-static")
+    assert check_layers(source, target, folder, padded_batch()) <= 1e-5
+    other = quantized_source("int8-static")
     name = "bert.encoder.layer.1.output.dense"
     other.reference.get_submodule(name).grid.scale.mul_(1.02)
     with pytest.raises(ArtefactError, match=rf"onnxruntime-int8: {name} gives other products"):
-        check_layers(other, target, folder, given())
+        check_layers(other, target, folder, padded_batch())
 
 
 def test_concatenated_rows_of_several_layers_are_found():
-    layers = made("int8-static").layers
+    layers = quantized_source("int8-static").layers
     own = [f"bert.encoder.layer.0.attention.self.{part}" for part in ("query", "key", "value")]
     whole = np.concatenate([layers[name].weight for name in own])
     found, names = Rows(layers).find(whole)
@@ -185,13 +185,13 @@ def test_concatenated_rows_of_several_layers_are_found():
 
 def test_the_graph_of_another_model_is_rejected(files: Files, tmp_path):
     _, _, folder = files("int8-static", "onnx")
-    source = made("int4-weights")
+    source = quantized_source("int4-weights")
     with pytest.raises(ArtefactError, match=r"no product with the weights of bert.* \(26 of 26 layers that round\)"):
         round_graph(folder / "onnx" / FILE, tmp_path / FILE, source.layers)
 
 
 def test_a_quantized_target_rejects_a_float_model(files: Files, tmp_path):
-    source = Source(build_model("bert", **SIZES).eval(), made("int8-weights").tokenizer)
+    source = Source(build_model("bert", **SIZES).eval(), quantized_source("int8-weights").tokenizer)
     with pytest.raises(CompressError, match=r"onnx-int8: expected a quantized model, found one in float"):
         write_targets(source, [Target("onnx", "int8")], tmp_path)
 

@@ -12,7 +12,7 @@ from compress.export.common.huggingface import TorchModel, input_names
 from compress.export.common.source import Source
 from compress.export.common.targets import Target
 from compress.export.onnx.graph import FILE, OnnxModel
-from compress.export.verify import flat, verify
+from compress.export.verify import flatten_tokens, verify
 from compress.export.write import write_targets
 from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows
 
@@ -67,7 +67,7 @@ def test_exported_token_logits_match_the_models_at_every_position(written, token
     runner = TorchModel(folder / target) if target == "huggingface" else OnnxModel(folder / target, threads=1)
     found = runner(batch)
     assert found.shape[:2] == batch["input_ids"].shape
-    np.testing.assert_allclose(flat(found, batch["attention_mask"]), own, rtol=0, atol=2e-4)
+    np.testing.assert_allclose(flatten_tokens(found, batch["attention_mask"]), own, rtol=0, atol=2e-4)
     if target != "huggingface":
         assert verify(target, folder / target, TEXTS, None, MAX_LENGTH, own)[0].max_difference < 2e-4
 

@@ -13,7 +13,7 @@ import torch
 from compress.measure import latency as latencies
 from compress.measure import training_precision as precisions
 from compress.measure.latency import BLOCK, Latency, measure, torch_threads
-from compress.measure.training_precision import HOPELESS, autocast, candidates, fastest, measure_precisions
+from compress.measure.training_precision import MAX_SLOWDOWN, autocast, candidates, fastest, measure_precisions
 from pipelines.settings import this_machine
 from support.tiny_models import build_model
 
@@ -44,7 +44,7 @@ def clock(monkeypatch) -> Clock:
     return made
 
 
-class Calls:
+class CallRecorder:
     """Runners that record each call's runner, input length and number of PyTorch threads."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Calls:
 
 @pytest.mark.parametrize(("rounds", "warmup"), [(1, 0), (3, 1), (2, 2)])
 def test_every_runner_gets_the_same_calls_and_each_call_is_reported(rounds, warmup):
-    calls, told = Calls(), []
+    calls, told = CallRecorder(), []
     found = measure(calls.runners(), INPUTS, rounds=rounds, warmup=warmup, on_call=lambda: told.append(1))
     assert list(found) == list(NAMES)
     assert {one.repeats for one in found.values()} == {rounds * len(LENGTHS)}
@@ -76,7 +76,7 @@ def test_every_runner_gets_the_same_calls_and_each_call_is_reported(rounds, warm
 
 
 def test_runners_alternate_in_blocks_and_take_every_place_equally_often():
-    calls, count = Calls(), 3 * BLOCK
+    calls, count = CallRecorder(), 3 * BLOCK
     texts = [{"input_ids": np.full((1, length), 1)} for length in range(1, count + 1)]
     measure(calls.runners(), dict.fromkeys(NAMES, texts), rounds=3, warmup=0)
     turns = [calls.seen[i : i + BLOCK + 1] for i in range(0, len(calls.seen), BLOCK + 1)]
@@ -111,7 +111,7 @@ def test_the_best_latency_is_the_median_of_per_text_minima(clock):
 
 
 def test_each_model_gets_its_own_inputs():
-    calls, longer = Calls(), [{"input_ids": np.full((2, length + 1), 1)} for length in LENGTHS]
+    calls, longer = CallRecorder(), [{"input_ids": np.full((2, length + 1), 1)} for length in LENGTHS]
     found = measure(calls.runners(), INPUTS | {"student": longer}, rounds=2, warmup=0)
     assert {length for name, length, _ in calls.seen if name == "student"} == {length + 1 for length in LENGTHS}
     assert {length for name, length, _ in calls.seen if name != "student"} == set(LENGTHS)
@@ -128,7 +128,7 @@ def test_times_are_attributed_to_the_right_model(clock):
 
 
 def test_quantiles_of_real_times_are_positive_and_ordered():
-    for one in measure(Calls().runners(), INPUTS, rounds=5).values():
+    for one in measure(CallRecorder().runners(), INPUTS, rounds=5).values():
         assert 0 < one.p10_ms <= one.median_ms <= one.p90_ms
 
 
@@ -141,7 +141,7 @@ def test_warmup_calls_are_not_counted(clock):
 
 def test_the_thread_count_is_restored_after_success_and_failure():
     before = torch.get_num_threads()
-    calls = Calls()
+    calls = CallRecorder()
     measure(calls.runners(), INPUTS, rounds=1, threads=before + 1)
     assert {threads for *_, threads in calls.seen} == {before + 1}
     assert torch.get_num_threads() == before
@@ -222,7 +222,7 @@ def test_only_a_hopelessly_slow_precision_is_abandoned_after_its_first_step(cloc
     seconds = measure_precisions(torch.nn.Linear(2, 2), [loss], ("32", "bf16-mixed"), steps=3)
     assert loss.calls == {False: 4, True: calls}
     assert seconds == pytest.approx({"32": 0.02, "bf16-mixed": mixed})
-    assert calls == (1 if mixed > HOPELESS * 0.02 else 4)
+    assert calls == (1 if mixed > MAX_SLOWDOWN * 0.02 else 4)
 
 
 def test_the_median_step_time_ignores_a_slow_first_step(clock):

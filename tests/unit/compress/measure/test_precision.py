@@ -15,11 +15,11 @@ from compress.measure.training_precision import (
     MODES,
     as_stock,
     candidates,
-    ceiling,
     check_mode,
-    made_for,
+    convert_for,
     optimizer_for,
-    why_not,
+    peak_flops,
+    unsupported_reason,
 )
 from compress.quantize.prepare import prepare
 from compress.quantize.schemes import scheme_of
@@ -27,20 +27,28 @@ from integration.commands.test_language_command import decoder
 from pipelines import distill
 from pipelines.runs.manifest import seal
 from pipelines.stages import precision
-from support.commands import finish, refused, small_run
+from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs
-from support.task_data import WORD_PAIRS, books_data, numbers, pair_data, question_data, several_labels, tagged_data
+from support.task_data import (
+    WORD_PAIRS,
+    books_data,
+    multi_label_data,
+    pair_data,
+    question_data,
+    regression_data,
+    tagged_data,
+)
 from support.tiny_models import build_model, saved
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
-OURS = ["bf16-stochastic", "fp8", "int8-mixed"]
+CUSTOM_MODES = ["bf16-stochastic", "fp8", "int8-mixed"]
 
 
 def trained(name: str, batch: dict, steps: int = 25) -> tuple[nn.Module, list[float]]:
     torch.manual_seed(0)
     model = build_model("bert", num_hidden_layers=1, **SIZES)
-    made_for(name, model, emulate=True)
+    convert_for(name, model, emulate=True)
     parameters = [p for p in model.parameters() if p.requires_grad]
     make = optimizer_for(name)
     optimizer = make([{"params": parameters}], lr=3e-3) if make is not None else torch.optim.AdamW(parameters, lr=3e-3)
@@ -75,7 +83,7 @@ def test_every_mode_trains_and_converts_to_a_stock_float32_model(name: str, toke
 AUTO = ("--precision", "auto", "--until", "general")
 
 
-def measured(output: Path) -> dict:
+def read_measurements(output: Path) -> dict:
     """Returns the measurements of a run's only precision stage."""
     (file,) = (output / "precision").glob("*/precision.json")
     return json.loads(file.read_text())
@@ -87,7 +95,7 @@ def test_auto_measures_the_student_on_real_batches_with_the_training_threads(
     words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--threads", "2")
     before = torch.get_num_threads()
     distill.main(words)
-    told, found = capsys.readouterr().out, measured(tmp_path / "run")
+    told, found = capsys.readouterr().out, read_measurements(tmp_path / "run")
     assert torch.get_num_threads() == before
     assert f"precision: {found['chosen']} is chosen here (a step of the student on 8x" in told
     student = AutoModelForSequenceClassification.from_pretrained(headed_folder)
@@ -113,8 +121,8 @@ PLAIN = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
 PLAIN += "{% if add_generation_prompt %}assistant {% endif %}"
 TASKS = {
     "token-classification": ("Model", tagged_data),
-    "multi-label": ("Model", several_labels),
-    "regression": ("Model", numbers),
+    "multi-label": ("Model", multi_label_data),
+    "regression": ("Model", regression_data),
     "question-answering": ("Model", question_data),
     "sentence-embedding": ("Model", pair_data),
     "masked-lm": ("ForMaskedLM", books_data),
@@ -133,7 +141,7 @@ def test_auto_measures_batches_of_every_task(task, tokenizer, tmp_path, capsys):
         (tmp_path / "plain.jinja").write_text(PLAIN)
         more += ["--chat.template", str(tmp_path / "plain.jinja")]
     distill.main([*small_run(teacher, make_data(tmp_path / "data"), tmp_path / "run", *AUTO), *more])
-    found = measured(tmp_path / "run")
+    found = read_measurements(tmp_path / "run")
     assert "of the student on " in capsys.readouterr().out
     assert 1 <= len(found["measured"]["batches"]) <= 3
     assert all(1 <= rows <= 8 and 2 <= length <= 32 for rows, length in found["measured"]["batches"])
@@ -142,14 +150,14 @@ def test_auto_measures_batches_of_every_task(task, tokenizer, tmp_path, capsys):
 def test_auto_is_decided_once_per_output_folder_even_if_settings_change(headed_folder, data_folder, tmp_path, capsys):
     words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO)
     distill.main(words)
-    first = measured(tmp_path / "run")
+    first = read_measurements(tmp_path / "run")
     gc.collect()
     others = ("--batch-size", "4", "--seed", "3", "--student", "layers=1", "--threads", "2")
     distill.main(small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, *others))
     told = capsys.readouterr().out
     assert "precision: done before, skipped" in told
     assert f"precision: {first['chosen']}, as it was chosen for this folder" in told
-    assert measured(tmp_path / "run") == first
+    assert read_measurements(tmp_path / "run") == first
 
 
 def test_a_stored_precision_that_this_machine_does_not_support_is_rejected_by_name(
@@ -163,7 +171,7 @@ def test_a_stored_precision_that_this_machine_does_not_support_is_rejected_by_na
     content["metrics"]["chosen"] = "fp8"  # as on a machine that supports it
     file.write_text(json.dumps(seal(content)))
     gc.collect()
-    message = refused(distill, words, monkeypatch, capsys)
+    message = refusal_of(distill, words, monkeypatch, capsys)
     assert f"the runs of this folder train in fp8 ('{file.parent}'), which can't be on cpu" in message
 
 
@@ -196,10 +204,10 @@ def test_stochastic_rounding_keeps_small_updates_that_bfloat16_loses():
     assert weights["stochastic"] == pytest.approx(0.94, abs=0.01)
 
 
-@pytest.mark.parametrize("name", OURS[1:])
+@pytest.mark.parametrize("name", CUSTOM_MODES[1:])
 def test_products_of_quantized_modes_differ_slightly_from_float(name: str, token_batch):
     plain = build_model("bert", num_hidden_layers=1, **SIZES)
-    model = made_for(name, copy.deepcopy(plain), emulate=True)
+    model = convert_for(name, copy.deepcopy(plain), emulate=True)
     with torch.no_grad():
         expected = plain(**token_batch).logits
         difference = (model(**token_batch).logits - expected).abs().max()
@@ -212,7 +220,7 @@ def test_a_student_trained_in_a_mode_is_a_stock_float32_checkpoint(name: str, tm
     teacher, data = make_inputs(tmp_path)
     words = small_run(teacher, data, tmp_path / "run", "--epochs", "20", "--teacher_train.epochs", "20")
     words[words.index("--precision") + 1] = name
-    finish("distill", words)
+    run_to_success("distill", words)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "student")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     report = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -223,14 +231,14 @@ def test_a_student_trained_in_a_mode_is_a_stock_float32_checkpoint(name: str, tm
 def test_quantized_layers_keep_their_grid_in_int8_mixed_mode():
     model = build_model("bert", num_hidden_layers=1, **SIZES)
     names = prepare(model, scheme_of("int8-weights"))
-    made_for("int8-mixed", model)
+    convert_for("int8-mixed", model)
     kinds = {type(model.get_submodule(name)).__name__ for name in names}
     assert kinds == {"QuantizedLinear", "QuantizedEmbedding"}
 
 
 def test_modes_that_the_device_does_not_support_are_rejected():
     for name in ("32", "bf16-mixed", "bf16-stochastic", "int8-mixed"):
-        assert why_not(name, CPU) == ""
+        assert unsupported_reason(name, CPU) == ""
         check_mode(name, CPU)
     with pytest.raises(CompressError, match="machine.precision 16-mixed: can't be on cpu: float16's products"):
         check_mode("16-mixed", CPU)
@@ -242,4 +250,4 @@ def test_modes_that_the_device_does_not_support_are_rejected():
 
 
 def test_the_measured_ceiling_is_in_a_plausible_range():
-    assert 1e9 < ceiling(CPU, torch.float32, size=256, rounds=3) < 1e14
+    assert 1e9 < peak_flops(CPU, torch.float32, size=256, rounds=3) < 1e14

@@ -17,7 +17,7 @@ from compress.prune.search.candidates import (
     SPENT,
     Space,
     candidates,
-    evenly,
+    evenly_spaced,
     first_units,
     options,
     outline_of,
@@ -317,4 +317,4 @@ def test_models_pruned_to_planned_outlines_have_those_outlines(space):
 
 
 def test_kept_layers_are_spread_evenly():
-    assert [evenly(n, 6) for n in (1, 2, 3, 6)] == [(0,), (0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)]
+    assert [evenly_spaced(n, 6) for n in (1, 2, 3, 6)] == [(0,), (0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)]

@@ -24,11 +24,11 @@ from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.prune.importance.gates import Gates
 from compress.prune.slicing.checkpoint import load_pruned, save_pruned
-from compress.prune.slicing.embedding_rank import factorise_embeddings, uses
+from compress.prune.slicing.embedding_rank import factorise_embeddings, token_weights
 from compress.prune.slicing.sizes import embedding_rank, is_pruned
 from compress.prune.slicing.slice import Shape, masked, prune
 from compress.prune.tracing.trace import find_axes
-from compress.prune.vocabulary.vocabulary import choose_words, count_words, prune_vocabulary
+from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.train.config import TrainConfig
@@ -61,7 +61,7 @@ def rows_of(model: PreTrainedModel) -> Tensor:
     return weight @ table.projection.weight.detach().double().T if embedding_rank(model) else weight
 
 
-def lean(family: str, rank: int = RANK) -> PreTrainedModel:
+def low_rank_model(family: str, rank: int = RANK) -> PreTrainedModel:
     """Builds a model whose embedding table is full-size but has the given rank."""
     model = build(family)
     weight = table_of(model).weight
@@ -79,7 +79,7 @@ def assert_same(found: PreTrainedModel, expected: PreTrainedModel, batch: dict[s
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_factorising_a_table_of_that_rank_keeps_the_logits(family: str):
-    model = lean(family)
+    model = low_rank_model(family)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     small = factorise_embeddings(model, RANK)
     assert_same(small, model)
@@ -114,7 +114,7 @@ def test_frequent_tokens_are_approximated_better_than_rare_ones():
     whole = rows_of(model)
     counts = np.random.default_rng(2).zipf(1.3, len(whole)).clip(max=10**6).astype(np.int64)
     counts[::3] = 0
-    weights = uses(counts, len(whole))
+    weights = token_weights(counts, len(whole))
     weighted, plain = (rows_of(factorise_embeddings(model, RANK, given)) - whole for given in (counts, None))
     values = torch.linalg.svdvals(weights.sqrt()[:, None] * whole)
     least = float(values[RANK:].square().sum())
@@ -202,7 +202,7 @@ def test_a_sliced_factorised_model_computes_the_masked_models_logits(family: str
 
 @pytest.mark.parametrize("family", ["bert", "electra-projected"])
 def test_factorising_and_uneven_pruning_commute(family: str):
-    model = lean(family)
+    model = low_rank_model(family)
     axes = find_axes(model)
     shape = random_shape(axes, 5, ("heads", "ffn"), (0, 2), largest=0.7)
     shape = Shape(shape.layers, {**shape.kept, "hidden": torch.arange(8, 32)})  # as wide as ELECTRA's embeddings
@@ -245,9 +245,9 @@ def test_gates_of_a_factorised_model_match_its_pruned_model():
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra-projected"])
 def test_vocabulary_pruning_before_or_after_factorising_keeps_the_logits(family: str, tokenizer):
-    model = lean(family)
-    counts = count_words(tokenizer, TEXTS)
-    ids = choose_words(tokenizer, counts, coverage=1.0, unseen=1.0)
+    model = low_rank_model(family)
+    counts = count_tokens(tokenizer, TEXTS)
+    ids = choose_tokens(tokenizer, counts, coverage=1.0, unseen=1.0)
     assert len(ids) < len(VOCABULARY)
     after, words = prune_vocabulary(factorise_embeddings(model, RANK, counts), tokenizer, ids)
     before = factorise_embeddings(prune_vocabulary(model, tokenizer, ids)[0], RANK, counts[ids])
@@ -289,7 +289,7 @@ def test_dtype_training_mode_and_labels_are_preserved():
 
 @pytest.mark.parametrize("reduced", sorted({products_saturate(), True}))
 def test_onnx_logits_match_and_int8_quantizes_both_factors(reduced, tmp_path: Path, tokenizer):
-    model = factorise_embeddings(build_model("bert"), RANK, count_words(tokenizer, TEXTS))
+    model = factorise_embeddings(build_model("bert"), RANK, count_tokens(tokenizer, TEXTS))
     whole, joined, small = (tmp_path / name / FILE for name in ("whole", "joined", "small"))
     export_onnx(model, tokenizer, whole.parent, input_names(model.config))
     assert fuse(whole, joined)["Attention"] == 4
@@ -361,7 +361,7 @@ def test_the_start_stage_prunes_the_vocabulary_and_factorises_the_table(
     assert table_of(model).weight.shape == (len(words), RANK)
     assert model.config.vocab_size == len(words) < len(VOCABULARY)
     kept = prune_vocabulary(whole, tokenizer, words)[0]
-    counts = count_words(tokenizer, read_data(data).train.texts)
+    counts = count_tokens(tokenizer, read_data(data).train.texts)
     torch.testing.assert_close(rows_of(model), rows_of(factorise_embeddings(kept, RANK, counts[words])))
     assert json.loads((start.folder / "manifest.json").read_text())["config"]["embedding_rank"] == RANK
     assert model.config.num_labels == len(LABELS)

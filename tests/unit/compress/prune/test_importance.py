@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from compress.errors import CompressError
-from compress.prune.importance.estimate import activation, layer_losses, magnitude, measured
+from compress.prune.importance.estimate import activation, layer_losses, magnitude, measure_scores
 from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.importance.scores import Scores
 from compress.prune.tracing.trace import find_axes
-from support.pruning_axes import tiny, tiny_llama, without_layer
+from support.pruning_axes import tiny_llama, tiny_model_with_axes, without_layer
 
 Batch = dict[str, Tensor]
 METHODS = ("taylor", "absolute", "fisher")
@@ -28,11 +28,11 @@ def loss(model, batch: Batch) -> Tensor:
 
 @pytest.fixture
 def bert():
-    model, axes = tiny("bert")
+    model, axes = tiny_model_with_axes("bert")
     return model.double(), axes
 
 
-def redealt(batch: Batch) -> list[Batch]:
+def rebatched(batch: Batch) -> list[Batch]:
     """Returns the same samples reordered in batches of 1, 2 and 3, with different amounts of padding."""
     order, batches = torch.tensor([4, 0, 5, 3, 1, 2]), []
     for rows in order.split([1, 2, 3]):
@@ -42,7 +42,7 @@ def redealt(batch: Batch) -> list[Batch]:
     return batches
 
 
-def same(a: Scores, b: Scores) -> None:
+def assert_same_scores(a: Scores, b: Scores) -> None:
     assert a.values.keys() == b.values.keys()
     for name in a.values:
         torch.testing.assert_close(a.values[name], b.values[name], rtol=1e-6, atol=1e-12, msg=name)
@@ -53,13 +53,13 @@ def same(a: Scores, b: Scores) -> None:
 def test_scores_do_not_depend_on_the_batches(bert, token_batch: Batch):
     model, axes = bert
     one, other = (
-        measured(model, axes, [token_batch], loss, METHODS),
-        measured(model, axes, redealt(token_batch), loss, METHODS),
+        measure_scores(model, axes, [token_batch], loss, METHODS),
+        measure_scores(model, axes, rebatched(token_batch), loss, METHODS),
     )
     for method in METHODS:
-        same(one[method], other[method])
-    same(activation(model, axes, [token_batch]), activation(model, axes, redealt(token_batch)))
-    whole, parts = (layer_losses(model, axes, batches, loss) for batches in ([token_batch], redealt(token_batch)))
+        assert_same_scores(one[method], other[method])
+    assert_same_scores(activation(model, axes, [token_batch]), activation(model, axes, rebatched(token_batch)))
+    whole, parts = (layer_losses(model, axes, batches, loss) for batches in ([token_batch], rebatched(token_batch)))
     torch.testing.assert_close(whole, parts, rtol=1e-6, atol=1e-12)
     assert (one["fisher"].samples, one["fisher"].tokens) == (6, 37)
 
@@ -72,7 +72,7 @@ def test_scores_match_a_loop_over_single_samples(bert, token_batch: Batch):
         with gates:
             loss(model, {name: value[row : row + 1] for name, value in token_batch.items()}).sum().backward()
         gradients.append({name: gate.grad for name, gate in gates.values.items()})
-    scores = measured(model, axes, [token_batch], loss, METHODS)
+    scores = measure_scores(model, axes, [token_batch], loss, METHODS)
     for name in gates.ones():
         each = torch.stack([gradient[name] for gradient in gradients])
         expected = {"taylor": each.mean(0).abs(), "absolute": each.abs().mean(0), "fisher": each.square().mean(0)}
@@ -85,7 +85,7 @@ def test_scores_match_a_loop_over_single_samples(bert, token_batch: Batch):
 @pytest.mark.parametrize("name", ["layers.2.heads", "layers.0.ffn", "hidden", LAYERS])
 def test_taylor_scores_match_numerical_slopes_of_the_loss_along_the_gate(bert, token_batch: Batch, name: str):
     model, axes = bert
-    scores = measured(model, axes, [token_batch], loss)["taylor"]
+    scores = measure_scores(model, axes, [token_batch], loss)["taylor"]
     gates, step = Gates(model, axes), 1e-5
     for unit in (0, 3):
         with gates, torch.no_grad():
@@ -103,7 +103,7 @@ def test_taylor_scores_match_numerical_slopes_of_the_loss_along_the_gate(bert, t
 def test_a_head_with_zero_output_weights_has_zero_importance(bert, token_batch: Batch):
     model, axes = bert
     model.bert.encoder.layer[1].attention.output.dense.weight.data[:, 8:16] = 0
-    for scores in measured(model, axes, [token_batch], loss, METHODS).values():
+    for scores in measure_scores(model, axes, [token_batch], loss, METHODS).values():
         heads = scores.values["layers.1.heads"]
         assert heads[1] == 0
         assert (heads[[0, 2, 3]] > 0).all()
@@ -114,7 +114,7 @@ def test_measuring_leaves_the_model_unchanged(bert, token_batch: Batch):
     model.train()
     model.bert.encoder.layer[2].eval()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    measured(model, axes, [token_batch], loss)
+    measure_scores(model, axes, [token_batch], loss)
     activation(model, axes, [token_batch])
     layer_losses(model, axes, [token_batch], loss)
     assert model.training
@@ -125,12 +125,12 @@ def test_measuring_leaves_the_model_unchanged(bert, token_batch: Batch):
 
 
 def test_queries_of_a_group_share_one_score(token_batch: Batch):
-    model, axes = tiny("llama")
+    model, axes = tiny_model_with_axes("llama")
 
     def token_loss(model, batch: Batch) -> Tensor:
         return (model(**batch).logits.square().mean(-1) * batch["attention_mask"]).sum(dim=1)
 
-    scores = measured(model, axes, [token_batch], token_loss)["fisher"]
+    scores = measure_scores(model, axes, [token_batch], token_loss)["fisher"]
     assert scores.values["layers.0.heads"].shape == (2,)
     assert activation(model, axes, [token_batch]).values["layers.0.heads"].shape == (2,)
     assert "vocabulary" not in scores.values
@@ -148,11 +148,11 @@ def test_a_loss_without_per_sample_values_or_gate_gradients_is_rejected(
     bert, token_batch: Batch, wrong: Callable, message: str
 ):
     with pytest.raises(CompressError, match=message):
-        measured(*bert, [token_batch], wrong)
+        measure_scores(*bert, [token_batch], wrong)
 
 
 def test_the_divergence_of_a_model_from_itself_is_rejected_as_a_loss(token_batch: Batch):
-    model, axes = tiny("bert")
+    model, axes = tiny_model_with_axes("bert")
     with torch.no_grad():
         teacher = model(**token_batch).logits.softmax(dim=-1)
 
@@ -160,12 +160,12 @@ def test_the_divergence_of_a_model_from_itself_is_rejected_as_a_loss(token_batch
         return F.kl_div(model(**batch).logits.log_softmax(dim=-1), teacher, reduction="none").sum(dim=-1)
 
     with pytest.raises(CompressError, match="distance of the model to itself"):
-        measured(model, axes, [token_batch], divergence)
+        measure_scores(model, axes, [token_batch], divergence)
 
 
 def test_fisher_scores_of_sampled_labels_predict_the_divergence_of_removing_a_unit(token_batch: Batch):
     """Uses every label once, weighted by its sampling probability; units are small enough for second order."""
-    model, axes = tiny("bert")
+    model, axes = tiny_model_with_axes("bert")
     model = model.double()
     model.bert.encoder.layer[1].output.dense.weight.data[:, :16] *= 0.1
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_fisher_scores_of_sampled_labels_predict_the_divergence_of_removing_a_un
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         return batch["weight"] * F.cross_entropy(logits, batch["label"], reduction="none")
 
-    scores = measured(model, axes, [batch], drawn)["fisher"]
+    scores = measure_scores(model, axes, [batch], drawn)["fisher"]
     gates = Gates(model, axes)
     for unit in scores.values["layers.1.ffn"][:16].topk(3).indices:
         gates.set({"layers.1.ffn": torch.ones(64).index_fill(0, unit, 0)})
@@ -189,14 +189,14 @@ def test_fisher_scores_of_sampled_labels_predict_the_divergence_of_removing_a_un
 
 def test_missing_batches_and_unknown_methods_are_rejected(bert, token_batch: Batch):
     for function in (
-        lambda: measured(*bert, [], loss),
+        lambda: measure_scores(*bert, [], loss),
         lambda: layer_losses(*bert, [], loss),
         lambda: activation(*bert, []),
     ):
         with pytest.raises(CompressError, match="no batch"):
             function()
     with pytest.raises(CompressError, match="'guess'"):
-        measured(*bert, [token_batch], loss, ["guess"])
+        measure_scores(*bert, [token_batch], loss, ["guess"])
 
 
 def test_magnitude_is_the_root_mean_square_of_a_units_weights(bert):
@@ -250,7 +250,7 @@ def test_activation_scores_are_mean_magnitudes_over_real_tokens(bert, token_batc
 
 
 def test_a_layer_that_changes_nothing_has_zero_importance(token_batch: Batch):
-    model, axes = tiny("llama")
+    model, axes = tiny_model_with_axes("llama")
     model.model.layers[1].self_attn.o_proj.weight.data.zero_()
     model.model.layers[1].mlp.down_proj.weight.data.zero_()
     influence = activation(model, axes, [token_batch]).layers
@@ -276,7 +276,7 @@ def test_saved_scores_are_loaded_unchanged(bert, token_batch: Batch, tmp_path: P
     scores = activation(model, axes, [token_batch])
     scores.save(tmp_path / "scores.safetensors")
     back = Scores.load(tmp_path / "scores.safetensors", model)
-    same(scores, back)
+    assert_same_scores(scores, back)
     assert all(torch.equal(scores.values[name], back.values[name]) for name in scores.values)
 
 

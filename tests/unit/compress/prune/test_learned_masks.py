@@ -10,13 +10,13 @@ from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.importance.learned_masks import (
     LearnedMasks,
     Movement,
+    hard_concrete,
     keep_best,
     logistic_noise,
     parameter_share,
-    stretched,
 )
 from compress.prune.schedule import cubic
-from support.pruning_axes import cut, tiny
+from support.pruning_axes import tiny_model_with_axes, without_units
 
 Batch = dict[str, Tensor]
 
@@ -64,7 +64,7 @@ def test_noise_is_always_finite():
     torch.manual_seed(0)
     noise = logistic_noise(torch.zeros(3_000_000))
     assert noise.isfinite().all()
-    assert stretched(noise).isfinite().all()
+    assert hard_concrete(noise).isfinite().all()
 
 
 def test_gradients_reach_every_parameter():
@@ -107,7 +107,7 @@ def test_a_target_out_of_range_is_rejected(target: float):
 
 
 def test_a_useless_head_closes_first(token_batch: Batch):
-    model, axes = tiny("bert")
+    model, axes = tiny_model_with_axes("bert")
     model.bert.encoder.layer[2].attention.output.dense.weight.data[:, 8:16] = 0
     model.requires_grad_(False)
     with torch.no_grad():
@@ -163,7 +163,7 @@ def test_a_target_below_the_minimum_cost_is_rejected():
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_the_parameter_share_matches_the_pruned_model(family: str):
-    model, axes = tiny(family)
+    model, axes = tiny_model_with_axes(family)
     share = parameter_share(model, [axis for axis in axes if axis.kind != "vocabulary"])
     gates = Gates(model, axes)
     kept = {"layers.0.heads": torch.tensor([1]), "layers.1.ffn": torch.arange(11)}
@@ -172,7 +172,7 @@ def test_the_parameter_share_matches_the_pruned_model(family: str):
     # all weights of the tiny models are in a layer or on `hidden`, except a classifier's bias
     left, whole = (
         sum(weight.numel() for name, weight in some.named_parameters() if name != "classifier.bias")
-        for some in (cut(model, axes, kept), model)
+        for some in (without_units(model, axes, kept), model)
     )
     assert float(share(gates.kept(kept))) == pytest.approx(left / whole, rel=1e-6)
     inside = sum(weight.numel() for name, weight in model.named_parameters() if ".1." in name)
@@ -182,7 +182,7 @@ def test_the_parameter_share_matches_the_pruned_model(family: str):
 
 def test_the_parameter_share_of_probabilities_is_the_expected_share():
     """The expectation is estimated over many draws."""
-    model, axes = tiny("llama")
+    model, axes = tiny_model_with_axes("llama")
     axes = [axis for axis in axes if axis.name in ("layers.0.ffn", "hidden")]
     share, chance = parameter_share(model, axes), {"layers.0.ffn": torch.rand(48), "hidden": torch.rand(32)}
     draws = [share({name: torch.bernoulli(p) for name, p in chance.items()}) for _ in range(2000)]
@@ -191,7 +191,7 @@ def test_the_parameter_share_of_probabilities_is_the_expected_share():
 
 def test_movement_scores_are_minus_the_sum_of_weights_times_gradients(token_batch: Batch):
     """For weights that take the unit as input, their product with their gradient is the gate's gradient."""
-    model, axes = tiny("bert")
+    model, axes = tiny_model_with_axes("bert")
     gates = Gates(model, axes)
     movement = Movement(gates.sizes)
     weight, expected = model.bert.encoder.layer[1].output.dense.weight, torch.zeros(64)
@@ -213,7 +213,7 @@ def test_movement_scores_are_minus_the_sum_of_weights_times_gradients(token_batc
 
 
 def test_closed_units_still_accumulate_movement_scores(token_batch: Batch):
-    model, axes = tiny("bert")
+    model, axes = tiny_model_with_axes("bert")
     gates = Gates(model, axes)
     movement = Movement({"layers.1.ffn": 64})
     gates.set(movement.gates({"layers.1.ffn": torch.arange(10, 64)}))

@@ -19,7 +19,7 @@ def dims(axes: tuple[Axis, ...], *kinds: Kind) -> set[tuple[str, int]]:
     return {(slot.parameter, slot.dim) for axis in axes if axis.kind in kinds for slot in axis.slots}
 
 
-def changed(family: str, **sizes: int) -> set[tuple[str, int]]:
+def changed_dims(family: str, **sizes: int) -> set[tuple[str, int]]:
     """Returns (parameter, dimension) of every weight whose shape changes when the stock class gets these sizes."""
     before, after = model_of(family).state_dict(), build(family, **sizes).state_dict()
     return {
@@ -29,7 +29,7 @@ def changed(family: str, **sizes: int) -> set[tuple[str, int]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_feed_forward_axes_cover_exactly_the_weights_that_depend_on_their_size(family: str):
-    assert dims(axes_of(family), "ffn") == changed(family, **{FFN.get(family, "intermediate_size"): 72})
+    assert dims(axes_of(family), "ffn") == changed_dims(family, **{FFN.get(family, "intermediate_size"): 72})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -39,15 +39,17 @@ def test_hidden_and_head_axes_cover_exactly_the_weights_that_depend_on_their_siz
     more |= {"embedding_size": 64} if family == "electra" else {}
     names = dict(zip(WIDER, ("dim", "n_heads"), strict=True)) if family == "distilbert" else {k: k for k in WIDER}
     sizes = {names[key]: value for key, value in WIDER.items()} | more
-    assert dims(axes_of(family), "hidden", "heads") == changed(family, **sizes)
+    assert dims(axes_of(family), "hidden", "heads") == changed_dims(family, **sizes)
     if family in ("qwen3", "gemma"):  # a separate head_dim distinguishes the two axes
-        assert dims(axes_of(family), "hidden") == changed(family, hidden_size=64)
-        assert dims(axes_of(family), "heads") == changed(family, num_attention_heads=8, num_key_value_heads=4)
+        assert dims(axes_of(family), "hidden") == changed_dims(family, hidden_size=64)
+        assert dims(axes_of(family), "heads") == changed_dims(family, num_attention_heads=8, num_key_value_heads=4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_vocabulary_axis_covers_exactly_the_weights_that_depend_on_its_size(family: str):
-    assert dims(axes_of(family), "vocabulary") == changed(family, vocab_size=model_of(family).config.vocab_size + 7)
+    assert dims(axes_of(family), "vocabulary") == changed_dims(
+        family, vocab_size=model_of(family).config.vocab_size + 7
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -153,7 +155,7 @@ class OddConfig(PretrainedConfig):
     num_hidden_layers = 2
 
 
-class Odd(PreTrainedModel):
+class SortingModel(PreTrainedModel):
     """A model that sorts along every dimension that could be pruned."""
 
     config_class = OddConfig
@@ -175,7 +177,7 @@ class Odd(PreTrainedModel):
 
 def test_a_model_without_prunable_heads_is_rejected_naming_the_operator():
     with pytest.raises(CompressError, match=r"oddity: expected heads.*sort"):
-        find_axes(Odd(OddConfig()))
+        find_axes(SortingModel(OddConfig()))
 
 
 def test_the_error_for_an_untraceable_model_names_its_type():

@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from compress.errors import CompressError
-from compress.prune.vocabulary.tokenizer import GONE, prune_tokenizer, remap_ids, same_pieces
-from compress.prune.vocabulary.vocabulary import choose_words, count_words, prune_vocabulary
-from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows, scatter
+from compress.prune.vocabulary.tokenizer import REMOVED, prune_tokenizer, remap_ids, same_pieces
+from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
+from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, draw_weights, make_rows
 
 CORPUS = [text for text, _ in make_rows(60, seed=3)]
 UNSEEN = [text for text, _ in make_rows(60, seed=4)]
@@ -128,15 +128,15 @@ def words(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
     return KINDS[request.param]()
 
 
-def chosen(words: PreTrainedTokenizerBase, **asked: float) -> np.ndarray:
-    return choose_words(words, count_words(words, CORPUS), **({"coverage": 0.6, "unseen": 1} | asked))
+def chosen_ids(words: PreTrainedTokenizerBase, **asked: float) -> np.ndarray:
+    return choose_tokens(words, count_tokens(words, CORPUS), **({"coverage": 0.6, "unseen": 1} | asked))
 
 
-def least_words(words: PreTrainedTokenizerBase) -> np.ndarray:
+def minimal_ids(words: PreTrainedTokenizerBase) -> np.ndarray:
     """Returns the ids that are kept whatever the corpus."""
     counts = np.zeros(max(words.get_vocab().values()) + 1, np.int64)
     counts[words.all_special_ids[0]] = 1
-    return choose_words(words, counts)
+    return choose_tokens(words, counts)
 
 
 def random_texts(count: int, seed: int) -> list[str]:
@@ -161,11 +161,11 @@ def ids_of(words: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def test_texts_without_removed_tokens_keep_their_pieces_under_new_ids(words: PreTrainedTokenizerBase):
-    ids = chosen(words)
+    ids = chosen_ids(words)
     pruned, remap, same = prune_tokenizer(words, ids), remap_ids(len(words), ids), 0
     for text in CORPUS + UNSEEN + TRAINED_ON[-3:] + random_texts(400, 1):
         old = ids_of(words, text)
-        if GONE not in remap[old]:
+        if REMOVED not in remap[old]:
             assert ids_of(pruned, text) == remap[old].tolist()
             assert same_pieces(words, pruned, text)
             same += 1
@@ -173,7 +173,7 @@ def test_texts_without_removed_tokens_keep_their_pieces_under_new_ids(words: Pre
 
 
 def test_pruning_adds_no_unknown_tokens_to_any_text(words: PreTrainedTokenizerBase):
-    pruned, changed = prune_tokenizer(words, chosen(words)), 0
+    pruned, changed = prune_tokenizer(words, chosen_ids(words)), 0
     for text in CORPUS + UNSEEN + TRAINED_ON + random_texts(1500, 2):
         before, after = (t.convert_tokens_to_ids(t.unk_token) if t.unk_token else None for t in (words, pruned))
         assert ids_of(pruned, text).count(after) == ids_of(words, text).count(before), text
@@ -182,14 +182,14 @@ def test_pruning_adds_no_unknown_tokens_to_any_text(words: PreTrainedTokenizerBa
 
 
 def test_pieces_of_respelled_words_join_to_the_same_text(words: PreTrainedTokenizerBase):
-    pruned = prune_tokenizer(words, chosen(words))
+    pruned = prune_tokenizer(words, chosen_ids(words))
     for text in UNSEEN:
         first, second = ("".join(t.tokenize(text)).replace("##", "").replace("▁", " ") for t in (words, pruned))
         assert first == second
 
 
 def test_a_pruned_tokenizer_is_unchanged_after_saving_and_loading(words: PreTrainedTokenizerBase, tmp_path: Path):
-    pruned = prune_tokenizer(words, chosen(words))
+    pruned = prune_tokenizer(words, chosen_ids(words))
     pruned.save_pretrained(tmp_path)
     again, plain = AutoTokenizer.from_pretrained(tmp_path), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert type(again) is type(AutoTokenizer.from_pretrained(saved(words, tmp_path / "old")))
@@ -207,7 +207,7 @@ def saved(words: PreTrainedTokenizerBase, folder: Path) -> Path:
 
 
 def test_special_tokens_padding_and_truncation_work_as_before(words: PreTrainedTokenizerBase):
-    ids = chosen(words)
+    ids = chosen_ids(words)
     pruned, remap = prune_tokenizer(words, ids), remap_ids(len(words), ids)
     assert pruned.special_tokens_map == words.special_tokens_map
     assert [remap[i] for i in words.all_special_ids] == pruned.all_special_ids
@@ -225,7 +225,7 @@ def test_special_tokens_padding_and_truncation_work_as_before(words: PreTrainedT
 def test_padding_and_truncation_settings_of_the_backend_are_kept():
     words = wordpiece()
     words.add_special_tokens({"pad_token": "[LAST]"})
-    ids = chosen(words)
+    ids = chosen_ids(words)
     words.backend_tokenizer.enable_padding(length=20, pad_id=len(VOCABULARY), pad_token="[LAST]")
     words.backend_tokenizer.enable_truncation(18)
     backend = prune_tokenizer(words, ids).backend_tokenizer
@@ -234,14 +234,14 @@ def test_padding_and_truncation_settings_of_the_backend_are_kept():
 
 
 def test_pruning_leaves_the_original_tokenizer_unchanged(words: PreTrainedTokenizerBase):
-    ids = chosen(words)
+    ids = chosen_ids(words)
     before = words.backend_tokenizer.to_str()
     prune_tokenizer(words, ids)
     assert words.backend_tokenizer.to_str() == before
 
 
 def test_a_pruned_tokenizer_can_be_pruned_again(words: PreTrainedTokenizerBase):
-    more, fewer = chosen(words, coverage=0.9), chosen(words)
+    more, fewer = chosen_ids(words, coverage=0.9), chosen_ids(words)
     twice = prune_tokenizer(prune_tokenizer(words, more), remap_ids(len(words), more)[fewer])
     assert twice.backend_tokenizer.to_str() == prune_tokenizer(words, fewer).backend_tokenizer.to_str()
 
@@ -266,7 +266,7 @@ def stock_tokenizers() -> dict[str, PreTrainedTokenizerBase]:
 
 def test_stock_classes_load_pruned_tokenizers(tmp_path: Path):
     for name, words in stock_tokenizers().items():
-        ids = chosen(words)
+        ids = chosen_ids(words)
         pruned, remap = prune_tokenizer(words, ids), remap_ids(len(words), ids)
         again = AutoTokenizer.from_pretrained(saved(pruned, tmp_path / name))
         assert type(again) is type(words)
@@ -275,7 +275,7 @@ def test_stock_classes_load_pruned_tokenizers(tmp_path: Path):
             old, new = ids_of(words, text), ids_of(again, text)
             assert new == ids_of(pruned, text)
             assert new.count(again.unk_token_id) == old.count(words.unk_token_id)
-            assert GONE in remap[old] or new == remap[old].tolist()
+            assert REMOVED in remap[old] or new == remap[old].tolist()
 
 
 def test_wordpiece_vocabularies_that_are_not_rejected_gain_no_unknown_tokens():
@@ -288,7 +288,7 @@ def test_wordpiece_vocabularies_that_are_not_rejected_gain_no_unknown_tokens():
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         words = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
         try:
-            small = prune_tokenizer(words, least_words(words))
+            small = prune_tokenizer(words, minimal_ids(words))
         except CompressError:
             refused += 1
             continue
@@ -305,7 +305,7 @@ def test_wordpiece_vocabularies_that_are_not_rejected_gain_no_unknown_tokens():
 
 def test_counts_include_special_tokens_and_texts_are_not_truncated():
     words = wordpiece()
-    counts = count_words(words, ["baka " * 100, "bale"])
+    counts = count_tokens(words, ["baka " * 100, "bale"])
     assert counts[VOCABULARY.index("baka")] == 100
     assert counts[words.cls_token_id] == counts[words.sep_token_id] == 2
     assert counts.sum() == 105
@@ -314,10 +314,10 @@ def test_counts_include_special_tokens_and_texts_are_not_truncated():
 
 def test_the_fewest_tokens_that_reach_the_coverage_are_chosen():
     words = wordpiece()
-    counts = count_words(words, CORPUS[:15])
-    always = set(least_words(words).tolist())
+    counts = count_tokens(words, CORPUS[:15])
+    always = set(minimal_ids(words).tolist())
     for coverage in (0.5, 0.9, 1.0):
-        ids = choose_words(words, counts, coverage=coverage, unseen=1)
+        ids = choose_tokens(words, counts, coverage=coverage, unseen=1)
         extra = [i for i in ids if i not in always]
         assert counts[ids].sum() >= coverage * counts.sum() > counts[ids].sum() - counts[extra].min()
         gone = np.setdiff1d(np.arange(len(words)), ids)
@@ -325,11 +325,11 @@ def test_the_fewest_tokens_that_reach_the_coverage_are_chosen():
 
 
 def test_full_coverage_keeps_every_seen_token_and_unseen_ones_only_for_spelling(words: PreTrainedTokenizerBase):
-    counts = count_words(words, CORPUS)
-    ids = choose_words(words, counts, coverage=1, unseen=1)
+    counts = count_tokens(words, CORPUS)
+    ids = choose_tokens(words, counts, coverage=1, unseen=1)
     assert set(np.flatnonzero(counts)) <= set(ids.tolist())
     if words.backend_tokenizer.model.__class__.__name__ != "BPE":
-        always = set(least_words(words).tolist())
+        always = set(minimal_ids(words).tolist())
         assert set(ids.tolist()) <= set(np.flatnonzero(counts)) | always
 
 
@@ -338,7 +338,7 @@ def test_a_kept_bpe_token_keeps_the_parts_it_is_merged_from():
     counts = np.zeros(len(words), np.int64)
     long = max(words.get_vocab(), key=lambda word: len(word) if word not in ROBERTA else 0)
     counts[words.get_vocab()[long]] = 1
-    pruned = prune_tokenizer(words, choose_words(words, counts, coverage=1, unseen=1))
+    pruned = prune_tokenizer(words, choose_tokens(words, counts, coverage=1, unseen=1))
     assert len(long) > 4
     assert pruned.tokenize(words.convert_tokens_to_string([long])) == [long]
     assert len(pruned) < len(words) / 1.5
@@ -346,9 +346,9 @@ def test_a_kept_bpe_token_keeps_the_parts_it_is_merged_from():
 
 def test_remaining_room_is_filled_with_unseen_tokens_in_id_order():
     words = minilm()
-    counts = count_words(words, ["which word is it ?"])
-    seen = choose_words(words, counts, coverage=1, unseen=1)
-    ids = choose_words(words, counts, unseen=0, at_most=len(seen) + 500)
+    counts = count_tokens(words, ["which word is it ?"])
+    seen = choose_tokens(words, counts, coverage=1, unseen=1)
+    ids = choose_tokens(words, counts, unseen=0, at_most=len(seen) + 500)
     new = np.setdiff1d(ids, seen)
     assert len(new) == 500
     names = words.convert_ids_to_tokens(new.tolist())
@@ -362,47 +362,47 @@ def test_unseen_tokens_are_kept_up_to_an_id_estimated_from_tokens_seen_once():
     once = np.array([4000, 5000, 6000, 7000, 8000, 9000, 10000, 11000, 12000, 13000])
     counts = np.zeros(len(words), np.int64)
     counts[2003], counts[once] = 990, 1  # in new text, one token in 100 is an unseen one
-    least = choose_words(words, counts, coverage=1, unseen=1)
+    least = choose_tokens(words, counts, coverage=1, unseen=1)
     for unseen, last in ((0.01, -1), (0.0095, 4000), (0.005, 8000), (0.001, 12000), (0, len(words))):
-        new = np.setdiff1d(choose_words(words, counts, coverage=1, unseen=unseen), least)
+        new = np.setdiff1d(choose_tokens(words, counts, coverage=1, unseen=unseen), least)
         assert new.max(initial=-1) < max(last, 0)
         assert len(new) > 0.95 * (last - 1996 - 11), "unseen words below that id"
 
 
 def test_the_maximum_size_is_never_exceeded_and_too_small_ones_are_rejected(words: PreTrainedTokenizerBase):
-    counts = count_words(words, CORPUS)
-    least, full = len(least_words(words)), len(choose_words(words, counts, coverage=1, unseen=1))
+    counts = count_tokens(words, CORPUS)
+    least, full = len(minimal_ids(words)), len(choose_tokens(words, counts, coverage=1, unseen=1))
     for limit in (least, (least + full) // 2, full):
-        ids = choose_words(words, counts, coverage=1, unseen=0, at_most=limit)
+        ids = choose_tokens(words, counts, coverage=1, unseen=0, at_most=limit)
         assert len(ids) <= limit
         prune_tokenizer(words, ids)
     with pytest.raises(CompressError, match=f"at least the {least} words.*found {least - 1}"):
-        choose_words(words, counts, at_most=least - 1)
+        choose_tokens(words, counts, at_most=least - 1)
 
 
 @pytest.mark.parametrize("coverage", [0, -0.5, 1.001, float("nan")])
 def test_a_coverage_or_unseen_share_outside_zero_to_one_is_rejected(coverage: float):
     words = wordpiece()
     with pytest.raises(CompressError, match="coverage: expected a share"):
-        choose_words(words, count_words(words, CORPUS), coverage=coverage)
+        choose_tokens(words, count_tokens(words, CORPUS), coverage=coverage)
     if coverage:
         with pytest.raises(CompressError, match="unseen: expected a share"):
-            choose_words(words, count_words(words, CORPUS), unseen=coverage)
+            choose_tokens(words, count_tokens(words, CORPUS), unseen=coverage)
 
 
 def test_an_empty_corpus_empty_counts_and_a_single_string_are_rejected():
     words = wordpiece()
     with pytest.raises(CompressError, match="expected a corpus, found nothing"):
-        count_words(words, [])
+        count_tokens(words, [])
     with pytest.raises(CompressError, match="expected uses of words, found none"):
-        choose_words(words, np.zeros(len(words), np.int64))
+        choose_tokens(words, np.zeros(len(words), np.int64))
     with pytest.raises(CompressError, match="expected several strings, found one"):
-        count_words(words, "one text")
+        count_tokens(words, "one text")
 
 
 def test_counts_of_another_tokenizer_are_rejected():
     with pytest.raises(CompressError, match=f"one for each of {len(VOCABULARY)} ids"):
-        choose_words(wordpiece(), np.ones(7, np.int64))
+        choose_tokens(wordpiece(), np.ones(7, np.int64))
 
 
 # Invalid ids
@@ -411,9 +411,9 @@ def test_counts_of_another_tokenizer_are_rejected():
 def test_an_id_outside_the_vocabulary_is_rejected_by_number():
     words = wordpiece()
     with pytest.raises(CompressError, match=f"found {len(words)}: there is no such word"):
-        prune_tokenizer(words, [*chosen(words), len(words)])
+        prune_tokenizer(words, [*chosen_ids(words), len(words)])
     with pytest.raises(CompressError, match="found -1: there is no such word"):
-        prune_tokenizer(words, [-1, *chosen(words)])
+        prune_tokenizer(words, [-1, *chosen_ids(words)])
 
 
 @pytest.mark.parametrize("ids", [[0, 2, 1], [0, 0, 1], [], [[0, 1]], [0.0, 1.0]])
@@ -426,19 +426,19 @@ def test_removing_a_special_token_is_rejected_by_name(words: PreTrainedTokenizer
     gone = max(words.added_tokens_decoder)
     name = words.added_tokens_decoder[gone].content
     with pytest.raises(CompressError, match=f"special or added tokens, found 1 missing.*{name.strip('[]')}"):
-        prune_tokenizer(words, [i for i in chosen(words) if i != gone])
+        prune_tokenizer(words, [i for i in chosen_ids(words) if i != gone])
 
 
 def test_removing_a_single_letter_piece_is_rejected():
     words = wordpiece()
     gone = words.convert_tokens_to_ids("##q")
     with pytest.raises(CompressError, match="pieces that spelling needs, found 1 missing, such as '##q'"):
-        prune_tokenizer(words, [i for i in chosen(words) if i != gone])
+        prune_tokenizer(words, [i for i in chosen_ids(words) if i != gone])
 
 
 def test_removing_the_parts_of_a_kept_bpe_token_is_rejected():
     words = byte_level()
-    always = least_words(words)
+    always = minimal_ids(words)
     long = max(words.get_vocab(), key=lambda word: len(word) if word not in ROBERTA else 0)
     with pytest.raises(CompressError, match="parts that merges make"):
         prune_tokenizer(words, sorted({*always.tolist(), words.get_vocab()[long]}))
@@ -449,7 +449,7 @@ def test_a_slow_tokenizer_is_rejected():
     with pytest.raises(CompressError, match="ByT5Tokenizer: expected a fast one"):
         prune_tokenizer(slow, [0, 1, 2])
     with pytest.raises(CompressError, match="ByT5Tokenizer: expected a fast one"):
-        choose_words(slow, np.ones(len(slow), np.int64))
+        choose_tokens(slow, np.ones(len(slow), np.int64))
 
 
 def test_a_word_level_tokenizer_is_rejected():
@@ -464,20 +464,20 @@ def test_a_wordpiece_vocabulary_that_cannot_be_respelled_safely_is_rejected():
     words = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocab)})
     assert words.tokenize("abbq") == ["ab", "##bq"]
     with pytest.raises(CompressError, match="'##bq' has 'q', expected '##q'"):
-        choose_words(words, count_words(words, ["a"]))
+        choose_tokens(words, count_tokens(words, ["a"]))
 
 
 def test_tokens_with_a_letter_that_is_no_piece_are_kept():
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##a", "##b", "xab", "axb", "##xb", "ba"]
     words = BertTokenizerFast(vocab={word: i for i, word in enumerate(vocab)})
-    pruned = prune_tokenizer(words, least_words(words))
+    pruned = prune_tokenizer(words, minimal_ids(words))
     assert sorted(set(vocab) - set(pruned.get_vocab())) == ["ba"]
     for text in ("xab", "axb", "xabxb", "baxb"):
         assert "[UNK]" not in pruned.tokenize(text)
 
 
 def test_remapped_ids_are_positions_among_the_kept_tokens():
-    assert remap_ids(6, [0, 2, 5]).tolist() == [0, GONE, 1, GONE, GONE, 2]
+    assert remap_ids(6, [0, 2, 5]).tolist() == [0, REMOVED, 1, REMOVED, REMOVED, 2]
     with pytest.raises(CompressError, match="expected 0 to 5, found 1 to 6"):
         remap_ids(6, [1, 6])
 
@@ -491,7 +491,7 @@ def llama(words: PreTrainedTokenizerBase, tied: bool, **changes: object) -> PreT
         num_key_value_heads=2, max_position_embeddings=MAX_LENGTH, tie_word_embeddings=tied, bos_token_id=0,
         eos_token_id=[2, 4], pad_token_id=1, **changes,
     )  # fmt: skip
-    return scattered(transformers.LlamaForCausalLM(config))
+    return randomize_weights(transformers.LlamaForCausalLM(config))
 
 
 def bart(words: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -501,15 +501,15 @@ def bart(words: PreTrainedTokenizerBase) -> PreTrainedModel:
         decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=MAX_LENGTH,
         bos_token_id=0, pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=2,
     )  # fmt: skip
-    model = scattered(transformers.BartForConditionalGeneration(config))
+    model = randomize_weights(transformers.BartForConditionalGeneration(config))
     model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(1))
     return model
 
 
-def scattered(model: PreTrainedModel) -> PreTrainedModel:
+def randomize_weights(model: PreTrainedModel) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        scatter(model)
+        draw_weights(model)
     return model.eval()
 
 
@@ -553,10 +553,10 @@ def logits_of(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.T
 
 def test_logits_are_unchanged_for_texts_without_removed_tokens(made: tuple[PreTrainedModel, PreTrainedTokenizerBase]):
     model, words = made
-    ids = chosen(words, coverage=0.9)
+    ids = chosen_ids(words, coverage=0.9)
     small, pruned = prune_vocabulary(model, words, ids)
     remap = remap_ids(len(words), ids)
-    texts = [text for text in CORPUS + UNSEEN if GONE not in remap[ids_of(words, text)]][:6]
+    texts = [text for text in CORPUS + UNSEEN if REMOVED not in remap[ids_of(words, text)]][:6]
     texts += [" ".join(text.split()[:2]) for text in texts]  # shorter texts, which are padded
     before, after = logits_of(model, padded(words, texts)), logits_of(small, padded(pruned, texts))
     assert len(texts) >= 4
@@ -578,7 +578,7 @@ def test_the_pruned_model_is_unchanged_after_saving_and_loading(
     made: tuple[PreTrainedModel, PreTrainedTokenizerBase], tmp_path: Path
 ):
     model, words = made
-    small, pruned = prune_vocabulary(model, words, chosen(words))
+    small, pruned = prune_vocabulary(model, words, chosen_ids(words))
     small.save_pretrained(tmp_path)
     pruned.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path).eval()
@@ -594,7 +594,7 @@ def test_pruning_preserves_weight_tying_frozen_parameters_and_the_original_model
     model.get_input_embeddings().requires_grad_(False)
     model.train()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    state, ids = torch.random.get_rng_state(), chosen(words)
+    state, ids = torch.random.get_rng_state(), chosen_ids(words)
     small, _ = prune_vocabulary(model, words, ids)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
@@ -617,7 +617,7 @@ def embedding_name(model: PreTrainedModel) -> str:
 
 def test_every_token_id_in_the_config_is_renumbered(made: tuple[PreTrainedModel, PreTrainedTokenizerBase]):
     model, words = made
-    ids = chosen(words)
+    ids = chosen_ids(words)
     small, pruned = prune_vocabulary(model, words, ids)
     assert small.config.vocab_size == len(ids) == len(pruned)
     for key, value in vars(model.config).items():
@@ -636,7 +636,7 @@ def test_token_ids_in_the_generation_config_are_renumbered():
     model.config.eos_token_id = model.generation_config.eos_token_id = end
     model.generation_config.suppress_tokens = [0, len(words) - 2]
     model.generation_config.bad_words_ids = [[words.convert_tokens_to_ids("q")], [len(words) - 2]]
-    ids = np.setdiff1d(chosen(words), [len(words) - 2])
+    ids = np.setdiff1d(chosen_ids(words), [len(words) - 2])
     small, pruned = prune_vocabulary(model, words, ids)
     assert small.config.eos_token_id == small.generation_config.eos_token_id == pruned.eos_token_id == len(ids) - 1
     assert small.generation_config.suppress_tokens == [0]
@@ -649,7 +649,7 @@ def test_token_ids_in_the_generation_config_are_renumbered():
 def test_roberta_keeps_its_padding_id_and_position_offset():
     words = byte_level()
     model = roberta(words)
-    small, pruned = prune_vocabulary(model, words, chosen(words))
+    small, pruned = prune_vocabulary(model, words, chosen_ids(words))
     assert pruned.pad_token_id == small.config.pad_token_id == words.pad_token_id == 1
     assert small.roberta.embeddings.position_embeddings.padding_idx == 1
 
@@ -659,7 +659,7 @@ def test_a_padding_id_that_would_shift_positions_is_rejected():
     words.add_special_tokens({"pad_token": "<late>"})
     model = build_model("roberta", vocab_size=len(words), pad_token_id=words.pad_token_id, max_position_embeddings=900)
     with pytest.raises(CompressError, match=f"padding id: expected {words.pad_token_id} to keep its number"):
-        prune_vocabulary(model, words, chosen(words))
+        prune_vocabulary(model, words, chosen_ids(words))
 
 
 def test_a_config_with_the_id_of_a_removed_token_is_rejected():
@@ -667,7 +667,7 @@ def test_a_config_with_the_id_of_a_removed_token_is_rejected():
     gone = len(words) - 1
     model = bert(words, eos_token_id=gone)
     with pytest.raises(CompressError, match=f"config.eos_token_id: expected an id that stays, found {gone}"):
-        prune_vocabulary(model, words, chosen(words))
+        prune_vocabulary(model, words, chosen_ids(words))
 
 
 def test_rows_beyond_the_tokenizer_are_removed_and_missing_rows_are_rejected():
@@ -685,6 +685,6 @@ def test_rows_beyond_the_tokenizer_are_removed_and_missing_rows_are_rejected():
 def test_a_bfloat16_model_stays_in_bfloat16():
     words = byte_level()
     model = llama(words, False).to(torch.bfloat16)
-    small, _ = prune_vocabulary(model, words, chosen(words))
+    small, _ = prune_vocabulary(model, words, chosen_ids(words))
     assert {p.dtype for p in small.parameters()} == {torch.bfloat16}
     assert small.model.rotary_emb.inv_freq.dtype == torch.float32

@@ -5,12 +5,12 @@ import torch
 
 from compress.errors import CompressError
 from compress.quantize.grid import (
-    on_grid,
-    snapped,
-    stored,
+    fake_quantize,
+    fake_quantize_tokens,
+    fake_quantize_weight,
+    quantize_weight,
     tensor_grid,
     token_grid,
-    token_snapped,
     weight_scales,
 )
 from compress.quantize.schemes import INT8, Numbers
@@ -26,18 +26,18 @@ def weights(rows: int = 24, inputs: int = 64) -> torch.Tensor:
 def test_weights_round_by_at_most_half_a_step_onto_a_stable_grid(largest: int, group: int):
     weight, numbers = weights(), Numbers(largest)
     scales = weight_scales(weight, numbers, group)
-    rounded, whole = on_grid(weight, scales, numbers), stored(weight, scales, numbers)
+    rounded, whole = fake_quantize_weight(weight, scales, numbers), quantize_weight(weight, scales, numbers)
     each = scales.repeat_interleave(64 // scales.shape[1], dim=1)
     assert scales.shape == (24, 64 // (group or 64))
     assert ((rounded - weight).abs() <= each * 0.5001).all()
     assert whole.abs().max() == largest
     torch.testing.assert_close(whole * each, rounded, rtol=1e-6, atol=0)
-    assert torch.equal(stored(rounded, scales, numbers), whole)
+    assert torch.equal(quantize_weight(rounded, scales, numbers), whole)
 
 
 def test_a_zero_weight_stays_zero():
     weight = torch.zeros(2, 8)
-    assert torch.equal(on_grid(weight, weight_scales(weight, INT8), INT8), weight)
+    assert torch.equal(fake_quantize_weight(weight, weight_scales(weight, INT8), INT8), weight)
 
 
 def test_a_group_size_that_does_not_divide_the_row_is_rejected():
@@ -48,10 +48,10 @@ def test_a_group_size_that_does_not_divide_the_row_is_rejected():
 def test_gradients_pass_straight_through_the_rounding():
     weight = weights().requires_grad_()
     given = torch.randn(24, 64, generator=SEEDED)
-    (on_grid(weight, weight_scales(weight.detach(), INT8), INT8) * given).sum().backward()
+    (fake_quantize_weight(weight, weight_scales(weight.detach(), INT8), INT8) * given).sum().backward()
     assert torch.equal(weight.grad, given)
     x = torch.randn(5, 64, generator=SEEDED, requires_grad=True)
-    (token_snapped(x) * given[:5]).sum().backward()
+    (fake_quantize_tokens(x) * given[:5]).sum().backward()
     assert torch.equal(x.grad, given[:5])
 
 
@@ -59,14 +59,14 @@ def test_tensor_rounding_matches_affine_fake_quantization():
     x = torch.randn(50, 8, generator=SEEDED) * 3
     scale, zero = tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))
     expected = torch.fake_quantize_per_tensor_affine(x.double(), float(scale), int(zero), 0, 255)
-    torch.testing.assert_close(snapped(x, scale, zero).double(), expected, rtol=1e-6, atol=1e-6)
-    assert snapped(torch.zeros(1), scale, zero) == 0
-    assert snapped(torch.tensor([9.0]), scale, zero) == pytest.approx(5.0, abs=float(scale))
+    torch.testing.assert_close(fake_quantize(x, scale, zero).double(), expected, rtol=1e-6, atol=1e-6)
+    assert fake_quantize(torch.zeros(1), scale, zero) == 0
+    assert fake_quantize(torch.tensor([9.0]), scale, zero) == pytest.approx(5.0, abs=float(scale))
 
 
 def test_clipped_values_get_no_gradient():
     x = torch.tensor([-3.0, -1.0, 4.0, 6.0], requires_grad=True)
-    snapped(x, *tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))).sum().backward()
+    fake_quantize(x, *tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))).sum().backward()
     assert x.grad.tolist() == [0.0, 1.0, 1.0, 0.0]
 
 
@@ -75,7 +75,7 @@ def test_the_gradient_of_a_learned_input_scale_matches_the_lsq_paper():
     scale, zero = tensor_grid(torch.tensor(-2.0), torch.tensor(5.0))
     scale = scale.requires_grad_()
     given = torch.tensor([0.5, -1.0, 2.0, 0.25])
-    (snapped(x, scale, zero) * given).sum().backward()
+    (fake_quantize(x, scale, zero) * given).sum().backward()
     s, z = float(scale.detach()), float(zero)
     inside = [round(v / s) - v / s for v in (-1.3, 4.1)]
     slopes = torch.tensor([-z, *inside, 255 - z])
@@ -88,9 +88,9 @@ def test_the_gradient_of_learned_weight_scales_matches_the_lsq_paper(group: int)
     weight, given = weights(), torch.randn(24, 64, generator=SEEDED)
     scales = 0.4 * weight_scales(weight, Numbers(7), group)  # small enough that some weights are clipped
     own, learned = weight.clone().requires_grad_(), scales.clone().requires_grad_()
-    rounded = on_grid(own, learned, Numbers(7))
+    rounded = fake_quantize_weight(own, learned, Numbers(7))
     (rounded * given).sum().backward()
-    assert torch.equal(rounded, on_grid(weight, scales, Numbers(7)))
+    assert torch.equal(rounded, fake_quantize_weight(weight, scales, Numbers(7)))
     each = scales.double().repeat_interleave(64 // scales.shape[1], dim=1)
     steps = weight.double() / each
     inside = (steps > -7.5) & (steps < 7.5)
@@ -103,7 +103,7 @@ def test_the_gradient_of_learned_weight_scales_matches_the_lsq_paper(group: int)
 
 def test_each_token_has_its_own_scale():
     x = torch.randn(2, 3, 16, generator=SEEDED) * torch.tensor([1.0, 10.0, 100.0])[:, None]
-    rounded, (scales, zeros) = token_snapped(x), token_grid(x)
+    rounded, (scales, zeros) = fake_quantize_tokens(x), token_grid(x)
     assert scales.shape == zeros.shape == (2, 3, 1)
     assert ((rounded - x).abs() <= scales * 0.5001).all()
-    assert torch.equal(token_snapped(x[:, 1]), rounded[:, 1])
+    assert torch.equal(fake_quantize_tokens(x[:, 1]), rounded[:, 1])

@@ -10,9 +10,9 @@ from torch import nn
 from compress.errors import CompressError
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
-from compress.quantize.prepare import convert, learn_scales, precision_of, prepare, restore
-from compress.quantize.ranges import Seen, calibrate, rounding_error, words
-from compress.quantize.rounding import round_model
+from compress.quantize.prepare import convert, learn_scales, precision_of, prepare, requantize
+from compress.quantize.ranges import InputStatistics, calibrate, drop_padding, rounding_error
+from compress.quantize.rounding import quantize_model
 from compress.quantize.schemes import SCHEMES, scheme_of
 from compress.quantize.store import load_rounding, save_rounding
 from distill.train.config import TrainConfig
@@ -29,7 +29,7 @@ NAMES = list(SCHEMES)
 
 def test_mse_ranges_have_less_error_than_minmax_ranges():
     values = torch.cat([torch.randn(20000, generator=SEEDED), torch.tensor([40.0, -40.0])])
-    seen = Seen(0)
+    seen = InputStatistics(0)
     for part in values.split(3000):
         seen.add(part)
     errors = {method: float(rounding_error(values, *seen.range(method))) for method in ("minmax", "percentile", "mse")}
@@ -39,7 +39,7 @@ def test_mse_ranges_have_less_error_than_minmax_ranges():
 
 
 def test_observed_values_are_a_uniform_sample_of_the_stream():
-    seen = Seen(1)
+    seen = InputStatistics(1)
     for part in torch.arange(200_000.0).split(7000):
         seen.add(part)
     assert len(seen.values) == 2**16
@@ -61,8 +61,8 @@ def test_padding_does_not_change_a_calibrated_range(token_batch):
 
 def test_pooled_values_are_not_masked_as_tokens():
     pooled, mask = torch.randn(2, 4, generator=SEEDED), torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]).bool()
-    assert torch.equal(words(pooled, mask), pooled), "as wide as the texts are long"
-    assert words(torch.randn(2, 4, 3), mask).shape == (4, 3)
+    assert torch.equal(drop_padding(pooled, mask), pooled), "as wide as the texts are long"
+    assert drop_padding(torch.randn(2, 4, 3), mask).shape == (4, 3)
 
 
 def test_queries_keys_and_values_share_one_input_grid(token_batch):
@@ -106,7 +106,7 @@ def test_a_converted_and_restored_model_computes_the_prepared_models_logits(name
     save_rounding(rounding, tmp_path)
     again = load_rounding(tmp_path)
     restored = copy.deepcopy(model)
-    restore(restored, again)
+    requantize(restored, again)
     with torch.no_grad():
         torch.testing.assert_close(restored(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
         if scheme_of(name).inputs == "float":
@@ -125,7 +125,7 @@ def test_converted_models_of_each_family_restore_their_logits(family: str, token
     with torch.no_grad():
         trained = model(**token_batch).logits
     rounding = convert(model)
-    restore(model, rounding)
+    requantize(model, rounding)
     with torch.no_grad():
         torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
 
@@ -224,7 +224,7 @@ def test_learned_weight_scales_train_without_decay_and_survive_conversion(name: 
         trained = model(**token_batch).logits
     rounding = convert(model)
     assert not any(name.endswith("stretch") for name in model.state_dict())
-    restore(model, rounding)
+    requantize(model, rounding)
     with torch.no_grad():
         torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
 
@@ -235,7 +235,7 @@ def test_learned_weight_scales_train_without_decay_and_survive_conversion(name: 
 def test_reduced_weights_do_not_saturate_16_bit_products(token_batch):
     for name in ("int8-static", "int8-dynamic"):
         model = build_model("bert")
-        round_model(model, QuantizeConfig(scheme=name, reduced=True), [token_batch])
+        quantize_model(model, QuantizeConfig(scheme=name, reduced=True), [token_batch])
         rounding = convert(model)
         weight = rounding["bert.encoder.layer.0.intermediate.dense"].stored(
             model.bert.encoder.layer[0].intermediate.dense.weight
@@ -289,7 +289,7 @@ def test_families_with_conv1d_layers_are_rejected():
 def test_rounding_of_another_model_and_unquantized_checkpoints_are_rejected(token_batch, tmp_path):
     rounding = convert(prepared("int8-weights", token_batch))
     with pytest.raises(CompressError, match="another model's"):
-        restore(build("llama"), rounding)
+        requantize(build("llama"), rounding)
     with pytest.raises(CompressError, match="expected a quantized checkpoint"):
         load_rounding(tmp_path)
 

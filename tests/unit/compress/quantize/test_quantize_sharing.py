@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.quantize import layers
-from compress.quantize.grid import snapped, token_snapped
+from compress.quantize.grid import fake_quantize, fake_quantize_tokens
 from compress.quantize.layers import InputGrid, QuantizedLinear
 from compress.quantize.schemes import scheme_of
 
@@ -26,9 +26,9 @@ def test_rounding_is_reused_only_while_the_input_and_its_scale_are_unchanged():
     assert own(x) is first
     assert own(x.clone()) is not first
     x.mul_(0.5)
-    assert torch.equal(own(x), snapped(x, own.scale, own.zero))
+    assert torch.equal(own(x), fake_quantize(x, own.scale, own.zero))
     own.scale.mul_(2)
-    assert torch.equal(own(x), snapped(x, own.scale, own.zero))
+    assert torch.equal(own(x), fake_quantize(x, own.scale, own.zero))
 
 
 def test_rounding_under_no_grad_is_not_reused_where_gradients_are_needed():
@@ -73,5 +73,5 @@ def test_queries_keys_and_values_round_their_input_once(scheme: str, precision: 
 def test_autocast_rounds_in_float32_before_casting_to_bfloat16():
     own, x = grid(), values(64, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(own(x), snapped(x, own.scale, own.zero).bfloat16())
-    assert torch.equal(token_snapped(x, torch.bfloat16), token_snapped(x).bfloat16())
+        assert torch.equal(own(x), fake_quantize(x, own.scale, own.zero).bfloat16())
+    assert torch.equal(fake_quantize_tokens(x, torch.bfloat16), fake_quantize_tokens(x).bfloat16())

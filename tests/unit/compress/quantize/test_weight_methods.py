@@ -9,13 +9,13 @@ from torch import nn
 
 from compress.errors import CompressError
 from compress.quantize.config import QuantizeConfig
-from compress.quantize.folds import Fold, apply, find_folds, tied
+from compress.quantize.folds import Fold, apply_scales, find_folds, tie_scales
 from compress.quantize.gptq import gptq, gptq_model
-from compress.quantize.grid import on_grid, weight_scales
+from compress.quantize.grid import fake_quantize_weight, weight_scales
 from compress.quantize.layers import QuantizedLinear
 from compress.quantize.prepare import convert, prepare
 from compress.quantize.ranges import calibrate
-from compress.quantize.rounding import round_model
+from compress.quantize.rounding import quantize_model
 from compress.quantize.schemes import Numbers, scheme_of
 from compress.quantize.smooth import awq, smooth
 from support.tiny_families import build
@@ -34,7 +34,7 @@ def correlated(tokens: int, inputs: int) -> torch.Tensor:
     )
 
 
-def words(batches: int = 3) -> list[dict[str, torch.Tensor]]:
+def token_batches(batches: int = 3) -> list[dict[str, torch.Tensor]]:
     found = []
     for number in range(batches):
         ids = torch.randint(3, 60, (4, 12), generator=seeded(number))
@@ -48,16 +48,18 @@ def words(batches: int = 3) -> list[dict[str, torch.Tensor]]:
 def test_gptq_halves_the_output_error_of_nearest_rounding(largest: int, group: int):
     weight, x, numbers = torch.randn(40, 160, generator=seeded()), correlated(500, 160), Numbers(largest)
     scales = weight_scales(weight, numbers, group)
-    nearest, found = on_grid(weight, scales, numbers), gptq(weight, x.T @ x, scales, numbers)
+    nearest, found = fake_quantize_weight(weight, scales, numbers), gptq(weight, x.T @ x, scales, numbers)
     errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
     assert errors[1] < 0.5 * errors[0]
-    torch.testing.assert_close(on_grid(found, scales, numbers), found, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fake_quantize_weight(found, scales, numbers), found, rtol=1e-5, atol=1e-6)
 
 
 def test_gptq_equals_nearest_rounding_for_uncorrelated_inputs():
     weight = torch.randn(20, 64, generator=seeded())
     scales = weight_scales(weight, Numbers(7))
-    assert torch.equal(gptq(weight, torch.eye(64) * 5, scales, Numbers(7)), on_grid(weight, scales, Numbers(7)))
+    assert torch.equal(
+        gptq(weight, torch.eye(64) * 5, scales, Numbers(7)), fake_quantize_weight(weight, scales, Numbers(7))
+    )
 
 
 def test_gptq_rejects_inputs_with_nan():
@@ -69,7 +71,7 @@ def test_gptq_handles_an_input_that_is_always_zero():
     weight, x = torch.randn(40, 64, generator=seeded()), correlated(500, 64)
     x[:, 3] = 0
     scales = weight_scales(weight, Numbers(7))
-    nearest, found = on_grid(weight, scales, Numbers(7)), gptq(weight, x.T @ x, scales, Numbers(7))
+    nearest, found = fake_quantize_weight(weight, scales, Numbers(7)), gptq(weight, x.T @ x, scales, Numbers(7))
     errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
     assert errors[1] < 0.5 * errors[0]
     assert torch.equal(found[:, 3], nearest[:, 3])
@@ -82,7 +84,7 @@ def rounding_error(model: nn.Module, plain: nn.Module, batches: list[dict[str, t
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_gptq_beats_nearest_rounding_on_a_model_and_awq_is_at_most_5_percent_worse(family: str):
-    plain, batches = build(family, intermediate_size=64).eval(), words(8)
+    plain, batches = build(family, intermediate_size=64).eval(), token_batches(8)
     errors = {}
     for method in ("nearest", "gptq", "awq"):
         model = copy.deepcopy(plain)
@@ -110,7 +112,7 @@ FOUND = {
 @pytest.mark.parametrize("family", list(FOUND))
 def test_folded_scales_do_not_change_the_models_logits(family: str):
     model = build(family).eval() if family != "bert" else build_model("bert")
-    batch = words()[0]
+    batch = token_batches()[0]
     with torch.no_grad():
         expected = model(**batch).logits
     folds = find_folds(model, batch)
@@ -119,21 +121,21 @@ def test_folded_scales_do_not_change_the_models_logits(family: str):
     assert {re.split(r"layers?\.\d+\.", fold.producer)[-1] for fold in folds} == FOUND[family]
     for fold in folds:
         inputs = model.get_submodule(fold.readers[0]).weight.shape[1]
-        apply(model, fold, tied(torch.rand(inputs, generator=seeded()) + 0.5, model, fold))
+        apply_scales(model, fold, tie_scales(torch.rand(inputs, generator=seeded()) + 0.5, model, fold))
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_folds_are_found_in_question_answering_models():
     model = build_model("bert", "ForQuestionAnswering", num_labels=2)
-    found = {re.split(r"layers?\.\d+\.", fold.producer)[-1] for fold in find_folds(model, words()[0])}
+    found = {re.split(r"layers?\.\d+\.", fold.producer)[-1] for fold in find_folds(model, token_batches()[0])}
     assert found == FOUND["bert"] | {"output.LayerNorm"}
 
 
 def test_layers_kept_in_float_need_not_divide_into_groups():
     model = build("llama", intermediate_size=80)
     how = QuantizeConfig(scheme="int4-weights", weights="awq", keep="*.down_proj")
-    names = round_model(model, how, words())
+    names = quantize_model(model, how, token_batches())
     assert names
     assert not any(name.endswith("down_proj") for name in names)
 
@@ -143,7 +145,7 @@ def test_smoothing_reduces_the_error_caused_by_activation_outliers():
     with torch.no_grad():
         for layer in model.model.layers:
             layer.input_layernorm.weight[5] = 40.0
-    plain, batches = copy.deepcopy(model), words(6)
+    plain, batches = copy.deepcopy(model), token_batches(6)
     errors = []
     for how in (False, True):
         tried = copy.deepcopy(plain)
@@ -159,7 +161,7 @@ def test_smoothing_reduces_the_error_caused_by_activation_outliers():
 def test_smooth_and_gptq_without_texts_are_rejected():
     model = build("llama").eval()
     with pytest.raises(CompressError, match="smooth: expected some texts"):
-        smooth(model, find_folds(model, words()[0]), [])
+        smooth(model, find_folds(model, token_batches()[0]), [])
     prepare(model, scheme_of("int4-weights"), keep=("*.down_proj",))
     with pytest.raises(CompressError, match="gptq: expected some texts"):
         gptq_model(model, [])

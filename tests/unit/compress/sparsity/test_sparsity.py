@@ -8,7 +8,7 @@ from compress.errors import CompressError
 from compress.sparsity.config import Sparsity
 from compress.sparsity.layers import sparse_layers, zero_share
 from compress.sparsity.oneshot import sparsify
-from compress.sparsity.patterns import keep
+from compress.sparsity.patterns import choose_masks
 
 GENERATOR = torch.Generator().manual_seed(3)
 SCORES = torch.randperm(12 * 20, generator=GENERATOR).view(12, 20).float()
@@ -79,7 +79,7 @@ def test_the_rewired_share_falls_by_a_cosine():
 @pytest.mark.parametrize("share", [0.1, 1 / 3, 0.5, 0.83])
 def test_each_row_or_layer_loses_the_requested_number_of_lowest_weights(share):
     for scope, size in (("row", 20), ("layer", 240)):
-        mask = keep({"w": SCORES}, Sparsity(amount=0.9, scope=scope), share)["w"]
+        mask = choose_masks({"w": SCORES}, Sparsity(amount=0.9, scope=scope), share)["w"]
         for kept, scores in zip(mask.view(-1, size), SCORES.view(-1, size), strict=True):
             assert int((~kept).sum()) == round(share * size)
             assert scores[~kept].max() < scores[kept].min()
@@ -87,7 +87,7 @@ def test_each_row_or_layer_loses_the_requested_number_of_lowest_weights(share):
 
 def test_global_scope_compares_scores_across_layers():
     scores = {"low": SCORES, "high": SCORES + 1000}
-    masks = keep(scores, Sparsity(amount=0.9, scope="global"), 0.4)
+    masks = choose_masks(scores, Sparsity(amount=0.9, scope="global"), 0.4)
     assert int((~masks["low"]).sum()) == round(0.4 * 480)
     assert masks["high"].all()
 
@@ -96,23 +96,23 @@ def test_global_scope_compares_scores_across_layers():
 @pytest.mark.parametrize("scope", ["row", "layer"])
 def test_every_group_of_m_keeps_its_n_highest_weights(n, m, scope):
     config = Sparsity(pattern=f"{n}:{m}", scope=scope)
-    mask = keep({"w": SCORES}, config, config.share)["w"]
+    mask = choose_masks({"w": SCORES}, config, config.share)["w"]
     groups, scores = mask.view(-1, m), SCORES.view(-1, m)
     assert (groups.sum(1) == n).all()
     assert (scores.masked_fill(~groups, torch.inf).amin(1) > scores.masked_fill(groups, -1).amax(1)).all()
 
 
 def test_partial_2_4_sparsity_keeps_at_least_two_per_group_and_is_part_of_the_final_mask():
-    mask = keep({"w": SCORES}, Sparsity(pattern="2:4"), 0.3)["w"]
+    mask = choose_masks({"w": SCORES}, Sparsity(pattern="2:4"), 0.3)["w"]
     assert int((~mask).sum()) == round(0.3 * 240)
     assert (mask.view(-1, 4).sum(1) >= 2).all()
-    final = keep({"w": SCORES}, Sparsity(pattern="2:4"), 0.5)["w"]
+    final = choose_masks({"w": SCORES}, Sparsity(pattern="2:4"), 0.5)["w"]
     assert not (final & ~mask).any()  # weights removed so far are also removed in the end
 
 
 @pytest.mark.parametrize(("pattern", "rows", "columns"), [("4x1", 4, 1), ("1x4", 1, 4), ("2x2", 2, 2)])
 def test_whole_blocks_with_the_lowest_sums_are_removed(pattern, rows, columns):
-    mask = keep({"w": SCORES}, Sparsity(pattern=pattern, amount=0.8), 0.8)["w"]
+    mask = choose_masks({"w": SCORES}, Sparsity(pattern=pattern, amount=0.8), 0.8)["w"]
     blocks = mask.view(12 // rows, rows, 20 // columns, columns).permute(0, 2, 1, 3).reshape(-1, 4)
     assert (blocks.all(1) | ~blocks.any(1)).all()
     assert int((~blocks.any(1)).sum()) == 48
@@ -121,8 +121,8 @@ def test_whole_blocks_with_the_lowest_sums_are_removed(pattern, rows, columns):
 
 
 def test_equal_scores_keep_the_count_exact():
-    assert int(keep({"w": torch.ones(8, 8)}, Sparsity(amount=0.5), 0.5)["w"].sum()) == 32
-    assert (keep({"w": torch.ones(8, 8)}, Sparsity(pattern="2:4"), 0.5)["w"].view(-1, 4).sum(1) == 2).all()
+    assert int(choose_masks({"w": torch.ones(8, 8)}, Sparsity(amount=0.5), 0.5)["w"].sum()) == 32
+    assert (choose_masks({"w": torch.ones(8, 8)}, Sparsity(pattern="2:4"), 0.5)["w"].view(-1, 4).sum(1) == 2).all()
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_equal_scores_keep_the_count_exact():
 def test_a_size_that_the_pattern_does_not_divide_is_rejected(pattern, shape, found):
     amount = None if ":" in pattern else 0.5
     with pytest.raises(CompressError, match=f"weight 'odd'.*{found}.*found 6"):
-        keep({"odd": torch.ones(shape)}, Sparsity(pattern=pattern, amount=amount), 0.5)
+        choose_masks({"odd": torch.ones(shape)}, Sparsity(pattern=pattern, amount=amount), 0.5)
 
 
 def test_nan_scores_are_rejected():
     with pytest.raises(CompressError, match="'w'.*NaN"):
-        keep({"w": torch.tensor([[1.0, torch.nan]])}, Sparsity(amount=0.5), 0.5)
+        choose_masks({"w": torch.tensor([[1.0, torch.nan]])}, Sparsity(amount=0.5), 0.5)
 
 
 # ---- which layers

@@ -9,7 +9,7 @@ from compress.sparsity import oneshot
 from compress.sparsity.config import Sparsity
 from compress.sparsity.layers import sparse_layers, sum_over_inputs, zero_share
 from compress.sparsity.oneshot import sparsify
-from compress.sparsity.patterns import keep
+from compress.sparsity.patterns import choose_masks
 from compress.sparsity.sparsegpt import DAMPING, sparsegpt
 
 GENERATOR = torch.Generator().manual_seed(3)
@@ -27,7 +27,7 @@ def batches(token_batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     return [token_batch, {"input_ids": other["input_ids"][:, :7], "attention_mask": other["attention_mask"][:, :7]}]
 
 
-class One(nn.Module):
+class SingleLinear(nn.Module):
     """A single linear layer that is called like a transformers model."""
 
     def __init__(self, weight: Tensor):
@@ -40,7 +40,7 @@ class One(nn.Module):
 
 
 def test_wanda_scores_are_weights_times_input_norms_compared_within_rows():
-    model = One(torch.tensor([[1.0, -3.0, 2.0, 0.5], [400.0, 100.0, -100.0, 800.0]]))
+    model = SingleLinear(torch.tensor([[1.0, -3.0, 2.0, 0.5], [400.0, 100.0, -100.0, 800.0]]))
     rows = [torch.tensor([[3.0, 0.1, 1.0, 0.0]]), torch.tensor([[4.0, 0.0, 0.0, 2.0]])]  # norms 5, .1, 1, 2
     masks = sparsify(model, Sparsity(amount=0.5, score="wanda"), [{"x": x} for x in rows], chosen=lambda *_: True)
     # scores: 5, .3, 2, 1 and 2000, 10, 100, 1600
@@ -109,7 +109,7 @@ def test_a_layer_that_no_batch_reaches_is_rejected():
 # ---- SparseGPT
 
 
-def obs(weight: Tensor, hessian: Tensor, mask: Tensor) -> Tensor:
+def optimal_brain_surgeon(weight: Tensor, hessian: Tensor, mask: Tensor) -> Tensor:
     """Textbook optimal brain surgeon: an explicit inverse for every removed weight, row by row."""
     out = weight.double().clone()
     for row, kept in zip(out, mask, strict=True):
@@ -132,7 +132,7 @@ def test_sparsegpt_matches_the_textbook_optimal_brain_surgeon(pattern, columns):
     gram = correlated(64, 16).double().T @ correlated(64, 16).double()
     config = Sparsity(pattern=pattern, amount=0.5 if pattern == "unstructured" else None)
     pruned, mask = sparsegpt("w", weight, gram, config, columns=columns)
-    torch.testing.assert_close(pruned, obs(weight, damped(gram), mask), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(pruned, optimal_brain_surgeon(weight, damped(gram), mask), rtol=1e-9, atol=1e-9)
     assert (pruned[~mask] == 0).all()
     assert int((~mask).sum()) == round(config.share * 80)
     if config.n_m:
@@ -170,7 +170,7 @@ def test_sparsegpt_halves_the_error_of_magnitude_with_exact_counts(config):
     inputs = correlated(600, weight.shape[1])
     gram = inputs.T.double() @ inputs.double()
     pruned, mask = sparsegpt("w", weight, gram, config)
-    plain = weight * keep({"w": weight.abs()}, config, config.share)["w"]
+    plain = weight * choose_masks({"w": weight.abs()}, config, config.share)["w"]
 
     def error(other: Tensor) -> float:
         return ((weight - other).double() @ inputs.T.double()).square().sum().item()

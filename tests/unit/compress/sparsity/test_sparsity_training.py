@@ -14,7 +14,7 @@ from compress.errors import CompressError
 from compress.sparsity.config import Sparsity
 from compress.sparsity.layers import zero_share
 from compress.sparsity.oneshot import sparsify
-from compress.sparsity.training import SparseTraining, convert, prepare, rewired
+from compress.sparsity.training import SparseTraining, convert, prepare, rewire_units
 
 HALF = Sparsity(amount=0.5)
 RIGL = Sparsity(amount=0.8, rewire=0.3, begin=0, end=16, every=4)
@@ -45,7 +45,7 @@ def adamw(model: nn.Module) -> AdamW:
     return AdamW(model.parameters(), lr=0.02, weight_decay=0.1, fused=True)
 
 
-def advance(model: nn.Module, training: SparseTraining, optimizer: Optimizer, steps: range) -> None:
+def train_steps(model: nn.Module, training: SparseTraining, optimizer: Optimizer, steps: range) -> None:
     for step in steps:
         backward(model, step)
         training.after_backward()
@@ -70,15 +70,15 @@ def test_removed_weights_stay_zero_and_have_no_optimizer_state(pattern):
     model = net()
     optimizer = adamw(model)
     training = prepare(model, config, chosen=everything)
-    advance(model, training, optimizer, range(4))
+    train_steps(model, training, optimizer, range(4))
     assert zeros(training) == 0
     # Nonzero momentum would move removed weights away from zero.
     assert all((optimizer.state[w]["exp_avg"] != 0).all() for w in training.weights.values())
-    advance(model, training, optimizer, range(4, 5))
+    train_steps(model, training, optimizer, range(4, 5))
     masks = copy.deepcopy(training.masks)
     assert zeros(training) == 200
     for step in range(5, 25):
-        advance(model, training, optimizer, range(step, step + 1))
+        train_steps(model, training, optimizer, range(step, step + 1))
         assert all((values == 0).all() for values in removed_of(training).values())
         assert all((weight[masks[name]] != 0).all() for name, weight in training.weights.items())
     assert all(torch.equal(training.masks[name], masks[name]) for name in masks)
@@ -107,7 +107,7 @@ def test_masked_training_equals_training_of_the_remaining_weights(momentum):
     values = {name: p.detach().clone() for name, p in model.named_parameters()}
     buffers = {name: torch.zeros_like(value) for name, value in values.items()}
     for step in range(4):
-        advance(model, training, optimizer, range(step, step + 1))
+        train_steps(model, training, optimizer, range(step, step + 1))
         leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
         used = {name: leaf * training.masks[name] if name in training.masks else leaf for name, leaf in leaves.items()}
         inputs, targets = data(step)
@@ -120,7 +120,7 @@ def test_masked_training_equals_training_of_the_remaining_weights(momentum):
         torch.testing.assert_close(parameter.detach(), values[name])
 
 
-class Pushing(Optimizer):
+class GradientFreeOptimizer(Optimizer):
     """An optimizer that moves every weight regardless of its gradient, as with noise or weight averaging."""
 
     def __init__(self, parameters: Any):
@@ -136,7 +136,7 @@ class Pushing(Optimizer):
 def test_removed_weights_stay_zero_under_an_optimizer_that_ignores_gradients():
     model = net()
     training = prepare(model, HALF, chosen=everything)
-    advance(model, training, Pushing(model.parameters()), range(2))
+    train_steps(model, training, GradientFreeOptimizer(model.parameters()), range(2))
     assert all((values == 0).all() for values in removed_of(training).values())
 
 
@@ -161,7 +161,7 @@ def test_an_attached_optimizer_with_a_closure_equals_manual_calls():
     by_hand, by_hook = net(), net()
     config = Sparsity(amount=0.8, begin=2, end=8, every=2)
     first, second = (prepare(model, config, chosen=everything) for model in (by_hand, by_hook))
-    advance(by_hand, first, adamw(by_hand), range(10))
+    train_steps(by_hand, first, adamw(by_hand), range(10))
     optimizer = adamw(by_hook)
     second.attach(optimizer)
     for step in range(10):
@@ -189,7 +189,7 @@ def test_the_sparse_share_follows_the_schedule_and_no_weight_comes_back(pattern)
     area = config.block[0] * config.block[1]
     gone = {name: torch.zeros_like(mask) for name, mask in training.masks.items()}
     for step in range(1, 16):
-        advance(model, training, optimizer, range(step - 1, step))
+        train_steps(model, training, optimizer, range(step - 1, step))
         last = min(step // 2 * 2, 12)
         for name, mask in training.masks.items():
             assert int((~mask).sum()) == round(config.share_at(last) * mask.numel() / area) * area
@@ -229,7 +229,7 @@ def test_movement_scores_are_minus_weight_times_gradient_through_the_masks():
     scores = {name: torch.zeros_like(value) for name, value in dense.items()}
     came_back = False
     for step in range(10):
-        advance(model, training, optimizer, range(step, step + 1))
+        train_steps(model, training, optimizer, range(step, step + 1))
         used = {name: (value * masks[name]).requires_grad_() for name, value in dense.items()}
         used |= {name: value.clone().requires_grad_() for name, value in biases.items()}
         inputs, targets = data(step)
@@ -310,10 +310,10 @@ def test_rewiring_drops_the_smallest_and_grows_the_largest_gradient_units():
     alive = torch.tensor([[True, True, True, False, False, False]])
     sizes = torch.tensor([[0.5, 0.1, 0.9, 0.0, 0.0, 0.0]])
     gradients = torch.tensor([[9.0, 0.2, 9.0, 0.3, 0.7, 0.1]])
-    assert rewired(alive, sizes, gradients, 0.34).tolist() == [[True, False, True, False, True, False]]
-    assert rewired(alive, sizes, gradients, 0.33).tolist() == alive.tolist()
+    assert rewire_units(alive, sizes, gradients, 0.34).tolist() == [[True, False, True, False, True, False]]
+    assert rewire_units(alive, sizes, gradients, 0.33).tolist() == alive.tolist()
     gradients[0, 1] = 0.8  # the dropped weight is the best to grow back
-    assert rewired(alive, sizes, gradients, 0.34).tolist() == alive.tolist()
+    assert rewire_units(alive, sizes, gradients, 0.34).tolist() == alive.tolist()
 
 
 def test_rewiring_moves_whole_blocks():
@@ -321,7 +321,7 @@ def test_rewiring_moves_whole_blocks():
     model = net()
     training = prepare(model, config, chosen=everything)
     first = copy.deepcopy(training.masks)
-    advance(model, training, adamw(model), range(6))
+    train_steps(model, training, adamw(model), range(6))
     for name, mask in training.masks.items():
         blocks = mask.view(-1, 4, mask.shape[1])
         assert (blocks.all(1) | ~blocks.any(1)).all()
@@ -392,10 +392,10 @@ def test_a_resumed_training_ends_with_the_same_bits(name, tmp_path: Path):
         return [value.view(torch.int32) for value in model.state_dict().values()]
 
     whole = start()
-    advance(*whole, range(18))
+    train_steps(*whole, range(18))
     for stop in (1, 5, 9):
         model, training, optimizer = start()
-        advance(model, training, optimizer, range(stop))
+        train_steps(model, training, optimizer, range(stop))
         parts = {"model": model.state_dict(), "sparse": training.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(parts, tmp_path / "state.pt")
         model, training, optimizer = start()
@@ -403,7 +403,7 @@ def test_a_resumed_training_ends_with_the_same_bits(name, tmp_path: Path):
         model.load_state_dict(read["model"])
         training.load_state_dict(read["sparse"])
         optimizer.load_state_dict(read["optimizer"])
-        advance(model, training, optimizer, range(stop, 18))
+        train_steps(model, training, optimizer, range(stop, 18))
         assert all(torch.equal(a, b) for a, b in zip(bits(model), bits(whole[0]), strict=True)), stop
         assert all(torch.equal(training.masks[key], whole[1].masks[key]) for key in training.masks), stop
 
@@ -411,10 +411,10 @@ def test_a_resumed_training_ends_with_the_same_bits(name, tmp_path: Path):
 def test_a_saved_state_does_not_change_when_training_continues():
     model = net()
     optimizer, training = adamw(model), prepare(model, RESUMED["movement"], chosen=everything)
-    advance(model, training, optimizer, range(3))
+    train_steps(model, training, optimizer, range(3))
     state = training.state_dict()
     kept = copy.deepcopy(state)
-    advance(model, training, optimizer, range(3, 8))
+    train_steps(model, training, optimizer, range(3, 8))
     for part in ("masks", "scores", "removed"):
         assert all(torch.equal(state[part][name], kept[part][name]) for name in kept[part])
 

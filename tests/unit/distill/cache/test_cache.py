@@ -32,10 +32,10 @@ from support.cache_samples import (
     keys_of,
     make_rows,
     padded,
-    served,
+    read_rows,
     write,
 )
-from support.forking import forking
+from support.forking import fork_server
 from support.tiny_models import LABELS, VOCABULARY
 
 ROWS = make_rows()
@@ -43,14 +43,14 @@ EXACT = Identity("teacher-a", "tokenizer-a", (Dense(width=WORDS, each="position"
 TOKENS = "attention_mask"
 
 
-def truth(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def stored_output(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns the part of the teacher's output that EXACT stores."""
     answer = Teacher()(batch)
     return {"logits": answer["logits"][batch[TOKENS].bool()], "embedding": answer["embedding"]}
 
 
 def check_truth(reader: Callable, batch: dict[str, torch.Tensor]) -> None:
-    found, expected = reader(batch), truth(batch)
+    found, expected = reader(batch), stored_output(batch)
     assert found.keys() == expected.keys()
     for name in found:
         assert torch.equal(found[name], expected[name]), name
@@ -85,11 +85,11 @@ def test_coded_signals_are_independent_of_the_batch_they_are_read_in(compression
     identity = replace(IDENTITY, compression=compression)
     write(tmp_path / "c", ROWS, identity=identity)
     reader, other = CacheReader(tmp_path / "c", identity), pickle.loads(pickle.dumps(CacheReader(tmp_path / "c")))
-    alone = [served(reader, [row]) for row in ROWS]
-    together = served(other, ROWS)
+    alone = [read_rows(reader, [row]) for row in ROWS]
+    together = read_rows(other, ROWS)
     for name in ("logits", "log_probs", "tail", "embedding"):
         assert np.array_equal(np.concatenate([one[name] for one in alone]), together[name]), name
-    assert np.abs(together["logits"] - truth(padded(ROWS))["logits"].numpy()).max() < 0.01
+    assert np.abs(together["logits"] - stored_output(padded(ROWS))["logits"].numpy()).max() < 0.01
     assert np.allclose(together["weights"].sum(1), 1)
 
 
@@ -130,9 +130,9 @@ def test_data_loader_workers_serve_the_right_rows(original):
 
 
 def test_a_forked_process_serves_the_right_rows(original):
-    with forking().Pool(1) as pool:
-        found = pool.apply(served, (CacheReader(original, EXACT), ROWS))
-    assert equal(found, {name: value.numpy() for name, value in truth(padded(ROWS)).items()})
+    with fork_server().Pool(1) as pool:
+        found = pool.apply(read_rows, (CacheReader(original, EXACT), ROWS))
+    assert equal(found, {name: value.numpy() for name, value in stored_output(padded(ROWS)).items()})
 
 
 def test_sample_order_and_duplicates_do_not_change_the_files(original, tmp_path):
@@ -215,7 +215,7 @@ def test_an_empty_write_is_refused_and_a_single_sample_is_served(rows, tmp_path)
 # --- refusal of another identity
 
 SAMPLED, TOPK, LOGITS, EMBEDDING = IDENTITY.signals
-OTHERS = {
+IDENTITY_CHANGES = {
     "teacher": {"teacher": "teacher-b"},
     "tokenizer": {"tokenizer": "tokenizer-b"},
     "preprocessing": {"preprocessing": "max_length=32"},
@@ -240,11 +240,11 @@ def coded(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("fields", [[name] for name in OTHERS] + [["teacher", "tokenizer", "signals.topk.k"]])
+@pytest.mark.parametrize("fields", [[name] for name in IDENTITY_CHANGES] + [["teacher", "tokenizer", "signals.topk.k"]])
 def test_a_cache_of_another_identity_is_refused_with_the_differing_fields(fields, coded):
     identity, before = IDENTITY, files_of(coded)
     for field in fields:
-        identity = replace(identity, **OTHERS[field])
+        identity = replace(identity, **IDENTITY_CHANGES[field])
     for call in (lambda: CacheReader(coded, identity), lambda: write(coded, ROWS, identity=identity)):
         message = refusal(call)
         named = [part.split(": expected ")[0].split(" ")[-1] for part in message.split("; ")]

@@ -13,7 +13,7 @@ from distill.cache.format.store import open_store
 from distill.cache.plan import cut_batches
 from distill.cache.verify import verify
 from distill.errors import InputError
-from support.cache_samples import BATCH_TOKENS, IDENTITY, Teacher, equal, files_of, keys_of, make_rows, served, write
+from support.cache_samples import BATCH_TOKENS, IDENTITY, Teacher, equal, files_of, keys_of, make_rows, read_rows, write
 
 ROWS = make_rows()
 ROW_OF = dict(zip(keys_of(ROWS), ROWS, strict=True))
@@ -36,7 +36,7 @@ def original(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def truth(original) -> list[dict[str, np.ndarray]]:
     reader = CacheReader(original, IDENTITY)
-    return [served(reader, [row]) for row in ROWS]
+    return [read_rows(reader, [row]) for row in ROWS]
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def check_no_wrong_row(folder: Path, truth: list[dict[str, np.ndarray]]) -> int:
     refused = 0
     for row, expected in zip(ROWS, truth, strict=True):
         try:
-            assert equal(served(reader, [row]), expected), "a wrong row was served"
+            assert equal(read_rows(reader, [row]), expected), "a wrong row was served"
         except InputError:
             refused += 1
     return refused
@@ -90,7 +90,7 @@ def check_mended(folder: Path, original: Path) -> set[bytes]:
     return set(teacher.asked)
 
 
-def flip(file: Path, place: int, by: int = 0x20) -> None:
+def flip_bits(file: Path, place: int, by: int = 0x20) -> None:
     data = bytearray(file.read_bytes())
     data[place] ^= by
     file.write_bytes(data)
@@ -111,7 +111,7 @@ def test_a_flipped_byte_is_located_and_repaired_and_never_served(seed, cache, or
     weights = sizes / sizes.sum() if seed % 2 else np.full(len(names), 1 / len(names))
     name = names[rng.choice(len(names), p=weights)]
     place = int(rng.integers((cache / name).stat().st_size))
-    flip(cache / name, place, int(rng.integers(1, 256)))
+    flip_bits(cache / name, place, int(rng.integers(1, 256)))
     check_no_wrong_row(cache, truth)
     assert faulty(cache) == {name}
     asked = check_mended(cache, original)
@@ -133,7 +133,7 @@ def test_a_changed_payload_byte_is_traced_to_exactly_one_sample(signal, at, cach
     shard, row = shards[2], 3
     first, last = shard.span(row, signal)
     place = shard.places[f"{signal}.payload"][0] + (first if at == "first" else last - 1)
-    flip(cache / shard_name(2), place)
+    flip_bits(cache / shard_name(2), place)
     (fault,) = verify(cache)
     assert (fault.file, fault.end - fault.start) == (shard_name(2), last - first)
     assert fault.start <= place < fault.end
@@ -146,7 +146,7 @@ def test_a_changed_payload_byte_is_traced_to_exactly_one_sample(signal, at, cach
 def test_a_changed_key_is_detected_and_repaired(byte, cache, original, truth, shards):
     shard, row = shards[1], 4
     place = shard.places["keys"][0] + 16 * row + byte
-    flip(cache / shard_name(1), place)
+    flip_bits(cache / shard_name(1), place)
     known = shard.keys[row].tobytes().hex()[:16]  # the index stores only these bytes of a key
     assert all(name.startswith(known) for fault in verify(cache) for name in fault.samples)
     assert check_no_wrong_row(cache, truth) == 1
@@ -243,7 +243,7 @@ def test_a_damaged_file_or_spare_copy_is_restored_from_the_other(name, damage, s
     elif damage == "empty":
         file.write_bytes(b"")
     else:
-        flip(file, 7 if damage == "header" else -20, 0x40)  # byte 7 makes the safetensors header 2^62 bytes long
+        flip_bits(file, 7 if damage == "header" else -20, 0x40)  # byte 7 makes the safetensors header 2^62 bytes long
     refused = check_no_wrong_row(cache, truth)
     assert refused == 0 if spare else refused > 0
     assert faulty(cache) == {f"spare/{name}" if spare else name}
@@ -264,7 +264,7 @@ def test_the_loss_of_both_copies_is_reported_and_changes_no_file(name, damage, c
         if damage == "gone":
             file.unlink()
         else:
-            flip(file, 9)
+            flip_bits(file, 9)
     before = files_of(cache)
     with pytest.raises(InputError, match=f"{name} and its spare copy are both missing or damaged"):
         write(cache, ROWS)

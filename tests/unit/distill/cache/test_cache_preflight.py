@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_no_partial_file_and_writing_resumes_with_more_space(
 # --- outputs that are not finite
 
 
-class Broken(Teacher):
+class NonFiniteTeacher(Teacher):
     """A teacher that puts `bad` into its output for one sample of id 7 only."""
 
     def __init__(self, name: str, bad: float):
@@ -141,7 +141,7 @@ def test_outputs_that_are_not_finite_are_refused_before_anything_is_written(kind
     poisoned = np.full(16, 7)  # the longest sample is in the last batch, which is always measured
     identity = Identity("t", "k", (KINDS[kind],))
     with pytest.raises(InputError, match=f"teacher: {name} that are not finite at 1 places, the first is") as caught:
-        write(tmp_path / "c", [*ROWS, poisoned], Broken(name, bad), identity)
+        write(tmp_path / "c", [*ROWS, poisoned], NonFiniteTeacher(name, bad), identity)
     if kind == "classes":
         assert samples_of([poisoned]).keys[0].hex() in str(caught.value)
     assert size_of(tmp_path) == 0, "found in the measured sample, before anything is written"
@@ -152,7 +152,7 @@ def test_a_late_non_finite_output_keeps_the_shards_already_written(tmp_path, mon
     monkeypatch.setattr("distill.cache.preflight.TIMED_BATCHES", 1)
     poisoned = np.full(15, 7)
     with pytest.raises(InputError, match=samples_of([poisoned]).keys[0].hex()):
-        write(tmp_path / "c", [*ROWS, poisoned], Broken("embedding", np.nan), identity)
+        write(tmp_path / "c", [*ROWS, poisoned], NonFiniteTeacher("embedding", np.nan), identity)
     assert not list(tmp_path.rglob("*.partial"))
     assert write(tmp_path / "c", [*ROWS, poisoned], Teacher(), identity).reused >= 3
     write(tmp_path / "other", [*ROWS, poisoned], Teacher(), identity)

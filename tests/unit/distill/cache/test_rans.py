@@ -70,11 +70,11 @@ def pop_ranks(state, stack, top, counts, out):
     return state, stack, top
 
 
-def room(words: int) -> np.ndarray:
+def empty_stack(words: int) -> np.ndarray:
     return np.empty(words, np.uint32)
 
 
-def drawn(starts: np.ndarray, count: int, seed: int) -> np.ndarray:
+def draw_symbols(starts: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Draws symbols in proportion to the table's frequencies, int64 [count]."""
     return np.searchsorted(starts, RNG(seed).integers(0, starts[-1], count), side="right") - 1
 
@@ -85,11 +85,11 @@ def bits_of(symbols: np.ndarray, starts: np.ndarray) -> float:
     return float(np.log2(int(starts[-1])) * symbols.size - np.log2(frequencies).sum())
 
 
-def coded(symbols: np.ndarray, starts: np.ndarray) -> bytes:
-    return rans.packed(*push_all(symbols, *rans.Table(starts).pushing, room(len(symbols) + 1)))
+def encode_symbols(symbols: np.ndarray, starts: np.ndarray) -> bytes:
+    return rans.packed(*push_all(symbols, *rans.Table(starts).pushing, empty_stack(len(symbols) + 1)))
 
 
-def decoded(record: bytes, starts: np.ndarray, count: int) -> np.ndarray:
+def decode_symbols(record: bytes, starts: np.ndarray, count: int) -> np.ndarray:
     out = np.empty(count, np.int64)
     check_end(*pop_all(*rans.unpacked(memoryview(record)), *rans.Table(starts).popping, out))
     return out
@@ -103,9 +103,9 @@ def check_end(state: int, stack: np.ndarray, top: int) -> None:
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_symbols_of_any_table_round_trip_near_its_entropy(name, bits):
     starts = rans.table(WEIGHTS[name], bits)
-    symbols = drawn(starts, 20_000, 1)
-    record = coded(symbols, starts)
-    assert np.array_equal(decoded(record, starts, len(symbols)), symbols)
+    symbols = draw_symbols(starts, 20_000, 1)
+    record = encode_symbols(symbols, starts)
+    assert np.array_equal(decode_symbols(record, starts, len(symbols)), symbols)
     entropy = bits_of(symbols, starts) / 8
     assert entropy - 1 <= len(record) <= 1.02 * entropy + 16
 
@@ -113,37 +113,37 @@ def test_symbols_of_any_table_round_trip_near_its_entropy(name, bits):
 def test_the_rarest_symbols_round_trip():
     starts = rans.table(WEIGHTS["almost all in the middle"], 31)
     symbols = np.r_[0, 600, np.arange(601), [300] * 50, 599]
-    assert np.array_equal(decoded(coded(symbols, starts), starts, len(symbols)), symbols)
+    assert np.array_equal(decode_symbols(encode_symbols(symbols, starts), starts, len(symbols)), symbols)
 
 
 def test_a_table_of_the_fewest_bits_round_trips():
     starts = rans.table(RNG(3).random(700), rans.LOOKUP_BITS)
     symbols = RNG(4).integers(0, 700, 5000)
-    assert np.array_equal(decoded(coded(symbols, starts), starts, len(symbols)), symbols)
+    assert np.array_equal(decode_symbols(encode_symbols(symbols, starts), starts, len(symbols)), symbols)
 
 
 def test_a_table_of_16_million_symbols_round_trips():
     width = 1 << 24
     starts = rans.id_table(RNG(5).zipf(1.3, 100_000) % width, width)
     assert starts[-1] == 1 << 30
-    symbols = np.r_[0, width - 1, drawn(starts, 5000, 6), RNG(7).integers(0, width, 5000)]
-    record = coded(symbols, starts)
-    assert np.array_equal(decoded(record, starts, len(symbols)), symbols)
+    symbols = np.r_[0, width - 1, draw_symbols(starts, 5000, 6), RNG(7).integers(0, width, 5000)]
+    record = encode_symbols(symbols, starts)
+    assert np.array_equal(decode_symbols(record, starts, len(symbols)), symbols)
     assert len(record) <= 1.02 * bits_of(symbols, starts) / 8 + 16
 
 
 def test_an_empty_sequence_takes_only_the_coder_state():
     starts = rans.table(np.ones(4), 16)
-    record = coded(np.zeros(0, np.int64), starts)
+    record = encode_symbols(np.zeros(0, np.int64), starts)
     assert len(record) == 8
-    assert len(decoded(record, starts, 0)) == 0
+    assert len(decode_symbols(record, starts, 0)) == 0
 
 
 def test_ranks_round_trip_at_log2_of_their_count():
     counts = np.r_[np.arange(1, 4097), np.ones(50, np.int64), [65535] * 50]
     ranks = RNG(8).integers(0, counts)
     ranks[:4096:2] = counts[:4096:2] - 1
-    record = rans.packed(*push_ranks(ranks, counts, room(len(ranks) + 1)))
+    record = rans.packed(*push_ranks(ranks, counts, empty_stack(len(ranks) + 1)))
     out = np.empty(len(ranks), np.int64)
     check_end(*pop_ranks(*rans.unpacked(memoryview(record)), counts, out))
     assert np.array_equal(out, ranks)
@@ -156,14 +156,16 @@ def test_sets_round_trip_in_ascending_order_without_bits_for_an_order(name, size
     starts = rans.table(WEIGHTS[name], 24)
     width = len(starts) - 1
     sets = np.sort(np.stack([RNG(9 + i).permutation(width)[:size] for i in range(200)]), 1)
-    record = rans.packed(*push_sets(sets, *rans.Table(starts).pushing, room(2 * sets.size + 8)))
+    record = rans.packed(*push_sets(sets, *rans.Table(starts).pushing, empty_stack(2 * sets.size + 8)))
     out = np.empty_like(sets)
     check_end(*pop_sets(*rans.unpacked(memoryview(record)), *rans.Table(starts).popping, out))
     assert np.array_equal(out, sets)
     entropy = (bits_of(sets, starts) - len(sets) * lgamma(size + 1) / log(2)) / 8
     assert len(record) <= 1.02 * max(entropy, 0) + 16
     if size > 2:
-        assert len(record) < len(coded(sets.ravel(), starts)) - 0.95 * len(sets) * lgamma(size + 1) / log(2) / 8
+        assert (
+            len(record) < len(encode_symbols(sets.ravel(), starts)) - 0.95 * len(sets) * lgamma(size + 1) / log(2) / 8
+        )
 
 
 @pytest.mark.parametrize("bits", [16, 20, 31])
@@ -218,7 +220,7 @@ def topk_rows(k: int, positions: int, width: int, seed: int) -> tuple[np.ndarray
     return ids.astype(np.int32), levels.astype(np.int32), tails.astype(np.int32)
 
 
-class Coded:
+class CodedSample:
     """A signal's record of one sample and a decoder into arrays with canary rows behind the sample's."""
 
     def __init__(self, kind: str, positions: int = 6):
@@ -264,8 +266,8 @@ class Coded:
 
 
 @pytest.fixture(scope="module", params=["sampled", "topk"])
-def whole(request) -> Coded:
-    return Coded(request.param)
+def whole(request) -> CodedSample:
+    return CodedSample(request.param)
 
 
 def test_a_truncated_or_longer_record_is_refused(whole):
@@ -302,7 +304,7 @@ def test_a_record_of_another_number_of_positions_is_refused(whole):
 
 
 class Positions:
-    """A `Where` of one sample with `count` positions."""
+    """A `SignalMask` of one sample with `count` positions."""
 
     def __init__(self, count: int):
         self.positions = torch.ones(1, count, dtype=torch.bool)
@@ -316,17 +318,17 @@ def test_an_invalid_coder_state_is_refused(state):
 
 def test_a_push_onto_a_full_stack_is_refused():
     with pytest.raises(ValueError, match="outgrows"):
-        rans.push(np.uint64(2**63 - 1), room(3), 3, uint64(0), uint64(1), uint64(16))
+        rans.push(np.uint64(2**63 - 1), empty_stack(3), 3, uint64(0), uint64(1), uint64(16))
 
 
 def test_a_pop_from_an_empty_stack_is_refused():
     with pytest.raises(ValueError, match="too early"):
-        rans.pop(np.uint64(2**31), room(3), 0, uint64(0), uint64(1), uint64(16))
+        rans.pop(np.uint64(2**31), empty_stack(3), 0, uint64(0), uint64(1), uint64(16))
 
 
 def test_a_set_with_a_duplicate_id_is_refused():
     starts = rans.table(np.r_[1e12, np.ones(9)], 16)
-    record = coded(np.zeros(500, np.int64), starts)
+    record = encode_symbols(np.zeros(500, np.int64), starts)
     with pytest.raises(ValueError, match="twice"):
         pop_sets(*rans.unpacked(memoryview(record)), *rans.Table(starts).popping, np.empty((1, 500), np.int64))
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from distill.cache.signals import Answer, Dense, Sampled, TopK
+from distill.cache.signals import Dense, Sampled, TeacherOutputs, TopK
 from distill.cache.signals.comb import comb_sample
 from distill.cache.signals.sampled import offsets_of, systematic_sample
 from distill.errors import InputError
-from support.signalling import LENGTHS, answer_of, key_of, returned, seeded, where_of
+from support.signalling import LENGTHS, answer_of, key_of, positions_of_rows, round_trip, seeded
 
 
 def logits_of(width: int, lengths: list[int] = LENGTHS, spread: float = 3.0, seed: int = 0) -> torch.Tensor:
@@ -37,9 +37,9 @@ def draw(logits: torch.Tensor, offsets: np.ndarray, draws: int) -> torch.Tensor:
 @pytest.mark.parametrize("draws", [1, 24, 300])
 @pytest.mark.parametrize("width", [1, 63, 64, 257, 1000])
 def test_a_sampled_distribution_round_trips_exactly(width, draws, chosen):
-    signal, where = Sampled(width, draws=draws), where_of(LENGTHS, chosen)
+    signal, where = Sampled(width, draws=draws), positions_of_rows(LENGTHS, chosen)
     answer = answer_of("logits", logits_of(width), where)
-    rows, found = signal.rows(answer), returned(signal, answer)
+    rows, found = signal.rows(answer), round_trip(signal, answer)
     assert found["ids"].dtype == torch.int64
     assert found["weights"].dtype == torch.float32
     ids, counts, sizes = (np.concatenate(column) for column in zip(*rows, strict=True))
@@ -144,15 +144,17 @@ def test_the_sampling_temperature_divides_the_logits():
 def test_draws_are_independent_of_the_batch_and_the_thread_count(threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     signal, logits = Sampled(777), logits_of(777)
-    together = signal.rows(answer_of("logits", logits, where_of(LENGTHS)))
+    together = signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))
     for i, length in enumerate(LENGTHS):
-        alone = signal.rows(Answer({"logits": logits[i : i + 1, :length]}, where_of([length]), [key_of(i)]))[0]
+        alone = signal.rows(
+            TeacherOutputs({"logits": logits[i : i + 1, :length]}, positions_of_rows([length]), [key_of(i)])
+        )[0]
         assert all(np.array_equal(a, b) for a, b in zip(together[i], alone, strict=True))
 
 
 def test_different_seeds_and_samples_give_different_draws():
-    answer = answer_of("logits", logits_of(777)[:1].expand(4, -1, -1), where_of([7, 7, 7, 7]))
-    first, other = (dense_of(returned(Sampled(777, seed=seed), answer), 777) for seed in (0, 1))
+    answer = answer_of("logits", logits_of(777)[:1].expand(4, -1, -1), positions_of_rows([7, 7, 7, 7]))
+    first, other = (dense_of(round_trip(Sampled(777, seed=seed), answer), 777) for seed in (0, 1))
     assert not torch.equal(first, other)
     assert not torch.equal(first[:7], first[7:14])
 
@@ -161,8 +163,8 @@ def test_samples_from_16_million_ids_round_trip():
     width = 1 << 24
     logits = torch.full((1, 2, width), -3.0)
     logits[0, 0, [0, 77, width - 1]] = torch.tensor([14.0, 14.5, 15.0])
-    signal, answer = Sampled(width, draws=24), answer_of("logits", logits, where_of([2]))
-    rows, found = signal.rows(answer), returned(signal, answer)
+    signal, answer = Sampled(width, draws=24), answer_of("logits", logits, positions_of_rows([2]))
+    rows, found = signal.rows(answer), round_trip(signal, answer)
     assert np.array_equal(found["ids"][found["weights"] > 0], rows[0][0])
     assert {0, 77, width - 1} <= set(found["ids"][0].tolist())
     assert found["ids"][1].diff().sub(width / 24).abs().max() <= width / 24 * 1e-3
@@ -175,24 +177,24 @@ def test_logits_that_are_not_finite_are_refused_with_their_position(signal, plac
     logits = logits_of(300)
     logits[2, 1, place] = bad
     with pytest.raises(InputError, match="position 7 of a batch of 16"):
-        signal.rows(answer_of("logits", logits, where_of(LENGTHS)))
+        signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))
     logits[2, 1] = -torch.inf
     with pytest.raises(InputError, match="not finite"):
-        signal.rows(answer_of("logits", logits, where_of(LENGTHS)))
+        signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))
 
 
 def test_nan_in_the_padding_is_accepted():
     logits = logits_of(300)
     logits[1, 3] = torch.nan
     for signal in (Sampled(300), TopK(300, k=8), Dense(300, each="position")):
-        assert len(signal.rows(answer_of("logits", logits, where_of(LENGTHS)))) == 4
+        assert len(signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))) == 4
 
 
 @pytest.mark.parametrize("signal", [Sampled(300), TopK(300), Dense(300)], ids=lambda s: s.kind)
 def test_logits_of_another_width_are_refused(signal):
     logits = logits_of(299)
     with pytest.raises(InputError, match="300, found 299"):
-        signal.rows(answer_of("logits", logits[:, 0] if signal.kind == "dense" else logits, where_of(LENGTHS)))
+        signal.rows(answer_of("logits", logits[:, 0] if signal.kind == "dense" else logits, positions_of_rows(LENGTHS)))
 
 
 # TopK
@@ -202,8 +204,8 @@ def test_logits_of_another_width_are_refused(signal):
 @pytest.mark.parametrize("width", [1, 7, 100])
 def test_top_k_of_all_ids_keeps_the_distribution_to_one_grid_step(width, step):
     logits = logits_of(width, spread=1.5)
-    found = returned(TopK(width, k=width, step=step), answer_of("logits", logits, where_of(LENGTHS)))
-    exact = logits[where_of(LENGTHS).tokens].log_softmax(-1)
+    found = round_trip(TopK(width, k=width, step=step), answer_of("logits", logits, positions_of_rows(LENGTHS)))
+    exact = logits[positions_of_rows(LENGTHS).tokens].log_softmax(-1)
     error = found["log_probs"] - exact
     assert torch.equal(found["ids"], torch.arange(width).expand(len(exact), -1))
     # each id is off by at most half a step, and a whole position by a common factor of at most as much
@@ -215,9 +217,9 @@ def test_top_k_of_all_ids_keeps_the_distribution_to_one_grid_step(width, step):
 @pytest.mark.parametrize(("width", "k"), [(10, 1), (100, 7), (2000, 64), (1 << 17, 64)])
 @pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 50.0])
 def test_the_likeliest_ids_and_the_tail_are_stored_to_one_grid_step(width, k, spread):
-    where, signal = where_of([3, 2]), TopK(width, k=k)
+    where, signal = positions_of_rows([3, 2]), TopK(width, k=k)
     logits = logits_of(width, [3, 2], spread)
-    found = returned(signal, answer_of("logits", logits, where))
+    found = round_trip(signal, answer_of("logits", logits, where))
     exact = logits[where.tokens].double().log_softmax(-1)
     top = exact.topk(k)
     assert torch.equal(exact.gather(1, found["ids"]).sort(descending=True).values, top.values)
@@ -232,7 +234,7 @@ def test_the_likeliest_ids_and_the_tail_are_stored_to_one_grid_step(width, k, sp
 def test_a_one_hot_distribution_has_no_tail():
     logits = torch.full((1, 1, 500), -torch.inf)
     logits[..., 42] = 3.0
-    found = returned(TopK(500, k=4), answer_of("logits", logits, where_of([1])))
+    found = round_trip(TopK(500, k=4), answer_of("logits", logits, positions_of_rows([1])))
     chosen = found["ids"][0] == 42
     assert found["log_probs"][0, chosen] == 0
     assert (found["log_probs"][0, ~chosen] < -100).all()
@@ -241,7 +243,7 @@ def test_a_one_hot_distribution_has_no_tail():
 
 
 def test_the_top_k_temperature_divides_the_logits():
-    where, logits = where_of(LENGTHS), logits_of(100)
-    warm = returned(TopK(100, k=9, temperature=2.0), answer_of("logits", logits, where))
-    plain = returned(TopK(100, k=9), answer_of("logits", logits / 2, where))
+    where, logits = positions_of_rows(LENGTHS), logits_of(100)
+    warm = round_trip(TopK(100, k=9, temperature=2.0), answer_of("logits", logits, where))
+    plain = round_trip(TopK(100, k=9), answer_of("logits", logits / 2, where))
     assert all(torch.equal(warm[name], plain[name]) for name in ("ids", "log_probs", "tail"))

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedTokenizerBase
 
 from distill.checkpoint.sentence_folder import Projection, SentenceForm, described, read_form, set_form, vector_width
 from distill.errors import InputError
-from distill.models.sentence_encoder import PooledModel, pooled
+from distill.models.sentence_encoder import PooledModel, pool_states
 from distill.student.build import build_student
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.teacher.fingerprint import stored_fingerprint, weights_fingerprint
@@ -58,7 +58,7 @@ def test_pooling_uses_the_right_tokens_and_ignores_padding(pooling, side, token_
         "lasttoken": lambda rows: rows[-1],
     }
     wanted = torch.stack([book[pooling](row[own.bool()]) for row, own in zip(states, mask, strict=True)])
-    torch.testing.assert_close(pooled(states, mask, pooling), wanted)
+    torch.testing.assert_close(pool_states(states, mask, pooling), wanted)
 
 
 @pytest.mark.parametrize(("family", "form"), FORMS)
@@ -147,7 +147,7 @@ def folder(tokenizer, tmp_path) -> Path:
     return saved(build("bert", form), tokenizer, tmp_path / "model")
 
 
-def changed(file: Path, **values: object) -> None:
+def change_json(file: Path, **values: object) -> None:
     found = json.loads(file.read_text())
     file.write_text(json.dumps(found | values if isinstance(found, dict) else values["modules"]))
 
@@ -184,7 +184,7 @@ def modules(*kinds: str) -> list[dict[str, object]]:
     ],
 )
 def test_a_folder_whose_vectors_cannot_be_reproduced_is_refused(folder, file, values, error):
-    changed(folder / file, **values)
+    change_json(folder / file, **values)
     with pytest.raises(InputError, match=error):
         PooledModel.from_pretrained(folder)
     with pytest.raises(InputError, match=error):
@@ -192,7 +192,7 @@ def test_a_folder_whose_vectors_cannot_be_reproduced_is_refused(folder, file, va
 
 
 def test_do_lower_case_requires_a_tokenizer_that_lowercases(folder):
-    changed(folder / "sentence_bert_config.json", do_lower_case=True)
+    change_json(folder / "sentence_bert_config.json", do_lower_case=True)
     assert read_form(folder) is not None  # the tokenizer lowercases anyway
     rules = json.loads((folder / "tokenizer.json").read_text())
     rules["normalizer"]["lowercase"] = False
@@ -206,7 +206,7 @@ def test_a_damaged_folder_is_refused(folder):
     (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(InputError, match="expected the weights of a Dense in 2_Dense/model.safetensors"):
         PooledModel.from_pretrained(folder)
-    changed(folder.with_name("whole") / "2_Dense" / "config.json", out_features=9)
+    change_json(folder.with_name("whole") / "2_Dense" / "config.json", out_features=9)
     with pytest.raises(InputError, match="has other weights of Dense modules than its config says"):
         PooledModel.from_pretrained(folder.with_name("whole"))
     (folder / "1_Pooling" / "config.json").write_text("{")

@@ -10,7 +10,7 @@ import torch
 
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.encode import Encoded
-from distill.data.batches.read_ahead import Ahead, Waiting
+from distill.data.batches.read_ahead import Prefetcher, Waiting
 from distill.errors import InputError
 
 
@@ -34,13 +34,13 @@ def test_the_order_is_independent_of_the_number_of_threads(threads):
         time.sleep(0.02 if i % 3 == 0 else 0)
         return i * i
 
-    assert list(Ahead(slow_at_first, range(20), threads=threads)) == [i * i for i in range(20)]
+    assert list(Prefetcher(slow_at_first, range(20), threads=threads)) == [i * i for i in range(20)]
     assert not workers()
 
 
 def test_no_more_is_read_ahead_than_the_requested_depth():
     begun: list[int] = []
-    made = iter(Ahead(lambda i: begun.append(i) or i, iter(range(100)), threads=2, depth=4))
+    made = iter(Prefetcher(lambda i: begun.append(i) or i, iter(range(100)), threads=2, depth=4))
     assert next(made) == 0
     time.sleep(0.1)
     assert max(begun) == 4
@@ -55,7 +55,7 @@ def test_an_error_is_raised_at_its_own_turn(threads):
             raise InputError("sample 3 is damaged")
         return i
 
-    made = iter(Ahead(make, range(10), threads=threads))
+    made = iter(Prefetcher(make, range(10), threads=threads))
     assert [next(made) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(InputError, match="sample 3"):
         next(made)
@@ -64,14 +64,14 @@ def test_an_error_is_raised_at_its_own_turn(threads):
 
 def test_waiting_counts_only_the_time_that_the_step_waits_for_a_batch():
     waiting = Waiting()
-    consumer = iter(Ahead(lambda i: time.sleep(0.05) or i, range(6), threads=1, waiting=waiting))
+    consumer = iter(Prefetcher(lambda i: time.sleep(0.05) or i, range(6), threads=1, waiting=waiting))
     next(consumer)
     waiting.share()
     for _ in consumer:
         time.sleep(0.1)  # the training step, long enough to prepare the next batch meanwhile
     assert waiting.share() < 0.2
     slow = Waiting()
-    for _ in Ahead(lambda i: time.sleep(0.05) or i, range(6), threads=0, waiting=slow):
+    for _ in Prefetcher(lambda i: time.sleep(0.05) or i, range(6), threads=0, waiting=slow):
         pass
     assert slow.share() > 0.8
 

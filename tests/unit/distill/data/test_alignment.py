@@ -8,13 +8,13 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from distill.data.alignment.encoded import TwiceEncoded, encode_twice, teacher_inputs
+from distill.data.alignment.encoded import AlignedRows, encode_twice, teacher_inputs
 from distill.data.alignment.tokens import aligned_spans, shared_vocabulary, spellings
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.encode import IGNORED
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.masking.config import MaskConfig
-from distill.data.masking.twice_masked import TwiceMasked
+from distill.data.masking.twice_masked import MaskedAlignedRows
 from distill.errors import InputError
 from distill.losses.across import answered_spans
 from support.two_tokenizers import SENTENCES, byte_level, sentencepiece, wordpiece
@@ -51,7 +51,7 @@ def refusal(call, *args, **settings) -> str:
     return str(caught.value)
 
 
-def cuts(offsets: np.ndarray, length: int) -> list[set[int]]:
+def split_offsets(offsets: np.ndarray, length: int) -> list[set[int]]:
     """Returns, for each boundary between two tokens with characters, the offsets at which the text can be split."""
     with_text = offsets[offsets[:, 1] > offsets[:, 0]].tolist()
     return [
@@ -94,7 +94,7 @@ def test_spans_cover_every_token_hold_the_same_text_and_are_minimal(pair):
             ]
             assert len({text[start:stop].strip() for start, stop in covered}) == 1
             several += end - first > 1 and done - begun > 1
-        assert len(spans) == longest_chain(*(cuts(each, len(text)) for each in offsets)) + 1
+        assert len(spans) == longest_chain(*(split_offsets(each, len(text)) for each in offsets)) + 1
     assert several, "no span of several tokens was met"
 
 
@@ -230,9 +230,9 @@ def test_spans_of_a_batch_point_to_next_token_labels():
 
 
 @pytest.fixture(scope="module")
-def masked_rows() -> tuple[TwiceEncoded, TwiceMasked]:
+def masked_rows() -> tuple[AlignedRows, MaskedAlignedRows]:
     rows = encode_twice(wordpiece(), byte_level(masked=True), SENTENCES * 3, 24, 40)
-    return rows, TwiceMasked.of(
+    return rows, MaskedAlignedRows.of(
         rows, MaskConfig(rate=0.3, random=0.2, replaced=0.7), wordpiece(), byte_level(masked=True)
     )
 
@@ -289,4 +289,4 @@ def test_unsuitable_tokenizers_and_lengths_are_refused():
         encode_twice, wordpiece(), byte_level(), ["a"], 3, 9
     )
     rows = encode_twice(wordpiece(), byte_level(), SENTENCES, 20, 20)
-    assert "expected a mask token" in refusal(TwiceMasked.of, rows, MaskConfig(), wordpiece(), byte_level())
+    assert "expected a mask token" in refusal(MaskedAlignedRows.of, rows, MaskConfig(), wordpiece(), byte_level())

@@ -12,7 +12,7 @@ from transformers import BertConfig
 
 from distill.data.config import DataConfig
 from distill.data.rows.tagged import load_tagged
-from distill.data.sources.cells import hold_fractions, hold_lists, list_in, spelt
+from distill.data.sources.cells import hold_fractions, hold_lists, list_in, parse_literal
 from distill.errors import InputError
 from distill.tasks.choose import TASKS, choose
 
@@ -75,7 +75,7 @@ def test_only_lists_in_json_or_python_notation_are_parsed():
     ):
         assert list_in(cell) is None
     with pytest.raises(ValueError, match="without a comma"):
-        spelt("{'text': ['a' 'b']}")
+        parse_literal("{'text': ['a' 'b']}")
     assert not hold_lists(["", None])
     assert not hold_lists(["['a']", "a"])
     assert hold_lists(["['a']", "", "[]"])

@@ -14,14 +14,14 @@ from distill.data.batches.encode import IGNORED
 from distill.data.batches.packing import PackedRows, padding_id
 from distill.data.config import DataConfig
 from distill.data.rows.chat import (
-    AskedBlocks,
     Chat,
     ChatConfig,
     Completed,
+    TargetBlocks,
     Turns,
-    asked_tokens,
     encode_chats,
     prompt_rows,
+    target_mask,
 )
 from distill.data.rows.conversations import load_bare_conversations
 from distill.errors import InputError
@@ -42,8 +42,8 @@ HEADERS = """{{ bos_token }}{% for m in messages %}{{ '<|head|>' + m['role'] + '
 BRACKETS = """{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}
 {%- else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"""
 # Keeps thoughts in the last turn only, as the templates of reasoning models do.
-FORGETFUL = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}")
-HEADLESS = CHATML.split("{% if add_generation_prompt")[0]
+DROPS_THOUGHTS = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}")
+NO_GENERATION_PROMPT = CHATML.split("{% if add_generation_prompt")[0]
 SPECIALS = ["<s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|/head|>", "<|eot|>", "<pad>"]
 
 TALK = [
@@ -80,7 +80,7 @@ def tokenizer_of(template: str | None = None, kind: str = "bytes", *, bos: bool 
     return made
 
 
-def asked_text(tokenizer, blocks: AskedBlocks, row: int = 0) -> list[str]:
+def target_texts(tokenizer, blocks: TargetBlocks, row: int = 0) -> list[str]:
     """Returns the runs of target tokens, decoded."""
     ids, asked = blocks.input_ids[row], blocks.asked[row]
     edges = np.flatnonzero(np.diff(np.concatenate([[False], asked, [False]]).astype(int)))
@@ -110,9 +110,9 @@ def test_answers_are_training_targets_and_prompts_are_not(template, end, kind):
     whole = tokenizer.apply_chat_template(messages, return_dict=False)
     assert blocks.input_ids[0].tolist() == whole
     blank = " " if template == BRACKETS and kind != "marked" else ""  # that decoder strips the first blank
-    assert asked_text(tokenizer, blocks) == [blank + answer + end for answer in ANSWERS]
+    assert target_texts(tokenizer, blocks) == [blank + answer + end for answer in ANSWERS]
     last = encode_chats(tokenizer, [Turns(messages)], 500, ChatConfig(asked="last"))
-    assert asked_text(tokenizer, last) == [blank + ANSWERS[1] + end]
+    assert target_texts(tokenizer, last) == [blank + ANSWERS[1] + end]
     assert last.input_ids[0].tolist() == whole
     assert not any(last.counted.values())
 
@@ -128,7 +128,7 @@ def test_marked_tokens_equal_the_assistant_mask_of_transformers():
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_unless_asked_is_last():
-    tokenizer = tokenizer_of(FORGETFUL)
+    tokenizer = tokenizer_of(DROPS_THOUGHTS)
     talk = [dict(message) for message in TALK]
     talk[2]["content"] = "<think>hm</think>it is good"
     said = refusal(encode_chats, tokenizer, [WHOLE, Turns(talk)], 500)
@@ -138,11 +138,11 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_unless_asked_is_last(
         "{% generation %}, or ask for the last turn only (chat.asked)"
     )
     blocks = encode_chats(tokenizer, [Turns(talk)], 500, ChatConfig(asked="last"))
-    assert asked_text(tokenizer, blocks) == [ANSWERS[1] + "<|im_end|>"]
+    assert target_texts(tokenizer, blocks) == [ANSWERS[1] + "<|im_end|>"]
 
 
 def test_a_template_without_a_generation_prompt_is_refused():
-    said = refusal(encode_chats, tokenizer_of(HEADLESS), [WHOLE], 500)
+    said = refusal(encode_chats, tokenizer_of(NO_GENERATION_PROMPT), [WHOLE], 500)
     assert (
         "found one that writes '<|im_start|>assistant\\n' with the answer only: the model would learn to say it" in said
     )
@@ -153,8 +153,8 @@ def test_greetings_and_blank_answers_are_no_training_targets():
     hello = {"role": "assistant", "content": "also"}
     blank = {"role": "assistant", "content": " "}
     blocks = encode_chats(tokenizer, [Turns([TALK[0], hello, *TALK[1:3]]), Turns([TALK[1], blank, *TALK[3:]])], 500)
-    assert asked_text(tokenizer, blocks, 0) == ["it is good<|im_end|>"]
-    assert asked_text(tokenizer, blocks, 1) == [ANSWERS[1] + "<|im_end|>"]
+    assert target_texts(tokenizer, blocks, 0) == ["it is good<|im_end|>"]
+    assert target_texts(tokenizer, blocks, 1) == [ANSWERS[1] + "<|im_end|>"]
 
 
 def test_a_conversation_that_the_template_cannot_write_is_refused():
@@ -176,7 +176,7 @@ def test_a_completion_is_joined_to_its_prompt_and_ends_in_eos(bos):
     ids = tokenizer("what is it it is good")["input_ids"]
     assert blocks.input_ids[0].tolist() == [*ids, tokenizer.eos_token_id]
     assert (ids[0] == 0) == bos
-    assert asked_text(tokenizer, blocks) == [" it is good<|im_end|>"]
+    assert target_texts(tokenizer, blocks) == [" it is good<|im_end|>"]
     prompts = prompt_rows(tokenizer, [Completed("what is it", " it is good"), Completed("also", "")], 500)
     assert [row.tolist() for row in prompts] == [tokenizer(text)["input_ids"] for text in ("what is it", "also")]
 
@@ -185,14 +185,14 @@ def test_a_token_shared_by_prompt_and_completion_is_counted():
     tokenizer = tokenizer_of()
     blocks = encode_chats(tokenizer, [Completed("wha", "t is it"), Completed("what is", " it")], 500)
     assert blocks.counted["answers_that_share_a_token"] == 1
-    assert asked_text(tokenizer, blocks, 0) == ["what is it<|im_end|>"]
+    assert target_texts(tokenizer, blocks, 0) == ["what is it<|im_end|>"]
 
 
 def test_an_answer_keeps_its_tokens_without_characters():
     offsets = np.array([[0, 2], [3, 3], [4, 5], [6, 6], [6, 8], [0, 0]])
-    asked, shared = asked_tokens(offsets, [(2, 6)])
+    asked, shared = target_mask(offsets, [(2, 6)])
     assert (asked.tolist(), shared) == ([False, True, True, True, False, False], 0)
-    asked, shared = asked_tokens(offsets, [(1, 2), (6, 7)])
+    asked, shared = target_mask(offsets, [(1, 2), (6, 7)])
     assert (asked.tolist(), shared) == ([True, False, False, False, True, False], 2)
 
 
@@ -266,7 +266,7 @@ def test_a_template_file_overrides_the_template_of_the_tokenizer(tmp_path):
     config = ChatConfig(template=str(tmp_path / "mine.jinja"))
     for own in (None, CHATML):
         blocks = encode_chats(tokenizer_of(own), [WHOLE], 500, config)
-        assert asked_text(tokenizer_of(), blocks)[0] == "it is good<|eot|>"
+        assert target_texts(tokenizer_of(), blocks)[0] == "it is good<|eot|>"
     assert "none.jinja': expected a file" in refusal(encode_chats, tokenizer_of(), [WHOLE], 9, ChatConfig("none.jinja"))
     for setting in ({"asked": "first"}, {"longer": "wrap"}):
         assert "chat." in refusal(lambda setting=setting: ChatConfig(**setting))

@@ -389,14 +389,14 @@ def test_a_model_without_token_types_gets_none():
     assert set(encoded.collate([0, 1], 0)) == {"input_ids", "attention_mask", "labels"}
 
 
-def made_up(lengths: list[int]) -> Encoded:
+def numbered_rows(lengths: list[int]) -> Encoded:
     """Returns rows of the given lengths; row i consists of i + 1, repeated."""
     ids = [np.full(n, i + 1, np.int64) for i, n in enumerate(lengths)]
     return Encoded(ids, [np.full(n, 1, np.int64) for n in lengths], np.arange(len(lengths)), 0)
 
 
 def test_padding_is_masked_out():
-    batch = made_up([2, 4, 1]).collate([2, 0], pad_id=7)
+    batch = numbered_rows([2, 4, 1]).collate([2, 0], pad_id=7)
     assert {name: tensor.tolist() for name, tensor in batch.items()} == {
         "input_ids": [[3, 7], [1, 1]],
         "attention_mask": [[1, 0], [1, 1]],
@@ -409,17 +409,17 @@ def test_padding_is_masked_out():
 # --- order
 
 
-def skewed(count: int) -> np.ndarray:
+def skewed_lengths(count: int) -> np.ndarray:
     return np.clip(np.random.default_rng(1).lognormal(3, 1, count), 3, 256).astype(np.int64)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 4), (4, 4), (1001, 8), (5000, 32)])
 def test_an_epoch_contains_every_row_once(count, size):
     for epoch in range(3):
-        order = epoch_order(skewed(count), size, seed=1, epoch=epoch)
+        order = epoch_order(skewed_lengths(count), size, seed=1, epoch=epoch)
         assert sorted(np.concatenate(order)) == list(range(count))
         assert sorted(map(len, order))[1:] == [size] * (len(order) - 1), "all batches but one are full"
-    assert sorted(np.concatenate(length_order(skewed(count), size))) == list(range(count))
+    assert sorted(np.concatenate(length_order(skewed_lengths(count), size))) == list(range(count))
 
 
 def test_the_order_depends_only_on_seed_and_epoch():
@@ -428,13 +428,13 @@ def test_the_order_depends_only_on_seed_and_epoch():
         np.random.default_rng().random()
         for seed in (0, 1):
             for epoch in (0, 1, 2):
-                rows = tuple(np.concatenate(epoch_order(skewed(500), 16, seed, epoch)))
+                rows = tuple(np.concatenate(epoch_order(skewed_lengths(500), 16, seed, epoch)))
                 assert orders.setdefault((seed, epoch), rows) == rows
     assert len(set(orders.values())) == 6, "two epochs or seeds share an order"
 
 
 def test_little_of_a_batch_is_padding():
-    lengths = skewed(5000)
+    lengths = skewed_lengths(5000)
 
     def waste(order: list[np.ndarray]) -> float:
         return 1 - lengths.sum() / sum(len(rows) * lengths[rows].max() for rows in order)
@@ -458,7 +458,7 @@ def take(reader: TrainBatches, count: int) -> list[list[int]]:
 @pytest.mark.parametrize(("ranks", "rank"), [(1, 0), (2, 1)])
 def test_a_resumed_run_gets_the_same_batches(ranks, rank):
     def reader() -> TrainBatches:
-        return TrainBatches(made_up([1 + i % 7 for i in range(43)]), 4, 0, seed=5, rank=rank, ranks=ranks)
+        return TrainBatches(numbered_rows([1 + i % 7 for i in range(43)]), 4, 0, seed=5, rank=rank, ranks=ranks)
 
     total = 3 * len(reader())
     undisturbed = take(reader(), total)
@@ -474,7 +474,7 @@ def test_a_resumed_run_gets_the_same_batches(ranks, rank):
 
 
 def test_evaluation_contains_every_row_once():
-    batches = EvalBatches(made_up([5, 1, 9, 3, 3]), 2, 0)
+    batches = EvalBatches(numbered_rows([5, 1, 9, 3, 3]), 2, 0)
     assert [batch["labels"].tolist() for batch in batches] == [[1, 3], [4, 0], [2]]
     assert len(list(batches)) == len(batches) == 3
 

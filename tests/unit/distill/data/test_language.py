@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from distill.data.batches.batches import EvalBatches, TrainBatches
 from distill.data.batches.encode import IGNORED
 from distill.data.batches.token_blocks import TEXTS_AT_ONCE, LanguageBlocks, token_blocks
-from distill.data.masking.masks import MaskConfig, MaskedBlocks, masked, ordinary
+from distill.data.masking.masks import MaskConfig, MaskedBlocks, mask_tokens, to_regular_ids
 from distill.data.sources.text_files import read_texts
 from distill.errors import InputError
 from support.tiny_models import FILLERS, VOCABULARY, make_rows
@@ -284,14 +284,14 @@ def test_a_mask_is_the_same_in_another_process():
     )
     sent = json.dumps([[row.tolist() for row in rows], FACTS])
     other = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, text=True, check=True)
-    here = [masked(row, 2, MaskConfig(seed=3), **FACTS) for row in rows]
+    here = [mask_tokens(row, 2, MaskConfig(seed=3), **FACTS) for row in rows]
     assert json.loads(other.stdout) == [[ids.tolist(), positions.tolist()] for ids, positions in here]
 
 
 def test_masks_equal_those_of_the_first_version():
     """Caches on disk outlive the code, so masks must not change between versions."""
     ids = np.arange(5, 45)
-    seen, positions = masked(ids, 1, MaskConfig(rate=0.3, replaced=0.4, random=0.4, seed=11), **FACTS)
+    seen, positions = mask_tokens(ids, 1, MaskConfig(rate=0.3, replaced=0.4, random=0.4, seed=11), **FACTS)
     assert np.flatnonzero(positions).tolist() == [0, 9, 13, 16, 17, 25, 27, 33, 35, 38]
     assert seen[positions].tolist() == [5, 64, 18, 4, 22, 4, 33, 4, 40, 4]
 
@@ -299,17 +299,17 @@ def test_masks_equal_those_of_the_first_version():
 def test_masks_differ_between_passes_and_then_repeat():
     config, rows = MaskConfig(passes=3), samples(20)
     for row in rows:
-        made = [masked(row, epoch, config, **FACTS) for epoch in range(7)]
+        made = [mask_tokens(row, epoch, config, **FACTS) for epoch in range(7)]
         assert len({positions.tobytes() for _, positions in made}) == 3
         for epoch in range(4):
             assert all(np.array_equal(a, b) for a, b in zip(made[epoch], made[epoch + 3], strict=True))
-        other = masked(row, 0, MaskConfig(passes=3, seed=1), **FACTS)
+        other = mask_tokens(row, 0, MaskConfig(passes=3, seed=1), **FACTS)
         assert not np.array_equal(other[1], made[0][1])
 
 
 def test_shares_of_masked_and_replaced_tokens_match_the_config():
     config, rows = MaskConfig(rate=0.2, replaced=0.5, random=0.3), samples(2000)
-    made = [masked(row, 0, config, **FACTS) for row in rows]
+    made = [mask_tokens(row, 0, config, **FACTS) for row in rows]
     ids, seen = np.stack(rows), np.stack([a for a, _ in made])
     positions = np.stack([b for _, b in made])
     maskable = ~np.isin(ids, SPECIALS)
@@ -328,7 +328,7 @@ def test_special_tokens_are_neither_masked_nor_drawn():
     special = (0, 1, 2, 3, 50, len(VOCABULARY) - 1, len(VOCABULARY) + 7)
     drawn: Counter[int] = Counter()
     for row in rows:
-        seen, positions = masked(row, 0, config, mask_id=4, vocabulary=len(VOCABULARY), special_ids=special)
+        seen, positions = mask_tokens(row, 0, config, mask_id=4, vocabulary=len(VOCABULARY), special_ids=special)
         assert not positions[np.isin(row, (*special, 4))].any()
         drawn.update(seen[positions].tolist())
     assert set(drawn) == set(range(len(VOCABULARY))) - {*special, 4}
@@ -339,7 +339,7 @@ def test_special_tokens_are_neither_masked_nor_drawn():
 def test_ranks_are_mapped_to_the_ordinary_ids_in_order():
     for special in ([0], [0, 1, 2], [2, 3, 9], [9], [0, 4, 5, 9]):
         wanted = [i for i in range(10) if i not in special]
-        assert ordinary(np.arange(len(wanted), dtype=np.uint64), 10, np.array(special)).tolist() == wanted
+        assert to_regular_ids(np.arange(len(wanted), dtype=np.uint64), 10, np.array(special)).tolist() == wanted
 
 
 @pytest.mark.parametrize(("ids", "chosen"), [([2, 9, 3], 1), ([2, 9, 8, 3], 1), ([2, 3], 0), ([], 0)])
@@ -349,7 +349,7 @@ def test_at_least_one_ordinary_token_is_masked_if_there_is_one(ids, chosen):
     for epoch in range(4):
         ids = np.array(ids, np.int64)
         before = ids.copy()
-        seen, positions = masked(ids, epoch, config, **FACTS)
+        seen, positions = mask_tokens(ids, epoch, config, **FACTS)
         assert positions.sum() == chosen
         assert (len(seen), positions.dtype, seen.dtype) == (len(ids), bool, np.int64)
         assert np.array_equal(ids, before), "the sample itself was changed"
@@ -413,6 +413,6 @@ def test_an_invalid_mask_config_is_refused(changes, said):
 )
 def test_invalid_epochs_and_ids_are_refused(epoch, changes, said):
     facts = {"mask_id": 4, "vocabulary": 10, "special_ids": [0, 1]} | changes
-    assert said in refusal(masked, np.arange(10), epoch, MaskConfig(), **facts)
+    assert said in refusal(mask_tokens, np.arange(10), epoch, MaskConfig(), **facts)
     if "random" in said:
-        assert not masked(np.arange(10), epoch, MaskConfig(random=0.0), **facts)[1].any()
+        assert not mask_tokens(np.arange(10), epoch, MaskConfig(random=0.0), **facts)[1].any()

@@ -24,7 +24,7 @@ from distill.models.packed_inputs import check_packing, packed_inputs
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from support.tiny_models import FILLERS, VOCABULARY, scatter
+from support.tiny_models import FILLERS, VOCABULARY, draw_weights
 from support.tolerances import assert_as_exact
 
 WORDS, MASK = 60, 4
@@ -62,7 +62,7 @@ def build(family: str, attention: str = "sdpa") -> PreTrainedModel:
     config._attn_implementation = attention
     torch.manual_seed(7)
     model = kind(config)
-    scatter(model)
+    draw_weights(model)
     return model.eval()
 
 
@@ -113,7 +113,7 @@ def test_every_document_is_packed_once_and_no_row_is_too_long(count, longest, le
     assert -(-sizes.sum() // length) <= len(rows) <= count
 
 
-def fewest(sizes, length: int) -> int:
+def fewest_rows(sizes, length: int) -> int:
     """Returns the number of rows of the best packing, by trying every order of the documents."""
     best = len(sizes)
     for order in permutations(sizes):
@@ -129,7 +129,7 @@ def fewest(sizes, length: int) -> int:
 def test_packing_is_close_to_optimal():
     for seed in range(25):
         sizes = lengths_of(6, 10, seed)
-        assert len(best_fit(sizes, 10, seed)) <= fewest(sizes.tolist(), 10) + 1
+        assert len(best_fit(sizes, 10, seed)) <= fewest_rows(sizes.tolist(), 10) + 1
     sizes = lengths_of(3000, 60)
     assert sizes.sum() / (len(best_fit(sizes, 128)) * 128) > 0.99
 
@@ -284,7 +284,7 @@ def test_families_that_mix_documents_are_refused(name):
         assert str(caught.value).endswith("train it unpacked")
 
 
-class Shifted(transformers.LlamaForCausalLM):
+class LeakyModel(transformers.LlamaForCausalLM):
     """A model that adds to every token the preceding one, which no config reveals."""
 
     def forward(self, input_ids=None, position_ids=None, **inputs):
@@ -297,7 +297,7 @@ class Shifted(transformers.LlamaForCausalLM):
 
 
 def test_the_check_detects_a_leak_that_no_config_reveals():
-    model = Shifted(transformers.LlamaConfig(**GROUPED))
+    model = LeakyModel(transformers.LlamaConfig(**GROUPED))
     with pytest.raises(InputError, match="packing: Shifted: expected the answer that a document gets alone"):
         check_packing(model)
 
@@ -375,7 +375,7 @@ def test_layer_losses_do_not_compare_documents_of_one_row(family, kind):
     found = []
     for batch in (parts.collate(range(4), 0), rows.collate([0, 1], 0)):
         student, teacher = build(family), build(family)
-        scatter(teacher)
+        draw_weights(teacher)
         found.append(layered(student, teacher, loss, batch))
     for alone, packed in zip(*found, strict=True):
         assert alone.keys() == packed.keys()

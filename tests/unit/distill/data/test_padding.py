@@ -12,11 +12,11 @@ from distill.data.batches.data_module import TextDataModule
 from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.task import Task, output_layer
-from distill.tasks.text_classification import Several, TextClassification
+from distill.tasks.text_classification import MultiLabel, TextClassification
 from distill.teacher.head import collect, probe_head
 from pipelines.stages.cached_signals import load_model
 from support.tiny_families import build
-from support.tiny_models import FILLERS, LABELS, SPECIAL, build_model, saved, scatter
+from support.tiny_models import FILLERS, LABELS, SPECIAL, build_model, draw_weights, saved
 from unit.distill.data.test_language import decoder_tokenizer
 
 EOS = 1  # of decoder_tokenizer
@@ -30,7 +30,7 @@ def gpt2(**changes: object) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         model = GPT2ForSequenceClassification(config)
-        scatter(model)
+        draw_weights(model)
     return model.eval()
 
 
@@ -90,7 +90,7 @@ def test_an_encoder_keeps_the_padding_id_of_its_config(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("build_one", [gpt2, llama])
-@pytest.mark.parametrize("task", [TextClassification(LABELS), Several(LABELS)])
+@pytest.mark.parametrize("task", [TextClassification(LABELS), MultiLabel(LABELS)])
 def test_a_decoders_new_head_is_fitted_to_the_token_that_stock_decoders_classify(build_one, task: Task, tmp_path):
     """Stock decoders apply their head to every token and return the logits of the last, or of the token before it if
     a text ends in an eos that is also the padding.
@@ -100,7 +100,7 @@ def test_a_decoders_new_head_is_fitted_to_the_token_that_stock_decoders_classify
     texts = [*TEXTS, f"{TEXTS[0]} <eos>", FILLERS[5]]
     one = [[float(i == row) for i in range(5)] for row in range(4)]
     rows = task.encode(
-        load_tokenizer(folder), Examples(texts, None, one if isinstance(task, Several) else [0, 1, 2, 3]), 64
+        load_tokenizer(folder), Examples(texts, None, one if isinstance(task, MultiLabel) else [0, 1, 2, 3]), 64
     )
     model = task.load(str(folder), 0).eval()
     head, batch = output_layer(model), rows.collate([0, 1, 2, 3], EOS)

@@ -13,7 +13,7 @@ from distill.data.batches.encode import IGNORED
 from distill.data.config import DataConfig
 from distill.data.rows.questions import Answer, Questions, answers_of, encode_questions, load_questions, placed_in
 from distill.errors import InputError
-from distill.tasks.logit_rows import SpanAnswers
+from distill.tasks.logit_rows import SpanRows
 from distill.tasks.question_answering import AnswerScorer, QuestionAnswering, best_span
 from support.tiny_models import VOCABULARY
 
@@ -31,7 +31,7 @@ def answer(*numbers: int) -> Answer:
     return Answer(text, CONTEXT.index(text))
 
 
-def written(folder, rows, split="train") -> None:
+def write_rows(folder, rows, split="train") -> None:
     folder.mkdir(exist_ok=True)
     pa.parquet.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
 
@@ -64,7 +64,7 @@ def test_questions_without_their_answer_are_counted_and_dropped_from_train(tmp_p
     rows = [squad_row(f"q{i}", f"{CONTEXT} {i}", answer(2, 3)) for i in range(4)]
     rows += [squad_row("lost", CONTEXT, Answer("nowhere", 3)), squad_row("none", CONTEXT), squad_row("", CONTEXT)]
     for split in ("train", "validation", "test"):
-        written(tmp_path / "data", rows, split)
+        write_rows(tmp_path / "data", rows, split)
     splits = load_questions(DataConfig(path=str(tmp_path / "data")))
     lost = {split: splits.notes[f"{split}_answers_not_in_context"] for split in ("train", "validation", "test")}
     assert lost == {"train": 1, "validation": 1, "test": 1}
@@ -72,7 +72,7 @@ def test_questions_without_their_answer_are_counted_and_dropped_from_train(tmp_p
     assert splits.train.texts == ["q0", "q1", "q2", "q3", "none"]
     assert splits.train.labels[-1] == []
     assert splits.test.texts == ["q0", "q1", "q2", "q3", "lost", "none"]
-    written(tmp_path / "bad", [rows[4]])
+    write_rows(tmp_path / "bad", [rows[4]])
     with pytest.raises(InputError, match="expected answers in their contexts, found none"):
         load_questions(DataConfig(path=str(tmp_path / "bad")))
 
@@ -80,7 +80,7 @@ def test_questions_without_their_answer_are_counted_and_dropped_from_train(tmp_p
 def test_an_empty_prediction_is_wrong_if_the_answer_is_not_in_its_context(tokenizer, tmp_path):
     rows = [squad_row("q", CONTEXT, answer(2)), squad_row("q", "ba ka", Answer("deka", 0)), squad_row("q", "ba ka")]
     for split in ("train", "validation", "test"):
-        written(tmp_path, rows, split)
+        write_rows(tmp_path, rows, split)
     part = Questions.of(load_questions(DataConfig(path=str(tmp_path))).test.table())
     task = QuestionAnswering(())
     made = task.encode(tokenizer, part, 64)
@@ -96,7 +96,7 @@ def test_an_empty_prediction_is_wrong_if_the_answer_is_not_in_its_context(tokeni
 
 def test_held_out_contexts_are_not_trained_on(tmp_path):
     rows = [squad_row(f"q{i}", f"{CONTEXT} {i % 5}", answer(0)) for i in range(20)]
-    written(tmp_path / "data", rows)
+    write_rows(tmp_path / "data", rows)
     splits = load_questions(DataConfig(path=str(tmp_path / "data"), test_fraction=0.2, validation_fraction=0.25), 1)
     apart = [set(part.pairs) for part in (splits.train, splits.validation, splits.test)]
     assert [len(each) for each in apart] == [3, 1, 1]
@@ -178,7 +178,7 @@ def test_predictions_of_all_windows_are_combined_into_one_answer_and_scored(toke
 
 
 def test_cached_start_and_end_logits_are_mapped_to_their_tokens(tokenizer):
-    answers = SpanAnswers()
+    answers = SpanRows()
     rows = encode_questions(tokenizer, Questions([WORDS[0], WORDS[1]], [CONTEXT, " ".join(WORDS[:7])]), 64)
     batch = rows.collate([0, 1], 0)
     values = torch.randn(*batch["input_ids"].shape, 2)
@@ -198,5 +198,5 @@ def test_answers_keep_their_place_in_a_context_that_begins_with_an_empty_line(tm
     context = f"\n{WORDS[0]} {WORDS[1]} and {WORDS[1]}"
     answer = Answer(WORDS[1], context.rindex(WORDS[1]))
     for split in ("train", "validation", "test"):
-        written(tmp_path / "data", [squad_row("q", context, answer)] * 2, split)
+        write_rows(tmp_path / "data", [squad_row("q", context, answer)] * 2, split)
     assert load_questions(DataConfig(path=str(tmp_path / "data"))).train.labels[0] == [answer]

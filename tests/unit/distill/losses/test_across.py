@@ -38,7 +38,7 @@ def logits_for(batch: dict[str, Tensor], vocabulary: int, teacher_vocabulary: in
     return draw(*shapes[0], seed=1, scale=2.0), draw(*shapes[1], seed=2, scale=2.0)
 
 
-def answered(batch: dict[str, Tensor]) -> list[tuple[int, list[int]]]:
+def labelled_spans(batch: dict[str, Tensor]) -> list[tuple[int, list[int]]]:
     found = []
     for row, spans in enumerate(batch["spans"].tolist()):
         for span in spans:
@@ -74,7 +74,7 @@ def textbook_spans(student: Tensor, teacher: Tensor, batch: dict, shared: Tensor
     names = [[f"own {i}" for i in range(student.shape[-1])], [f"taught {i}" for i in range(teacher.shape[-1])]]
     for number, (i, j) in enumerate(shared.tolist()):
         names[0][i] = names[1][j] = number
-    total, spans = student.new_zeros(()), answered(batch)
+    total, spans = student.new_zeros(()), labelled_spans(batch)
     for row, (first, end, begun, done) in spans:
         ids, taught = batch["labels"][row, first:end].tolist(), batch["teacher_labels"][row, begun:done].tolist()
         spelled = [{names[k][each[0]]: True} if len(each) == 1 else {} for k, each in ((1, taught), (0, ids))]
@@ -147,7 +147,7 @@ def test_value_and_gradient_of_the_span_loss_match_the_textbook(shape, config):
 def test_the_sorted_distance_is_taken_at_the_first_tokens_of_spans():
     batch, _ = case(3, 11, 13)
     student, teacher = logits_for(batch, 11, 13)
-    rows = answered(batch)
+    rows = labelled_spans(batch)
     picked = [torch.stack([each[row, span[side]] for row, span in rows]) for each, side in ((student, 0), (teacher, 2))]
     config = AcrossConfig(kind="sorted", temperature=2.0)
     wanted = textbook_sorted(*picked, 2.0)
@@ -159,7 +159,7 @@ def test_the_sorted_distance_is_taken_at_the_first_tokens_of_spans():
 )
 def test_the_gradient_equals_the_numerical_derivative(config):
     batch, shared = case(1, 5, 4, seed=3)
-    sizes = [(end - first > 1, done - begun > 1) for _, (first, end, begun, done) in answered(batch)]
+    sizes = [(end - first > 1, done - begun > 1) for _, (first, end, begun, done) in labelled_spans(batch)]
     assert sizes == [(True, False), (False, True)]
     student, teacher = (each.double() for each in logits_for(batch, 5, 4))
     student.requires_grad_()
@@ -206,7 +206,7 @@ def test_padding_and_unlabelled_spans_have_no_effect(kind):
     student, teacher = logits_for(batch, 11, 13)
     value = across_loss(student, teacher, batch, AcrossConfig(kind=kind), shared)
     seen = [torch.zeros(each.shape[:2], dtype=torch.bool) for each in (student, teacher)]
-    for row, (first, end, begun, done) in answered(batch):
+    for row, (first, end, begun, done) in labelled_spans(batch):
         seen[0][row, first:end] = seen[1][row, begun:done] = True
     student[~seen[0]], teacher[~seen[1]] = torch.nan, torch.nan
     student.requires_grad_()

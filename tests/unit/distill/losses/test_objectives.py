@@ -51,7 +51,7 @@ def dkd(student: Tensor, teacher: Tensor, labels: Tensor, alpha: float, beta: fl
     return T**2 * total / count
 
 
-BOOK = {
+TEXTBOOK = {
     "forward_kl": rowwise(kl),
     "reverse_kl": rowwise(lambda p, q: kl(q, p)),
     "jensen_shannon": rowwise(lambda p, q: jsd(p, q, 0.5)),
@@ -62,22 +62,22 @@ BOOK = {
     "logit_mse": lambda s, t: ((s - t) ** 2).mean(),
     "logit_cosine": lambda s, t: (1 - (s * t).sum(-1) / ((s * s).sum(-1) * (t * t).sum(-1)).sqrt()).mean(),
 }
-OF_LOGITS = {name: partial(loss, temperature=T) for name, loss in logits.DIVERGENCES.items() if name in BOOK}
+OF_LOGITS = {name: partial(loss, temperature=T) for name, loss in logits.DIVERGENCES.items() if name in TEXTBOOK}
 
 
 def test_every_objective_has_a_textbook_version_and_a_source():
-    assert set(BOOK) | {"decoupled_kl"} == set(logits.DIVERGENCES)
+    assert set(TEXTBOOK) | {"decoupled_kl"} == set(logits.DIVERGENCES)
     assert all(
         "Source: " in inspect.getdoc(loss) for name, loss in logits.DIVERGENCES.items() if name != "logit_cosine"
     )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", BOOK)
+@pytest.mark.parametrize("name", TEXTBOOK)
 def test_value_and_gradient_match_the_textbook(name, shape):
     teacher = draw(*shape, seed=2)
     same_value_and_gradient(
-        lambda s: OF_LOGITS[name](s, teacher), lambda s: BOOK[name](s, teacher.double()), draw(*shape, seed=1)
+        lambda s: OF_LOGITS[name](s, teacher), lambda s: TEXTBOOK[name](s, teacher.double()), draw(*shape, seed=1)
     )
 
 
@@ -112,7 +112,7 @@ def test_rows_without_a_label_have_no_effect_on_decoupled_kl():
     assert torch.autograd.grad(value, student)[0].abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("name", [name for name in BOOK if name != "soft_cross_entropy"])
+@pytest.mark.parametrize("name", [name for name in TEXTBOOK if name != "soft_cross_entropy"])
 def test_a_model_has_zero_divergence_from_itself(name):
     own = draw(9, 31, seed=1).requires_grad_()
     value = OF_LOGITS[name](own, own.detach().clone())
@@ -135,7 +135,7 @@ def test_objectives_agree_in_their_limits_and_respect_their_bounds():
     assert logits.total_variation(student * 50, teacher * 50) <= 1
 
 
-@pytest.mark.parametrize("name", BOOK)
+@pytest.mark.parametrize("name", TEXTBOOK)
 def test_padding_of_the_vocabulary_has_no_effect(name):
     student, teacher = draw(6, 9, seed=1), draw(6, 9, seed=2)
     wide = [torch.cat([each, torch.full((6, 3), -torch.inf)], -1) for each in (student, teacher)]
@@ -147,15 +147,15 @@ def test_padding_of_the_vocabulary_has_no_effect(name):
     assert grad[:, 9:].abs().max() == 0
 
 
-@pytest.mark.parametrize("name", BOOK)
+@pytest.mark.parametrize("name", TEXTBOOK)
 @pytest.mark.parametrize("seed", range(2))
 def test_bf16_logits_lose_only_their_own_rounding(name, seed):
     student, teacher = draw(64, 77, seed=seed), draw(64, 77, seed=seed + 100)
     half = student.bfloat16(), teacher.bfloat16()
-    exact = BOOK[name](student.double(), teacher.double())
-    error, naive = (abs(float(loss(*half)) - float(exact)) for loss in (OF_LOGITS[name], BOOK[name]))
+    exact = TEXTBOOK[name](student.double(), teacher.double())
+    error, naive = (abs(float(loss(*half)) - float(exact)) for loss in (OF_LOGITS[name], TEXTBOOK[name]))
     assert error <= 2 * naive + 1e-3 * abs(float(exact))
-    rounded = BOOK[name](*(each.double() for each in half))
+    rounded = TEXTBOOK[name](*(each.double() for each in half))
     torch.testing.assert_close(OF_LOGITS[name](*half).double(), rounded, rtol=1e-5, atol=1e-6)
 
 
@@ -305,7 +305,7 @@ def book_similarity(student: Tensor, teacher: Tensor) -> Tensor:
     return sum(found) / len(found)
 
 
-def book_choice(student: Tensor, teacher: Tensor) -> Tensor:
+def book_similarity_kl(student: Tensor, teacher: Tensor) -> Tensor:
     own, taught, count = book_cosines(student), book_cosines(teacher), range(len(student))
     rows = [
         [softmax(torch.stack([each[i][j] for j in count if j != i]) / 0.05) for i in count] for each in (taught, own)
@@ -315,9 +315,9 @@ def book_choice(student: Tensor, teacher: Tensor) -> Tensor:
 
 TEXTS = {
     "embedding_mse": (features.embedding_mse, lambda s, t: ((s - t) ** 2).mean(), 6),
-    "embedding_cosine": (features.embedding_cosine, BOOK["logit_cosine"], 6),
+    "embedding_cosine": (features.embedding_cosine, TEXTBOOK["logit_cosine"], 6),
     "similarity_mse": (features.similarity_mse, book_similarity, 9),
-    "similarity_kl": (features.similarity_kl, book_choice, 9),
+    "similarity_kl": (features.similarity_kl, book_similarity_kl, 9),
 }
 
 

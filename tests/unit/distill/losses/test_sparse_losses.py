@@ -57,7 +57,7 @@ def top(teacher: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     return ids, log_probs.float(), (1 - log_probs.exp().sum(-1)).clamp(min=0).float()
 
 
-def padded(ids: Tensor, filling: Tensor, value: float) -> tuple[Tensor, Tensor]:
+def pad_ids(ids: Tensor, filling: Tensor, value: float) -> tuple[Tensor, Tensor]:
     return F.pad(ids, (0, 3)), F.pad(filling, (0, 3), value=value)
 
 
@@ -86,7 +86,7 @@ def test_the_custom_backward_equals_the_numerical_derivative(ids_dtype):
     student = draw(4, 7, seed=1).double().requires_grad_()
     ids, weights = sampled(4, 7, 3)
     kept, log_probs, tail = top(draw(4, 7, seed=2), 3)
-    kept, log_probs = padded(kept, log_probs, -torch.inf)
+    kept, log_probs = pad_ids(kept, log_probs, -torch.inf)
     assert sampled_cross_entropy(student, ids.to(ids_dtype), weights).dtype == torch.float64
     assert torch.autograd.gradcheck(lambda s: 0.3 * sampled_cross_entropy(s, ids.to(ids_dtype), weights), student)
     assert torch.autograd.gradcheck(lambda s: 0.3 * topk_kl(s, kept.to(ids_dtype), log_probs, tail), student)
@@ -140,8 +140,8 @@ def test_padded_ids_have_no_effect():
     ids, weights = sampled(9, 31, 4)
     kept, log_probs, tail = top(draw(9, 31, seed=2), 4)
     calls = [
-        (sampled_cross_entropy(student, ids, weights), sampled_cross_entropy(student, *padded(ids, weights, 0))),
-        (topk_kl(student, kept, log_probs, tail), topk_kl(student, *padded(kept, log_probs, -torch.inf), tail)),
+        (sampled_cross_entropy(student, ids, weights), sampled_cross_entropy(student, *pad_ids(ids, weights, 0))),
+        (topk_kl(student, kept, log_probs, tail), topk_kl(student, *pad_ids(kept, log_probs, -torch.inf), tail)),
     ]
     assert 0 < (kept == 0).any(-1).sum() < len(kept), "id 0 should be kept in some positions only"
     for value, longer in calls:

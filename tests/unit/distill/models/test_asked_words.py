@@ -14,7 +14,7 @@ from transformers import (
 from distill.errors import InputError
 from distill.losses.compose import distribution_loss
 from distill.losses.config import LossConfig
-from distill.models.output_head import asked_words
+from distill.models.output_head import restrict_logits
 from distill.tasks.logit_rows import rows_of
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
@@ -49,7 +49,7 @@ def test_logits_at_requested_positions_equal_those_of_the_full_forward(family, p
     batch = batch_of(positions)
     inputs = {name: value for name, value in batch.items() if name != "positions"}
     whole = rows_of(batch, model(**inputs).logits, 2)
-    with asked_words(model, batch):
+    with restrict_logits(model, batch):
         asked = model(**inputs).logits
     assert asked.shape == whole.shape
     torch.testing.assert_close(asked, whole, rtol=1e-5, atol=1e-6)
@@ -78,7 +78,7 @@ def test_gradients_through_the_requested_positions_equal_those_of_the_full_forwa
     for asked in (False, True):
         model.zero_grad()
         if asked:
-            with asked_words(model, batch):
+            with restrict_logits(model, batch):
                 rows = model(**inputs).logits
         else:
             rows = rows_of(batch, model(**inputs).logits, 2)
@@ -91,14 +91,14 @@ def test_gradients_through_the_requested_positions_equal_those_of_the_full_forwa
 
 def test_the_restriction_to_requested_positions_ends_when_the_body_raises():
     model, batch = build_model("bert", "ForMaskedLM"), batch_of(True)
-    with pytest.raises(ZeroDivisionError), asked_words(model, batch):
+    with pytest.raises(ZeroDivisionError), restrict_logits(model, batch):
         raise ZeroDivisionError
     assert model(input_ids=batch["input_ids"]).logits.dim() == 3
 
 
 def test_a_classifiers_logits_are_unaffected():
     model, batch = build_model("bert"), batch_of(False)
-    with asked_words(model, batch):
+    with restrict_logits(model, batch):
         assert model(**batch).logits.shape == (3, 5)
 
 

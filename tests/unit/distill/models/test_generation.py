@@ -22,9 +22,9 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from support.ranks import run_ranks
-from support.tiny_models import build_model, scatter
+from support.tiny_models import build_model, draw_weights
 
-WORDS = 50
+VOCABULARY_SIZE = 50
 END, ENDS = 1, [1, *range(20, 25)]  # enough end tokens that some sequences end early
 PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12], [13], [14, 15, 16, 17, 18, 19, 33]]
 FAMILIES = {  # each has another kind of positions or of attention window
@@ -38,13 +38,13 @@ FAMILIES = {  # each has another kind of positions or of attention window
 
 def decoder(family: str = "Llama", seed: int = 7, **changes: object) -> transformers.PreTrainedModel:
     """Returns a tiny decoder of the family in eval mode."""
-    sizes = {"vocab_size": WORDS, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     names = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": ENDS}
     config = getattr(transformers, f"{family}Config")(**(sizes | names | FAMILIES[family] | changes))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(config)
-        scatter(model)
+        draw_weights(model)
     return model.eval()
 
 
@@ -52,12 +52,14 @@ def tensors(prompts: list[list[int]]) -> list[Tensor]:
     return [torch.tensor(prompt) for prompt in prompts]
 
 
-def written(model: nn.Module, prompts: list[list[int]], new_tokens: int = 12, **settings: object) -> Continuations:
+def generate_rows(
+    model: nn.Module, prompts: list[list[int]], new_tokens: int = 12, **settings: object
+) -> Continuations:
     return generate(model, tensors(prompts), new_tokens=new_tokens, **settings)
 
 
 @torch.no_grad()
-def likeliest(model: nn.Module, prompt: list[int], new_tokens: int) -> list[int]:
+def greedy_tokens(model: nn.Module, prompt: list[int], new_tokens: int) -> list[int]:
     """Returns the greedy continuation, computed with one full forward per token, without a KV cache or padding."""
     new: list[int] = []
     while len(new) < new_tokens and not set(ENDS) & set(new):
@@ -76,9 +78,9 @@ def log_probs_of(model: nn.Module, prompt: list[int], new: Tensor, temperature: 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_continuations_in_a_padded_batch_equal_those_of_each_prompt_alone(family):
     model = decoder(family)
-    ids, log_probs = written(model, PROMPTS, temperature=0).rows()
+    ids, log_probs = generate_rows(model, PROMPTS, temperature=0).rows()
     for prompt, found, said in zip(PROMPTS, ids, log_probs, strict=True):
-        assert found.tolist() == likeliest(model, prompt, 12)
+        assert found.tolist() == greedy_tokens(model, prompt, 12)
         torch.testing.assert_close(said, log_probs_of(model, prompt, found), atol=1e-4, rtol=1e-4)
 
 
@@ -86,21 +88,21 @@ def test_greedy_continuations_in_a_padded_batch_equal_those_of_each_prompt_alone
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
 def test_a_sampled_continuation_depends_on_prompt_and_seed_but_not_on_the_batch(family, top_p):
     model, settings = decoder(family), {"temperature": 1.3, "top_p": top_p, "seed": 3}
-    together, said = written(model, PROMPTS, **settings).rows()
-    backwards = written(model, PROMPTS[::-1], **settings).rows()[0][::-1]
-    alone = [written(model, [prompt], **settings).rows()[0][0] for prompt in PROMPTS]
-    other = written(model, PROMPTS, **settings | {"seed": 4}).rows()[0]
+    together, said = generate_rows(model, PROMPTS, **settings).rows()
+    backwards = generate_rows(model, PROMPTS[::-1], **settings).rows()[0][::-1]
+    alone = [generate_rows(model, [prompt], **settings).rows()[0][0] for prompt in PROMPTS]
+    other = generate_rows(model, PROMPTS, **settings | {"seed": 4}).rows()[0]
     for i, prompt in enumerate(PROMPTS):
         assert torch.equal(together[i], backwards[i])
         assert torch.equal(together[i], alone[i])
         torch.testing.assert_close(said[i], log_probs_of(model, prompt, together[i], 1.3), atol=1e-4, rtol=1e-4)
     assert any(not torch.equal(a, b) for a, b in zip(together, other, strict=True))
-    assert any(each.tolist() != likeliest(model, p, 12) for each, p in zip(together, PROMPTS, strict=True))
+    assert any(each.tolist() != greedy_tokens(model, p, 12) for each, p in zip(together, PROMPTS, strict=True))
 
 
 def test_a_continuation_ends_with_its_end_token_followed_by_padding_only():
     model = decoder()
-    found = written(model, PROMPTS, temperature=1.0, seed=5)
+    found = generate_rows(model, PROMPTS, temperature=1.0, seed=5)
     assert found.ids.shape == found.log_probs.shape == (len(PROMPTS), int(found.lengths.max()))
     ended = 0
     for ids, log_probs, length in zip(found.ids, found.log_probs, found.lengths.tolist(), strict=True):
@@ -114,15 +116,15 @@ def test_a_continuation_ends_with_its_end_token_followed_by_padding_only():
 
 def test_tokens_are_sampled_from_the_nucleus_with_their_renormalized_probabilities():
     n, top_p, temperature = 3000, 0.7, 2.0
-    logits = torch.randn(WORDS, generator=torch.Generator().manual_seed(3)) * 4
+    logits = torch.randn(VOCABULARY_SIZE, generator=torch.Generator().manual_seed(3)) * 4
     p = (logits.double() / temperature).softmax(-1)
     order = p.argsort(descending=True)
     nucleus = order[: int((p[order].cumsum(0) < top_p).sum()) + 1]
     expected = torch.zeros_like(p).index_copy(0, nucleus, p[nucleus] / p[nucleus].sum())
-    assert 3 < len(nucleus) < WORDS
-    prompts = tensors([[i // WORDS, i % WORDS] for i in range(n)])
+    assert 3 < len(nucleus) < VOCABULARY_SIZE
+    prompts = tensors([[i // VOCABULARY_SIZE, i % VOCABULARY_SIZE] for i in range(n)])
     drawn = Streams(prompts, temperature, 0, top_p)(torch.empty(0), logits.expand(n, -1)).argmax(-1)
-    share = torch.bincount(drawn, minlength=WORDS) / n
+    share = torch.bincount(drawn, minlength=VOCABULARY_SIZE) / n
     assert not share[expected == 0].any()
     # 5 standard deviations of a binomial proportion
     assert ((share - expected).abs() <= 5 * (expected * (1 - expected) / n).sqrt() + 1e-3).all()
@@ -130,7 +132,7 @@ def test_tokens_are_sampled_from_the_nucleus_with_their_renormalized_probabiliti
 
 def test_generation_ignores_and_restores_training_modes_settings_and_the_random_state():
     model = decoder(attention_dropout=0.5)
-    expected = written(model, PROMPTS, temperature=1.0)
+    expected = generate_rows(model, PROMPTS, temperature=1.0)
     model.generation_config.repetition_penalty = 3.0
     model.config.use_cache = False
     model.gradient_checkpointing_enable()
@@ -139,7 +141,7 @@ def test_generation_ignores_and_restores_training_modes_settings_and_the_random_
     modes, lengths = [module.training for module in model.modules()], []
     model.get_input_embeddings().register_forward_hook(lambda module, given, out: lengths.append(given[0].shape[1]))
     state = torch.get_rng_state()
-    found = written(model, PROMPTS, temperature=1.0)
+    found = generate_rows(model, PROMPTS, temperature=1.0)
     assert torch.equal(found.ids, expected.ids)
     assert torch.equal(found.log_probs, expected.log_probs)
     assert lengths == [max(map(len, PROMPTS)), *[1] * (len(lengths) - 1)]
@@ -154,38 +156,38 @@ def test_a_failed_generation_restores_training_mode_and_generation_config():
     model = decoder().train()
     own = model.generation_config
     with pytest.raises(IndexError):
-        written(model, [[WORDS + 3]])
+        generate_rows(model, [[VOCABULARY_SIZE + 3]])
     assert model.training
     assert model.generation_config is own
 
 
 def test_generation_with_anything_but_a_causal_model_is_refused():
     two_ways = transformers.BertLMHeadModel(build_model("bert").config)
-    t5 = transformers.T5Config(vocab_size=WORDS, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
+    t5 = transformers.T5Config(vocab_size=VOCABULARY_SIZE, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
     for model in (build_model("bert", "ForMaskedLM"), two_ways, transformers.T5ForConditionalGeneration(t5)):
         with pytest.raises(InputError, match=f"expected a causal language model, found {type(model).__name__}"):
-            written(model, [[5, 6]])
+            generate_rows(model, [[5, 6]])
 
 
-SPLIT = ((0, 2, 3), (1, 4))  # prompts of each process; all continuations of the second process end early
+PROMPTS_OF_RANK = ((0, 2, 3), (1, 4))  # prompts of each process; all continuations of the second process end early
 
 
-def write_in_parts(rank: int) -> tuple[list[list[int]], Tensor]:
+def generate_sharded(rank: int) -> tuple[list[list[int]], Tensor]:
     """Returns this process's continuations by a model sharded across two processes, and a gradient taken afterwards."""
     model = apply_layout(decoder(), Layout(fsdp=2), mesh_of(Layout(fsdp=2), "cpu"))
     model.train()
-    ids = written(model, [PROMPTS[i] for i in SPLIT[rank]], temperature=1.0, seed=5).rows()[0]
+    ids = generate_rows(model, [PROMPTS[i] for i in PROMPTS_OF_RANK[rank]], temperature=1.0, seed=5).rows()[0]
     model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits.square().mean().backward()
     return [each.tolist() for each in ids], model.lm_head.weight.grad.full_tensor()
 
 
 def test_sharded_processes_that_finish_generating_at_different_steps_stay_in_sync():
     model = decoder()
-    expected = [each.tolist() for each in written(model, PROMPTS, temperature=1.0, seed=5).rows()[0]]
+    expected = [each.tolist() for each in generate_rows(model, PROMPTS, temperature=1.0, seed=5).rows()[0]]
     model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits.square().mean().backward()
-    found = run_ranks(write_in_parts, 2)
-    assert max(len(expected[i]) for i in SPLIT[1]) < max(map(len, expected))
-    for rows, (ids, gradient) in zip(SPLIT, found, strict=True):
+    found = run_ranks(generate_sharded, 2)
+    assert max(len(expected[i]) for i in PROMPTS_OF_RANK[1]) < max(map(len, expected))
+    for rows, (ids, gradient) in zip(PROMPTS_OF_RANK, found, strict=True):
         assert ids == [expected[i] for i in rows]
         torch.testing.assert_close(gradient, model.lm_head.weight.grad, atol=1e-5, rtol=1e-4)
 
@@ -199,9 +201,12 @@ def test_cached_and_online_sequences_equal_the_teachers_continuations_in_prompt_
     model, samples = decoder(), from_rows(TEXTS, None, None, 0)
     teacher = OnlineTeacher(model, ["generated"], new_tokens=6, temperature=1.0, seed=2)
     write_cache(
-        tmp_path, Identity("t", "w", (Generated(WORDS, new_tokens=6, temperature=1.0, seed=2),)), samples, teacher
+        tmp_path,
+        Identity("t", "w", (Generated(VOCABULARY_SIZE, new_tokens=6, temperature=1.0, seed=2),)),
+        samples,
+        teacher,
     )
-    expected = written(model, PROMPTS, 6, temperature=1.0, seed=2).rows()[0]
+    expected = generate_rows(model, PROMPTS, 6, temperature=1.0, seed=2).rows()[0]
     for signals in (CacheReader(tmp_path), teacher):
         found = teacher_sequences(signals, samples, batch_tokens=8)
         assert [each.tolist() for each in found.prompts] == PROMPTS
@@ -210,7 +215,7 @@ def test_cached_and_online_sequences_equal_the_teachers_continuations_in_prompt_
 
 def test_signals_without_sequences_and_mismatched_or_empty_sequences_are_refused(tmp_path):
     samples = samples_of(LanguageBlocks(TEXTS), 0)
-    write_cache(tmp_path, Identity("t", "w", (TopK(WORDS, k=4),)), samples, OnlineTeacher(decoder()))
+    write_cache(tmp_path, Identity("t", "w", (TopK(VOCABULARY_SIZE, k=4),)), samples, OnlineTeacher(decoder()))
     with pytest.raises(InputError, match="expected a teacher's generated sequences, found ids, log_probs, tail"):
         teacher_sequences(CacheReader(tmp_path), samples)
     with pytest.raises(InputError, match="found 1 for 2"):
@@ -260,9 +265,9 @@ def test_the_loss_on_sequences_is_the_mean_over_the_tokens_of_their_continuation
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_generation_limited_to_a_smaller_vocabulary_emits_and_normalizes_over_its_ids_only(temperature):
     model = decoder(eos_token_id=END)
-    free = written(model, PROMPTS, temperature=temperature)
+    free = generate_rows(model, PROMPTS, temperature=temperature)
     assert int(free.ids.max()) >= 30
-    bound = written(model, PROMPTS, temperature=temperature, words=30)
+    bound = generate_rows(model, PROMPTS, temperature=temperature, words=30)
     assert int(bound.ids.max()) < 30
     ids, log_probs = bound.rows()
     logits = model(input_ids=torch.cat([torch.tensor(PROMPTS[0]), ids[0]])[None]).logits[0, len(PROMPTS[0]) - 1 : -1]

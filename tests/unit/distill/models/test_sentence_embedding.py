@@ -20,7 +20,7 @@ from distill.data.config import DataConfig
 from distill.data.rows.sentences import load_sentences, unlabelled_sentences
 from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
-from distill.losses.compose import loss_terms, shared
+from distill.losses.compose import loss_terms, scale_by_share
 from distill.losses.config import LossConfig
 from distill.losses.features import cosines, embedding_cosine, embedding_mse, similarity_kl, similarity_mse
 from distill.models.sentence_encoder import PooledModel
@@ -30,7 +30,7 @@ from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule, sizes_of
 from support.tiny_models import FILLERS, build_model, make_rows
-from support.tolerances import bound
+from support.tolerances import float32_tolerance
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
@@ -53,22 +53,22 @@ def pooled_bert(form: SentenceForm = MEAN) -> PooledModel:
 # --- data
 
 
-def written(folder: Path, rows: list[dict[str, Any]], split: str = "train") -> Path:
+def write_split(folder: Path, rows: list[dict[str, Any]], split: str = "train") -> Path:
     folder.mkdir(exist_ok=True)
     pa.parquet.write_table(pa.Table.from_pylist(rows), folder / f"{split}.parquet")
     return folder
 
 
-def pair(i: int, j: int, number: object = 1.5) -> dict[str, Any]:
+def pair_row(i: int, j: int, number: object = 1.5) -> dict[str, Any]:
     return {"sentence1": f"text {i}", "sentence2": f"text {j}", "score": number}
 
 
 def test_each_distinct_sentence_is_trained_on_once_and_dropped_rows_are_counted(tmp_path):
-    folder = written(
-        tmp_path / "data", [pair(1, 2), pair(2, 3, None), pair(4, 4), {"sentence1": " ", "sentence2": "5"}]
+    folder = write_split(
+        tmp_path / "data", [pair_row(1, 2), pair_row(2, 3, None), pair_row(4, 4), {"sentence1": " ", "sentence2": "5"}]
     )
-    written(folder, [pair(1, 9, 0.5), pair(8, 7, 2)], "dev")
-    written(folder, [pair(2, 9, 4)], "test")
+    write_split(folder, [pair_row(1, 9, 0.5), pair_row(8, 7, 2)], "dev")
+    write_split(folder, [pair_row(2, 9, 4)], "test")
     (tmp_path / "more.txt").write_text("text 3\r\n\nnew line\r\nnew line\n", encoding="utf-8")
     splits = load_sentences(DataConfig(path=str(folder), unlabelled=str(tmp_path / "more.txt")))
     assert splits.train == Examples(["text 1", "text 2", "text 3", "text 4", "5"], None)
@@ -86,8 +86,8 @@ def test_each_distinct_sentence_is_trained_on_once_and_dropped_rows_are_counted(
 
 
 def test_sentences_of_held_out_pairs_are_not_trained_on(tmp_path):
-    rows = [pair(2 * i, 2 * i + 1, i / 10) for i in range(40)] + [pair(3, 200, 1), pair(0, 201, 1)]
-    config = DataConfig(path=str(written(tmp_path / "data", rows)), validation_fraction=0.25, test_fraction=0.25)
+    rows = [pair_row(2 * i, 2 * i + 1, i / 10) for i in range(40)] + [pair_row(3, 200, 1), pair_row(0, 201, 1)]
+    config = DataConfig(path=str(write_split(tmp_path / "data", rows)), validation_fraction=0.25, test_fraction=0.25)
     splits = load_sentences(config, seed=3)
     parts = [set(part.texts) | set(part.pairs or []) for part in (splits.train, splits.validation, splits.test)]
     assert not parts[0] & parts[1]
@@ -102,8 +102,8 @@ def test_sentences_of_held_out_pairs_are_not_trained_on(tmp_path):
 
 
 def test_lines_of_a_text_file_are_trained_on(tmp_path):
-    folder = written(tmp_path / "data", [{"text": "a b", "text2": "b c", "label": 3}] * 2, "test")
-    written(folder, [{"text": "d", "text2": "e", "label": "0.5"}] * 2, "validation")
+    folder = write_split(tmp_path / "data", [{"text": "a b", "text2": "b c", "label": 3}] * 2, "test")
+    write_split(folder, [{"text": "d", "text2": "e", "label": "0.5"}] * 2, "validation")
     (folder / "train.txt").write_text("one sentence\nanother \n", encoding="utf-8")
     splits = load_sentences(DataConfig(path=str(folder)))
     assert splits.train.texts == ["one sentence", "another"]
@@ -127,18 +127,18 @@ def test_lines_of_a_text_file_are_trained_on(tmp_path):
         ),
         ([{"text": "a"}], [{"text": "a", "text2": "b"}], "among the columns text, text2: no student could be measured"),
         (
-            [pair(1, 2, "entailment"), pair(3, 4, "1")],
+            [pair_row(1, 2, "entailment"), pair_row(3, 4, "1")],
             None,
             "row 1, column 'score': expected a number, found 'entailment'",
         ),
-        ([{"text": "", "score": 1}], [pair(1, 2)], "train: expected sentences that aren't held out, found none"),
-        ([{"score": 1}], [pair(1, 2)], "train: no text column"),
+        ([{"text": "", "score": 1}], [pair_row(1, 2)], "train: expected sentences that aren't held out, found none"),
+        ([{"score": 1}], [pair_row(1, 2)], "train: no text column"),
     ],
 )
 def test_data_without_texts_or_scored_pairs_is_refused(train, test, error, tmp_path):
-    folder = written(tmp_path / "data", train)
+    folder = write_split(tmp_path / "data", train)
     for split in ("validation", "test") if test else ():
-        written(folder, test, split)
+        write_split(folder, test, split)
     with pytest.raises(InputError, match=error):
         load_sentences(DataConfig(path=str(folder)))
 
@@ -161,14 +161,14 @@ def some_pairs(count: int = 30) -> Examples:
 
 
 @torch.no_grad()
-def said(model: PooledModel, batch: dict[str, Tensor]) -> Tensor:
+def vectors_of(model: PooledModel, batch: dict[str, Tensor]) -> Tensor:
     return model(**{name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}).logits
 
 
 def cosines_of(model: PooledModel, tokenizer: Any, part: Examples) -> np.ndarray:
     """Returns the cosine of each pair; all first sentences form one batch, all second sentences another."""
     first, second = (
-        said(model, tokenizer(texts, padding=True, return_tensors="pt")).double().numpy()
+        vectors_of(model, tokenizer(texts, padding=True, return_tensors="pt")).double().numpy()
         for texts in (part.texts, part.pairs)
     )
     return np.array([a @ b / (a @ a * (b @ b)) ** 0.5 for a, b in zip(first, second, strict=True)])
@@ -183,11 +183,11 @@ def test_pairs_split_across_batches_or_processes_are_scored_as_whole_pairs(token
     wanted = spearmanr(cosines, part.labels).statistic
     scorer, batches = TASK.scorer(rows), EvalBatches(rows, 7, 0)
     for numbers, batch in zip(batches.order, batches, strict=True):
-        scorer.update(numbers, batch, said(model, batch))
+        scorer.update(numbers, batch, vectors_of(model, batch))
     assert list(scorer.scores()) == ["Spearman", "Pearson"]
     assert scorer.scores()["Spearman"] == pytest.approx(wanted, abs=1e-9)
     # With each side as a vector, a correlation changes by at most the norm of the change over the norm of the side.
-    shift = bound(torch.from_numpy(cosines), torch.from_numpy(exact)) * len(exact) ** 0.5
+    shift = float32_tolerance(torch.from_numpy(cosines), torch.from_numpy(exact)) * len(exact) ** 0.5
     moves = 2 * shift / float(np.linalg.norm(exact - exact.mean()))
     assert moves < 1e-4
     assert scorer.scores()["Pearson"] == pytest.approx(pearsonr(exact, part.labels).statistic, abs=moves)
@@ -196,7 +196,7 @@ def test_pairs_split_across_batches_or_processes_are_scored_as_whole_pairs(token
     gathered = TASK.metric()
     for rank in range(2):
         for batch in EvalBatches(rows, 59, 0, rank=rank, ranks=2):
-            gathered.update(said(model, batch), batch["labels"])
+            gathered.update(vectors_of(model, batch), batch["labels"])
     assert sum(map(len, gathered.vectors)) == 60
     assert gathered.compute() == pytest.approx(wanted, abs=1e-5)
 
@@ -238,7 +238,7 @@ def test_embedding_terms_compare_projected_vectors_and_similarity_terms_the_stud
     mask = torch.ones(6, 3, dtype=torch.long)
     terms = loss_terms(config, None, None, mask, {}, pairs)
     assert terms == {"embedding": functions[0](projected, taught), "similarity": functions[1](own, taught)}
-    assert shared(config, terms, {"rows": 0.5, "labels": 9, "tokens": 9})["embedding"] == terms["embedding"] / 2
+    assert scale_by_share(config, terms, {"rows": 0.5, "labels": 9, "tokens": 9})["embedding"] == terms["embedding"] / 2
     assert loss_terms(LossConfig(kl=0, similarity=1, **settings), None, None, mask, {}, pairs).keys() == {"similarity"}
     assert config.teacher_answers == ("embedding",)
     assert (config.reads_logits, config.of_labels, config.of_outputs.embedding) == (True, False, 2)
@@ -265,7 +265,7 @@ def test_cached_and_online_teacher_vectors_give_the_same_terms(tokenizer):
         teacher_sizes=sizes_of(teacher.config),
     )
     assert module.taught.vectors.weight.shape == (12, 16)
-    taught, own = said(teacher, batch), said(student, batch)
+    taught, own = vectors_of(teacher, batch), vectors_of(student, batch)
     terms = module.terms(batch)
     assert terms["similarity"].item() == pytest.approx(similarity_mse(own, taught).item(), abs=1e-6)
     wanted = embedding_cosine(module.taught.vectors(own), taught)
@@ -282,9 +282,9 @@ def test_cached_and_online_teacher_vectors_give_the_same_terms(tokenizer):
 # --- training
 
 
-def rank_of_cosines(student: PooledModel, teacher: PooledModel, batch: dict[str, Tensor]) -> float:
+def cosine_rank_correlation(student: PooledModel, teacher: PooledModel, batch: dict[str, Tensor]) -> float:
     apart = torch.ones(len(batch["labels"]), len(batch["labels"])).triu(1).bool()
-    return spearmanr(cosines(said(student, batch))[apart], cosines(said(teacher, batch))[apart]).statistic
+    return spearmanr(cosines(vectors_of(student, batch))[apart], cosines(vectors_of(teacher, batch))[apart]).statistic
 
 
 @pytest.mark.parametrize("spec", ["layers=2", "layers=2,hidden=16"])
@@ -306,7 +306,11 @@ def test_training_brings_a_students_vectors_closer_to_its_teachers(spec, tokeniz
         teacher_sizes=sizes_of(teacher.config),
     )
     unseen = TASK.encode(tokenizer, Examples([text for text, _ in make_rows(40, 9)], None), 32).collate(range(40), 0)
-    before, rank, unread = module.terms(unseen), rank_of_cosines(student, teacher, unseen), copied(student.pooler)
+    before, rank, unread = (
+        module.terms(unseen),
+        cosine_rank_correlation(student, teacher, unseen),
+        copy_state(student.pooler),
+    )
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     trainer = lightning.Trainer(accelerator="cpu", max_epochs=8, logger=False, **quiet)
     trainer.fit(module, datamodule=data)
@@ -314,23 +318,23 @@ def test_training_brings_a_students_vectors_closer_to_its_teachers(spec, tokeniz
     after = module.terms(unseen)
     assert after["embedding"] < 0.3 * before["embedding"]
     assert after["similarity"] < 0.8 * before["similarity"]
-    assert rank_of_cosines(student, teacher, unseen) > rank + 0.15
-    torch.testing.assert_close(copied(student.pooler), unread, rtol=0, atol=0)
+    assert cosine_rank_correlation(student, teacher, unseen) > rank + 0.15
+    torch.testing.assert_close(copy_state(student.pooler), unread, rtol=0, atol=0)
     # The score reported in training equals the scorer's score of the trained weights.
     scorer, batches = TASK.scorer(data.test), EvalBatches(data.test, 32, 0)
     for numbers, each in zip(batches.order, batches, strict=True):
-        scorer.update(numbers, each, said(student, each))
+        scorer.update(numbers, each, vectors_of(student, each))
     assert trainer.callback_metrics["val/score"] == pytest.approx(scorer.scores()["Spearman"], abs=1e-5)
     assert "val/loss" not in trainer.callback_metrics
     # The projection isn't saved with the student.
     student.save_pretrained(tmp_path)
     again, told = PooledModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(told.values())
-    assert torch.equal(said(again, unseen), said(student, unseen))
-    assert said(again, unseen).shape[1] == student.config.hidden_size
+    assert torch.equal(vectors_of(again, unseen), vectors_of(student, unseen))
+    assert vectors_of(again, unseen).shape[1] == student.config.hidden_size
 
 
-def copied(module: nn.Module) -> dict[str, Tensor]:
+def copy_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 

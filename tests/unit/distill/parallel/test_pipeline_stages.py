@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from distill.errors import InputError
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer, StageForward
-from distill.parallel.pipeline_stage import cut, even_starts, load_stage, stage_layers
+from distill.parallel.pipeline_stage import even_starts, keep_stage, load_stage, stage_layers
 from support.ranks import run_ranks
 from support.tiny_models import build_model
 
@@ -104,7 +104,7 @@ def loss_of(family: str, whole: dict[str, object]) -> Callable[[Tensor, dict], T
 # Processes
 
 
-def answers_and_gradients(rank: int, count: int, family: str, folder: Path) -> dict:
+def run_stage(rank: int, count: int, family: str, folder: Path) -> dict:
     stage = load_stage(folder, AUTO[family], rank, count)
     weights = {name: each for name, each in stage.named_parameters() if each.requires_grad}
     found = {
@@ -138,7 +138,7 @@ def ran(request, tmp_path_factory) -> tuple:
     family, count = request.param
     folder = tmp_path_factory.mktemp(family)
     model_of(family).save_pretrained(folder / "model")
-    found = run_ranks(answers_and_gradients, count, count, family, folder / "model", limit=SECONDS)
+    found = run_ranks(run_stage, count, count, family, folder / "model", limit=SECONDS)
     # Loaded from files like the stages, since the summation order of a one-row product depends on the matrix's address.
     return family, AUTO[family].from_pretrained(folder / "model"), found
 
@@ -221,7 +221,7 @@ def test_the_stages_partition_the_model_and_none_holds_more_than_its_share(ran):
     assert max(held) <= sum(held) / len(held) * 1.6
 
 
-def in_two_pipelines(rank: int, count: int, folder: Path) -> dict:
+def run_two_pipelines(rank: int, count: int, folder: Path) -> dict:
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     mine = rank % 2
     stage = load_stage(folder, CAUSAL, dist.get_rank(groups[mine]), 2)
@@ -244,7 +244,7 @@ def in_two_pipelines(rank: int, count: int, folder: Path) -> dict:
 def test_two_pipelines_in_one_world_do_not_interfere(tmp_path):
     model = model_of("llama-tied")
     model.save_pretrained(tmp_path / "model")
-    found = run_ranks(in_two_pipelines, 4, 4, tmp_path / "model", limit=SECONDS)
+    found = run_ranks(run_two_pipelines, 4, 4, tmp_path / "model", limit=SECONDS)
     assert [each["index"] for each in found] == [0, 0, 1, 1]
     for rank, each in enumerate(found):
         batch = batch_of(5, 6, seed=rank % 2)
@@ -259,7 +259,7 @@ def test_two_pipelines_in_one_world_do_not_interfere(tmp_path):
             assert (each["twice"][name] - 2 * mine).abs().max() <= 1e-5, name
 
 
-def refused_in_processes(rank: int, count: int, folder: Path) -> list[str]:
+def refusal_messages(rank: int, count: int, folder: Path) -> list[str]:
     messages = []
     for attempt in (
         lambda: PipelineForward(load_stage(folder, CLASSIFIER, 1 - rank, 2)),
@@ -277,7 +277,7 @@ def refused_in_processes(rank: int, count: int, folder: Path) -> list[str]:
 
 def test_wrong_stages_missing_hidden_states_and_unsplit_models_are_refused(tmp_path):
     build_model("bert").save_pretrained(tmp_path / "model")
-    for rank, messages in enumerate(run_ranks(refused_in_processes, 2, 2, tmp_path / "model", limit=SECONDS)):
+    for rank, messages in enumerate(run_ranks(refusal_messages, 2, 2, tmp_path / "model", limit=SECONDS)):
         assert f"stage {1 - rank} of 2 was loaded in process {rank} of a group of 2" in messages[0]
         assert f"stage {rank} of 4 was loaded in process {rank} of a group of 2" in messages[1]
         assert "from 0 to 4, found 5" in messages[2]
@@ -287,7 +287,7 @@ def test_wrong_stages_missing_hidden_states_and_unsplit_models_are_refused(tmp_p
 # Stages in one process
 
 
-def chained(stages: list[transformers.PreTrainedModel], batch: dict[str, Tensor]) -> StageForward:
+def run_stages(stages: list[transformers.PreTrainedModel], batch: dict[str, Tensor]) -> StageForward:
     """Returns the last stage after a forward pass through all stages."""
     given, rest = batch["input_ids"], {"attention_mask": batch["attention_mask"]}
     for stage in stages:
@@ -325,7 +325,7 @@ def test_the_chained_stages_of_other_families_give_the_logits_of_the_whole_model
     model, batch = other_model(family), batch_of(4, 9)
     model.save_pretrained(tmp_path)
     auto = CAUSAL if "LM" in type(model).__name__ else CLASSIFIER
-    found = chained([load_stage(tmp_path, auto, index, 3) for index in range(3)], batch)
+    found = run_stages([load_stage(tmp_path, auto, index, 3) for index in range(3)], batch)
     assert torch.equal(found.logits[0], model(**batch).logits)
 
 
@@ -336,7 +336,7 @@ def test_a_stage_is_loaded_in_the_requested_dtype_and_its_buffers_keep_theirs(tm
     stages = [load_stage(tmp_path, CAUSAL, index, 2, dtype=torch.bfloat16) for index in range(2)]
     assert torch.equal(stages[1].model.rotary_emb.inv_freq, whole.model.rotary_emb.inv_freq)
     assert {each.dtype for stage in stages for each in stage.parameters()} == {torch.bfloat16}
-    assert torch.equal(chained(stages, batch_of(3, 6)).logits[0], whole(**batch_of(3, 6)).logits)
+    assert torch.equal(run_stages(stages, batch_of(3, 6)).logits[0], whole(**batch_of(3, 6)).logits)
     assert type(stages[0]) is type(whole)
 
 
@@ -393,6 +393,6 @@ def test_a_model_that_runs_its_modules_in_an_unexpected_order_is_refused():
     body = model.model
     norm, layers = body._modules.pop("norm"), body._modules.pop("layers")
     body._modules |= {"norm": norm, "layers": layers}
-    cut(model, [range(2), range(2, 4)], 1)
+    keep_stage(model, [range(2), range(2, 4)], 1)
     with pytest.raises(InputError, match="left out before its layers was called after its layers"):
         StageForward(model)(torch.zeros(2, 3, 32), input_ids=torch.ones(2, 3, dtype=torch.int64))

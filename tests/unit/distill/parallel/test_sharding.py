@@ -13,18 +13,18 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from distill.errors import InputError
-from distill.parallel.apply import apply_layout, gather, reshard, whole
+from distill.parallel.apply import apply_layout, full_tensor, gather, reshard
 from distill.parallel.clip import clip_gradients
 from distill.parallel.layout import Layout, parse_layout
 from distill.parallel.load import load_sharded
 from distill.parallel.mesh import data_rank, mesh_of
 from distill.parallel.tensor_plan import layer_names, tensor_plan
 from support.ranks import RanksError, run_ranks
-from support.tiny_models import VOCABULARY, build_model, scatter
+from support.tiny_models import VOCABULARY, build_model, draw_weights
 
 CLASSIFIERS = ("bert", "roberta", "distilbert", "electra-projected")
 DECODERS = ("llama", "llama-tied", "qwen3")
-WORDS = 51  # odd, so that tp=2 splits the vocabulary unevenly
+VOCABULARY_SIZE = 51  # odd, so that tp=2 splits the vocabulary unevenly
 
 
 def auto_class(family: str) -> type:
@@ -35,7 +35,7 @@ def auto_class(family: str) -> type:
 
 def decoder(family: str, **changes: object) -> transformers.PreTrainedModel:
     settings = {
-        "vocab_size": WORDS,
+        "vocab_size": VOCABULARY_SIZE,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 4,
@@ -51,7 +51,7 @@ def decoder(family: str, **changes: object) -> transformers.PreTrainedModel:
         torch.manual_seed(7)
         config = getattr(transformers, f"{name}Config")(**(settings | changes))
         model = getattr(transformers, f"{name}ForCausalLM")(config)
-        scatter(model)
+        draw_weights(model)
     return model.eval()
 
 
@@ -72,7 +72,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batch_of(family: str, rows: int = 8, length: int = 9) -> dict[str, torch.Tensor]:
     """Returns rows of different lengths, padded on the right, with any id of the vocabulary, including the pad id."""
-    words = WORDS if family in DECODERS else len(VOCABULARY)
+    words = VOCABULARY_SIZE if family in DECODERS else len(VOCABULARY)
     generator = torch.Generator().manual_seed(3)
     lengths = torch.randint(2, length + 1, (rows, 1), generator=generator)
     mask = (torch.arange(length) < lengths).long()
@@ -89,7 +89,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @dataclass
-class Found:
+class LayoutComparison:
     """Comparison of a model under a layout with the model in one process, as measured by one process."""
 
     share: float
@@ -111,7 +111,9 @@ def share_of(model: nn.Module) -> float:
     return local / sum(each.numel() for each in parameters)
 
 
-def compare(rank: int, folders: Path, processes: int, cases: list[tuple[str, str]]) -> dict[tuple[str, str], Found]:
+def compare(
+    rank: int, folders: Path, processes: int, cases: list[tuple[str, str]]
+) -> dict[tuple[str, str], LayoutComparison]:
     found = {}
     for family, text in cases:
         layout = parse_layout(text, processes)
@@ -119,7 +121,7 @@ def compare(rank: int, folders: Path, processes: int, cases: list[tuple[str, str
     return found
 
 
-def compare_one(folder: Path, family: str, layout: Layout) -> Found:
+def compare_one(folder: Path, family: str, layout: Layout) -> LayoutComparison:
     mesh = mesh_of(layout, "cpu")
     model = load_sharded(folder, auto_class(family), layout, mesh)
     plain = auto_class(family).from_pretrained(folder)
@@ -138,7 +140,7 @@ def compare_one(folder: Path, family: str, layout: Layout) -> Found:
     loss_of(plain(**batch).logits).backward()
     largest = max(float(each.grad.abs().max()) for each in plain.parameters())
     gradients = {
-        name: float((whole(each.grad) - theirs.grad).abs().max()) / largest
+        name: float((full_tensor(each.grad) - theirs.grad).abs().max()) / largest
         for (name, each), theirs in zip(model.named_parameters(), plain.parameters(), strict=True)
     }
     norms = [norm_and_clip(each) for each in (model, plain)]
@@ -147,7 +149,7 @@ def compare_one(folder: Path, family: str, layout: Layout) -> Found:
     with torch.no_grad():
         after_step = distance(model(**mine).logits, plain(**mine).logits)
     reshard(model)
-    return Found(
+    return LayoutComparison(
         share=share,
         loaded=loaded,
         buffers=buffers,
@@ -186,11 +188,11 @@ FOUR = [
 
 
 @pytest.fixture(scope="module")
-def compared(folders: Path) -> dict[int, list[dict[tuple[str, str], Found]]]:
+def compared(folders: Path) -> dict[int, list[dict[tuple[str, str], LayoutComparison]]]:
     return {}
 
 
-def case_of(compared: dict, folders: Path, processes: int, case: tuple[str, str]) -> list[Found]:
+def case_of(compared: dict, folders: Path, processes: int, case: tuple[str, str]) -> list[LayoutComparison]:
     """Returns the results of each process; all cases of a number of processes run in one launch."""
     if processes not in compared:
         cases = TWO if processes == 2 else FOUR
@@ -224,7 +226,7 @@ EXACT = ("bert", "distilbert", "electra-projected", "bert-mlm", *DECODERS)
 
 
 @torch.no_grad()
-def options(rank: int, folders: Path) -> dict[str, object]:
+def run_options(rank: int, folders: Path) -> dict[str, object]:
     """Returns what one of two processes found in forwards of frozen models, keyed by check."""
     found: dict[str, object] = {}
     tensor, parts = (mesh_of(parse_layout(text, 2), "cpu") for text in ("tp=2", "fsdp=2"))
@@ -265,7 +267,7 @@ def options(rank: int, folders: Path) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def optional(folders: Path) -> list[dict[str, object]]:
-    return run_ranks(options, 2, folders)
+    return run_ranks(run_options, 2, folders)
 
 
 @pytest.mark.parametrize("family", EXACT)

@@ -23,8 +23,8 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from support.tiny_models import build_model
 
-WORDS = 60  # of the tokenizer
-TABLES = [(64, WORDS), (WORDS, 64), (72, 64), (64, 64)]  # vocabulary rows of teacher and student
+TOKENIZER_SIZE = 60  # of the tokenizer
+TABLES = [(64, TOKENIZER_SIZE), (TOKENIZER_SIZE, 64), (72, 64), (64, 64)]  # vocabulary rows of teacher and student
 SOFT = 1.5
 LOSS = LossConfig(kl=1, temperature=SOFT)
 
@@ -40,7 +40,7 @@ def decoder(rows: int, seed: int) -> LlamaForCausalLM:
 @pytest.fixture
 def blocks() -> LanguageBlocks:
     rng = np.random.default_rng(0)
-    return LanguageBlocks([rng.integers(0, WORDS, length) for length in (9, 7, 9, 3)])
+    return LanguageBlocks([rng.integers(0, TOKENIZER_SIZE, length) for length in (9, 7, 9, 3)])
 
 
 def signals_of(kind: str, teacher: LlamaForCausalLM, blocks: LanguageBlocks, folder: Path) -> Callable:
@@ -96,15 +96,15 @@ def test_vocabulary_rows_at_minus_infinity_in_the_teacher_leave_the_loss_finite(
     teacher, student = decoder(64, 1), decoder(64, 2)
     teacher.lm_head = torch.nn.Linear(16, 64)
     with torch.no_grad():
-        teacher.lm_head.bias[WORDS:] = -torch.inf
+        teacher.lm_head.bias[TOKENIZER_SIZE:] = -torch.inf
     batch = blocks.collate(range(4), 0)
     module = DistillationModule(student, loss=LOSS, train=TrainConfig(dropout=0), signals=OnlineTeacher(teacher))
     found = module.terms(batch)["kl"]
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
         taught, own = (model(**inputs_of(batch)).logits for model in (teacher, student))
-    p = (taught[mask][:, :WORDS] / SOFT).log_softmax(-1)
-    q = (own[mask] / SOFT).log_softmax(-1)[:, :WORDS]
+    p = (taught[mask][:, :TOKENIZER_SIZE] / SOFT).log_softmax(-1)
+    q = (own[mask] / SOFT).log_softmax(-1)[:, :TOKENIZER_SIZE]
     torch.testing.assert_close(found, F.kl_div(q, p, reduction="batchmean", log_target=True) * SOFT**2)
 
 

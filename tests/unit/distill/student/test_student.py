@@ -45,7 +45,7 @@ def logits(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     return model(**batch).logits
 
 
-def positions(few: Tensor, many: Tensor) -> Tensor:
+def indices_in(few: Tensor, many: Tensor) -> Tensor:
     """Returns the position in `many` of each number of `few`, and checks that all are there, in the same order."""
     found = few[:, None] == many[None]
     assert (found.sum(1) == 1).all(), "a number of the student isn't the teacher's"
@@ -121,14 +121,14 @@ def test_a_width_is_reduced_to_the_same_coordinates_in_every_weight(teacher, spe
     assert family_of(student.config).sizes(student.config) == Sizes(tuple(range(sizes[0])), *sizes[1:])
     _, width, heads, _ = sizes
     kept_layers = [1, 3] if sizes[0] == 2 else [0, 1, 2, 3]
-    hidden = positions(part(student, 0, "output norm").weight, part(teacher, kept_layers[0], "output norm").weight)
+    hidden = indices_in(part(student, 0, "output norm").weight, part(teacher, kept_layers[0], "output norm").weight)
     sharper = math.sqrt(width / heads / HEAD_WIDTH)
     for new, old in enumerate(kept_layers):
         mine = {name: part(student, new, name) for name in PARTS}
         full = {name: part(teacher, old, name) for name in PARTS}
-        qk = positions(mine["query"].bias, full["query"].bias * sharper)
-        vo = positions(mine["value"].bias, full["value"].bias)
-        ffn = positions(mine["up"].bias, full["up"].bias)
+        qk = indices_in(mine["query"].bias, full["query"].bias * sharper)
+        vo = indices_in(mine["value"].bias, full["value"].bias)
+        ffn = indices_in(mine["up"].bias, full["up"].bias)
         assert torch.equal(mine["query"].weight, (full["query"].weight * sharper)[qk][:, hidden])
         for name, rows, columns in (
             ("key", qk, hidden),
@@ -188,8 +188,8 @@ def test_the_weakest_coordinates_are_dropped(teacher):
     for weights, dropped in (("output norm", weak), ("value", weak_vo)):
         name = "weight" if "norm" in weights else "bias"
         few, many = (getattr(part(model, 2, weights), name) for model in (student, teacher))
-        assert sorted({*range(32)} - set(positions(few, many).tolist())) == dropped.tolist()
-    keys = positions(part(student, 2, "key").bias, part(teacher, 2, "key").bias)
+        assert sorted({*range(32)} - set(indices_in(few, many).tolist())) == dropped.tolist()
+    keys = indices_in(part(student, 2, "key").bias, part(teacher, 2, "key").bias)
     assert sorted({*range(32)} - set(keys.tolist())) == weak_qk.tolist()
 
 
@@ -202,8 +202,8 @@ def scores(model: PreTrainedModel, inputs: Tensor, heads: int) -> Tensor:
 @torch.no_grad()
 def test_the_attention_scores_of_narrower_heads_keep_their_scale(teacher):
     student = build_student(teacher, "hidden=20,heads=4")
-    hidden = positions(part(student, 0, "output norm").weight, part(teacher, 0, "output norm").weight)
-    kept = positions(part(student, 0, "key").bias, part(teacher, 0, "key").bias)
+    hidden = indices_in(part(student, 0, "output norm").weight, part(teacher, 0, "output norm").weight)
+    kept = indices_in(part(student, 0, "key").bias, part(teacher, 0, "key").bias)
     dropped = sorted({*range(32)} - set(kept.tolist()))
     for name in ("query", "key"):
         part(teacher, 0, name).weight[dropped] = 0

@@ -22,9 +22,9 @@ from distill.student.build import (
     student_config,
 )
 from distill.student.family import FAMILIES, family_of
-from distill.student.spec import CUTS, resolve
+from distill.student.spec import SHARE_PRESETS, resolve
 from distill.teacher.fingerprint import frozen
-from support.tiny_models import MODELS, build_model, scatter
+from support.tiny_models import MODELS, build_model, draw_weights
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 SIZES |= {"vocab_size": 60, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 64}
@@ -51,7 +51,7 @@ FURTHER = {
 
 
 @cache
-def built(family: str, head: str = "ForSequenceClassification") -> PreTrainedModel:
+def tiny_model(family: str, head: str = "ForSequenceClassification") -> PreTrainedModel:
     if family not in FURTHER:
         return build_model(family, head)
     name, settings = FURTHER[family]
@@ -59,7 +59,7 @@ def built(family: str, head: str = "ForSequenceClassification") -> PreTrainedMod
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         model = kind(getattr(transformers, f"{name}Config")(**(SIZES | settings)))
-        scatter(model)
+        draw_weights(model)
     model.config.use_cache = False
     return frozen(model)
 
@@ -71,7 +71,7 @@ def batch(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def answers(model: PreTrainedModel) -> Tensor:
+def outputs_of(model: PreTrainedModel) -> Tensor:
     found = model.eval()(**batch(model))
     return found.logits if "logits" in found else found.last_hidden_state
 
@@ -87,10 +87,10 @@ def test_every_supported_family_has_a_tiny_model_here():
 
 @pytest.mark.parametrize("family", FURTHER)
 def test_a_student_of_the_teachers_sizes_gives_bit_identical_outputs(family):
-    teacher = built(family)
+    teacher = tiny_model(family)
     own = family_of(teacher.config).sizes(teacher.config)
     student = build_student(teacher, f"layers=4,hidden={own.hidden},heads={own.heads},ffn={own.ffn}")
-    assert torch.equal(answers(student), answers(teacher))
+    assert torch.equal(outputs_of(student), outputs_of(teacher))
 
 
 def with_layers(teacher: PreTrainedModel, chosen: list[int]) -> PreTrainedModel:
@@ -114,22 +114,22 @@ CHOSEN = [(family, chosen) for family in (*FURTHER, "electra") for chosen in ([0
 # ModernBERT's first layer has no attention norm; see below.
 @pytest.mark.parametrize(("family", "chosen"), [each for each in CHOSEN if each[0] != "modernbert" or not each[1][0]])
 def test_a_student_has_the_requested_layers_in_the_requested_order(family, chosen):
-    teacher = built(family)
+    teacher = tiny_model(family)
     student = build_student(teacher, f"layers={chosen[0]},{chosen[1]}")
     rewired = with_layers(teacher, chosen)
     assert getattr(student.config, "layer_types", None) == getattr(rewired.config, "layer_types", None)
-    assert close(answers(student), answers(rewired))
-    assert not close(answers(rewired), answers(teacher))
+    assert close(outputs_of(student), outputs_of(rewired))
+    assert not close(outputs_of(rewired), outputs_of(teacher))
 
 
 @pytest.mark.parametrize("family", ["modernbert", "qwen2", "qwen3", "gemma2", "gemma3_text"])
 def test_the_tiny_models_outputs_depend_on_which_layer_has_the_window(family):
-    teacher = built(family)
+    teacher = tiny_model(family)
     config, kinds = copy.deepcopy(teacher.config), teacher.config.layer_types
     config.layer_types = kinds[1:] + kinds[:1]
     other = type(teacher)(config)
     other.load_state_dict(teacher.state_dict())
-    assert not close(answers(other), answers(teacher))
+    assert not close(outputs_of(other), outputs_of(teacher))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -138,30 +138,30 @@ def test_the_norm_of_a_modernbert_layer_that_becomes_the_first_is_folded_into_it
     kind = getattr(transformers, f"ModernBert{head}")
     settings = SIZES | FURTHER["modernbert"][1] | {"norm_bias": bias, "attention_bias": bias, "norm_eps": 1e-12}
     teacher = kind(transformers.ModernBertConfig(**settings)).eval()
-    scatter(teacher)
+    draw_weights(teacher)
     embeddings = teacher.base_model.embeddings
     # One scale for all coordinates, no shift, and a negligible eps, so that folding is exact.
     torch.nn.init.constant_(embeddings.norm.weight, 0.7)
     if bias:
         torch.nn.init.zeros_(embeddings.norm.bias)
     student = build_student(teacher, "layers=1,3")
-    assert close(answers(student), answers(with_layers(teacher, [1, 3])))
+    assert close(outputs_of(student), outputs_of(with_layers(teacher, [1, 3])))
     assert build_student(teacher, "layers=1,3,2,0,hidden=16,heads=2,ffn=20").config.num_hidden_layers == 4
 
 
 def test_folding_the_norm_is_closer_to_the_teacher_than_dropping_it():
-    teacher = copy.deepcopy(built("modernbert"))
-    wanted = answers(with_layers(teacher, [1, 3]))
+    teacher = copy.deepcopy(tiny_model("modernbert"))
+    wanted = outputs_of(with_layers(teacher, [1, 3]))
     folded = build_student(teacher, "layers=1,3")
     dropped = copy.deepcopy(folded)
     dropped.model.layers[0].attn.Wqkv.load_state_dict(teacher.model.layers[1].attn.Wqkv.state_dict())
-    apart = [(answers(each) - wanted).norm().item() for each in (folded, dropped)]
+    apart = [(outputs_of(each) - wanted).norm().item() for each in (folded, dropped)]
     assert apart[0] < 0.5 * apart[1], apart
     moved = build_student(teacher, "layers=2,0")
     assert torch.equal(moved.model.layers[1].attn_norm.weight, teacher.model.embeddings.norm.weight)
 
 
-def masked(teacher: PreTrainedModel, spec: str) -> Tensor:
+def masked_outputs(teacher: PreTrainedModel, spec: str) -> Tensor:
     """Returns the outputs of the teacher with the weights of the heads and neurons that the spec drops set to 0."""
     family, copied = family_of(teacher.config), copy.deepcopy(teacher)
     old = family.sizes(teacher.config)
@@ -180,22 +180,22 @@ def masked(teacher: PreTrainedModel, spec: str) -> Tensor:
                     alive = torch.zeros(weight.shape[axis], dtype=torch.bool)
                     alive[index] = True
                     weight.mul_(alive[:, None] if axis == 0 else alive)
-    return answers(copied)
+    return outputs_of(copied)
 
 
 @pytest.mark.parametrize("family", FURTHER)
 def test_a_student_with_fewer_neurons_computes_as_the_teacher_with_the_others_masked(family):
-    teacher = built(family)
+    teacher = tiny_model(family)
     student = build_student(teacher, "ffn=20")
-    assert close(answers(student), masked(teacher, "ffn=20"))
-    assert not close(answers(student), answers(teacher))
+    assert close(outputs_of(student), masked_outputs(teacher, "ffn=20"))
+    assert not close(outputs_of(student), outputs_of(teacher))
 
 
 # Families whose head width is independent of the hidden size, so that fewer heads leave the rest unchanged.
-@pytest.mark.parametrize("family", [name for name in FURTHER if family_of(built(name).config).free])
+@pytest.mark.parametrize("family", [name for name in FURTHER if family_of(tiny_model(name).config).free])
 @pytest.mark.parametrize("heads", [1, 2, 3])
 def test_a_student_with_fewer_heads_computes_as_the_teacher_with_the_others_masked(family, heads):
-    teacher = built(family)
+    teacher = tiny_model(family)
     shared = teacher.config.num_key_value_heads
     if heads % shared and heads % (4 // shared):
         with pytest.raises(InputError, match=f"heads={heads}: expected a multiple of {4 // shared}"):
@@ -203,7 +203,7 @@ def test_a_student_with_fewer_heads_computes_as_the_teacher_with_the_others_mask
         return
     student = build_student(teacher, f"heads={heads}")
     assert student.config.num_attention_heads == heads
-    assert close(answers(student), masked(teacher, f"heads={heads}"))
+    assert close(outputs_of(student), masked_outputs(teacher, f"heads={heads}"))
 
 
 REFUSED = {("modernbert", preset): "positions turn" for preset in ("tinybert4", "minilm-l6-h384")}
@@ -211,9 +211,9 @@ REFUSED |= {("mobilebert", "half"): "expected the teacher's 4"}
 
 
 @pytest.mark.parametrize("family", FURTHER)
-@pytest.mark.parametrize("preset", CUTS)
+@pytest.mark.parametrize("preset", SHARE_PRESETS)
 def test_a_preset_is_built_as_a_loadable_student_or_refused_with_the_reason(family, preset, tmp_path):
-    teacher = built(family)
+    teacher = tiny_model(family)
     refusal = REFUSED.get((family, preset))
     if refusal:
         with pytest.raises(InputError, match=refusal):
@@ -225,14 +225,14 @@ def test_a_preset_is_built_as_a_loadable_student_or_refused_with_the_reason(fami
     student.save_pretrained(tmp_path)
     again, report = type(teacher).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
-    assert torch.equal(answers(again), answers(student))
-    assert answers(student).isfinite().all()
+    assert torch.equal(outputs_of(again), outputs_of(student))
+    assert outputs_of(student).isfinite().all()
 
 
 @pytest.mark.parametrize("family", [name for name in FURTHER if name not in ("modernbert", "mobilebert")])
 def test_hidden_coordinates_with_zero_weights_are_the_ones_dropped(family):
     """Every matrix that writes or reads the last eight coordinates is 0 there, so these are dropped."""
-    teacher = copy.deepcopy(built(family))
+    teacher = copy.deepcopy(tiny_model(family))
     known = family_of(teacher.config)
     weights = teacher.state_dict()
     for name, weight in weights.items():
@@ -256,17 +256,17 @@ TASKS += [(name, "ForCausalLM") for name in ("llama", "qwen2", "qwen3", "gemma",
 
 @pytest.mark.parametrize(("family", "head"), TASKS)
 def test_a_language_modelling_head_keeps_its_vocabulary_and_takes_the_students_width(family, head):
-    teacher = built(family, head)
+    teacher = tiny_model(family, head)
     student = build_student(teacher, "layers=2,hidden=16,heads=2,ffn=20")
-    assert answers(student).shape == answers(teacher).shape
+    assert outputs_of(student).shape == outputs_of(teacher).shape
     same = build_student(teacher, "layers=4")
-    assert torch.equal(answers(same), answers(teacher))
+    assert torch.equal(outputs_of(same), outputs_of(teacher))
 
 
 def test_factorized_embeddings_are_the_best_low_rank_fit_and_approach_the_teachers_output():
-    teacher = built("deberta-v2")
+    teacher = tiny_model("deberta-v2")
     table = teacher.get_input_embeddings().weight
-    wide = answers(teacher)
+    wide = outputs_of(teacher)
     errors = []
     for rank in (8, 24, 31):
         student = build_student(teacher, f"embeddings={rank}")
@@ -276,10 +276,10 @@ def test_factorized_embeddings_are_the_best_low_rank_fit_and_approach_the_teache
         nearest = torch.linalg.svd(table, full_matrices=False)
         best = nearest.U[:, :rank] * nearest.S[:rank] @ nearest.Vh[:rank]
         torch.testing.assert_close(product, best, rtol=1e-4, atol=1e-5)
-        errors.append((answers(student) - wide).abs().max().item())
+        errors.append((outputs_of(student) - wide).abs().max().item())
     assert errors[0] > errors[1] > errors[2]
     again = build_student(build_student(teacher, "embeddings=24"), "embeddings=8")
-    assert close(answers(again), answers(build_student(teacher, "embeddings=8")))
+    assert close(outputs_of(again), outputs_of(build_student(teacher, "embeddings=8")))
 
 
 @pytest.mark.parametrize(
@@ -297,34 +297,34 @@ def test_factorized_embeddings_are_the_best_low_rank_fit_and_approach_the_teache
 )
 def test_a_spec_that_the_family_cannot_build_is_refused_with_what_it_can(family, spec, named):
     with pytest.raises(InputError, match="student") as caught:
-        student_config(built(family).config, spec)
+        student_config(tiny_model(family).config, spec)
     assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert", "llama", "gpt2"])
 def test_a_fresh_student_has_the_requested_sizes_and_is_reproducible_from_its_seed(family):
-    teacher = built(family)
+    teacher = tiny_model(family)
     spec = "fresh,layers=5,hidden=64,heads=8,ffn=100"
     student = build_student(teacher, spec, seed=1)
     assert (student.config.num_hidden_layers, student.config.hidden_size) == (5, 64)
     torch.manual_seed(99)
-    assert torch.equal(answers(build_student(teacher, spec, seed=1)), answers(student))
-    assert not close(answers(build_student(teacher, spec, seed=2)), answers(student))
+    assert torch.equal(outputs_of(build_student(teacher, spec, seed=1)), outputs_of(student))
+    assert not close(outputs_of(build_student(teacher, spec, seed=2)), outputs_of(student))
     assert student.config.vocab_size == teacher.config.vocab_size
 
 
 def test_a_fresh_student_of_a_preset_keeps_the_presets_widths_when_layers_are_given():
-    config = student_config(built("bert").config, "fresh,minilm-l6-h384,layers=7")
-    preset = student_config(built("bert").config, "fresh,minilm-l6-h384")
+    config = student_config(tiny_model("bert").config, "fresh,minilm-l6-h384,layers=7")
+    preset = student_config(tiny_model("bert").config, "fresh,minilm-l6-h384")
     assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (7, 16, preset.intermediate_size)
-    assert preset.intermediate_size < built("bert").config.intermediate_size
+    assert preset.intermediate_size < tiny_model("bert").config.intermediate_size
     with pytest.raises(InputError, match="student layers=0: expected at least 1"):
-        student_config(built("bert").config, "fresh,layers=0")
+        student_config(tiny_model("bert").config, "fresh,layers=0")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "mistral"])
 @pytest.mark.parametrize("spec", ["layers=2", "hidden=16,heads=2"])
 def test_a_decoder_for_token_classification_is_reduced_with_its_head(family, spec):
-    student = build_student(built(family, "ForTokenClassification"), spec)
+    student = build_student(tiny_model(family, "ForTokenClassification"), spec)
     assert student.score.bias.shape == (2,)
     assert student.score.weight.shape[1] == student.config.hidden_size

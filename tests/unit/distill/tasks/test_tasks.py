@@ -14,11 +14,11 @@ from sklearn.metrics import f1_score
 from tokenizers import Regex, normalizers, pre_tokenizers
 from transformers import BertTokenizerFast
 
-from compress.prune.vocabulary.vocabulary import count_words
+from compress.prune.vocabulary.vocabulary import count_tokens
 from distill.cache.samples import from_rows
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.encode import IGNORED
-from distill.data.batches.share import counts, share_of
+from distill.data.batches.share import loss_counts, shard_batch
 from distill.data.config import DataConfig
 from distill.data.rows.tagged import Tagged, encode_tagged, load_bare_words, load_tagged
 from distill.data.sources.conll import read_conll
@@ -26,8 +26,8 @@ from distill.data.splits.labelled import Examples
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.logits import squared_error
-from distill.tasks.logit_rows import LabelAnswers, SpanAnswers
-from distill.tasks.text_classification import Numbers, Several, TextClassification
+from distill.tasks.logit_rows import LabelRows, SpanRows
+from distill.tasks.text_classification import MultiLabel, Regression, TextClassification
 from distill.tasks.token_classification import TokenClassification
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
@@ -50,7 +50,7 @@ def table(folder, **columns):
     return DataConfig(path=str(folder))
 
 
-def same(values) -> dict:
+def all_splits(values) -> dict:
     return {"train": values, "validation": values, "test": values}
 
 
@@ -59,54 +59,56 @@ def same(values) -> dict:
 
 def test_lists_of_labels_are_read_from_lists_json_and_delimited_text(tmp_path):
     cells = [["b", "a"], [], ["c"], ["a"]]
-    config = table(tmp_path / "lists", text=same(["one", "two", "three", "four"]), label=same(cells))
-    splits = Several.read(config, 0)
+    config = table(tmp_path / "lists", text=all_splits(["one", "two", "three", "four"]), label=all_splits(cells))
+    splits = MultiLabel.read(config, 0)
     assert splits.labels == ("a", "b", "c")
     assert splits.train.labels == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]]
     spelt = [json.dumps(["b", "a"]), "", "c", "a"]
-    assert Several.read(table(tmp_path / "json", text=same(list("abcd")), label=same(spelt)), 0).train.labels == (
-        splits.train.labels
-    )
+    assert MultiLabel.read(
+        table(tmp_path / "json", text=all_splits(list("abcd")), label=all_splits(spelt)), 0
+    ).train.labels == (splits.train.labels)
     piped = ["b|a", "", " c ", "a;"]
-    assert Several.read(table(tmp_path / "pipes", text=same(list("abcd")), label=same(piped)), 0).train.labels == (
-        splits.train.labels
-    )
+    assert MultiLabel.read(
+        table(tmp_path / "pipes", text=all_splits(list("abcd")), label=all_splits(piped)), 0
+    ).train.labels == (splits.train.labels)
     bad = {"train": cells, "validation": cells, "test": [["d"], [], [], []]}
     with pytest.raises(InputError, match=r"test has labels that train lacks: 'd' \(1 rows\)"):
-        Several.read(table(tmp_path / "bad", text=same(list("abcd")), label=bad), 0)
+        MultiLabel.read(table(tmp_path / "bad", text=all_splits(list("abcd")), label=bad), 0)
 
 
 def test_numbers_are_read_as_labels_and_other_cells_are_refused(tmp_path):
-    config = table(tmp_path / "good", text=same(["one", "two"]), text2=same(["a", "b"]), label=same([0.5, 3.0]))
-    splits = Numbers.read(config, 0)
+    config = table(
+        tmp_path / "good", text=all_splits(["one", "two"]), text2=all_splits(["a", "b"]), label=all_splits([0.5, 3.0])
+    )
+    splits = Regression.read(config, 0)
     assert splits.train.labels == [0.5, 3.0]
     assert splits.train.pairs == ["a", "b"]
     assert splits.labels == ("number",)
     for cell in ("high", "nan", None):
         label = {"train": ["1.5", cell], "validation": ["1", "2"], "test": ["1", "2"]}
         with pytest.raises(InputError, match="row 2|the first is row 2"):
-            Numbers.read(table(tmp_path / "bad", text=same(["one", "two"]), label=label), 0)
+            Regression.read(table(tmp_path / "bad", text=all_splits(["one", "two"]), label=label), 0)
 
 
 def test_unlabelled_rows_are_marked_ignored_and_left_out_of_the_loss(tokenizer):
-    task = Several(("a", "b", "c"))
+    task = MultiLabel(("a", "b", "c"))
     known = task.encode(tokenizer, Examples(["ba ka", "le mi"], None, [[1, 0, 1], [0, 0, 0]]), 16)
     assert known.labels.dtype == np.float32
     rows = known.joined(task.encode(tokenizer, Examples(["so"], None), 16))
     batch = rows.collate([0, 1, 2], 0)
     assert batch["labels"].tolist() == [[1, 0, 1], [0, 0, 0], [IGNORED] * 3]
-    assert counts(batch)["labels"] == 6
-    answers = LabelAnswers()
+    assert loss_counts(batch)["labels"] == 6
+    answers = LabelRows()
     assert answers.labels(batch).tolist() == [1, 0, 1, 0, 0, 0, -100, -100, -100]
-    numbers = Numbers(("number",)).encode(tokenizer, Examples(["ba ka", "le mi"], None, [0.25, 3.5]), 16)
-    more = numbers.joined(Numbers(("number",)).encode(tokenizer, Examples(["so"], None), 16))
+    numbers = Regression(("number",)).encode(tokenizer, Examples(["ba ka", "le mi"], None, [0.25, 3.5]), 16)
+    more = numbers.joined(Regression(("number",)).encode(tokenizer, Examples(["so"], None), 16))
     assert more.labels.tolist() == [0.25, 3.5, IGNORED]
     said = torch.tensor([[1.25], [3.5], [7.0]])
     assert squared_error(said, torch.from_numpy(more.labels)) == pytest.approx(0.5)
 
 
 def test_a_number_equal_to_the_ignored_marker_still_counts_as_a_label(tokenizer):
-    task = Numbers(("number",))
+    task = Regression(("number",))
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi", "so"], None, [float(IGNORED), 0.0, 100.0]), 16)
     labels = torch.from_numpy(rows.labels)
     assert rows.labels.dtype == np.float32
@@ -132,7 +134,7 @@ def module(task, loss, signals=None, head="ForSequenceClassification", **changes
 
 
 def test_the_multi_label_loss_equals_the_stock_models(tokenizer):
-    task = Several(("a", "b", "c", "d", "e"))
+    task = MultiLabel(("a", "b", "c", "d", "e"))
     labels = [[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so", "de"], None, labels), 16)
     batch = rows.collate(range(3), 0)
@@ -142,7 +144,7 @@ def test_the_multi_label_loss_equals_the_stock_models(tokenizer):
 
 
 def test_regression_losses_are_squared_errors_without_temperature(tokenizer):
-    task = Numbers(("number",))
+    task = Regression(("number",))
     one = {"id2label": {0: "number"}, "label2id": {"number": 0}, "problem_type": "regression"}
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so", "de"], None, [0.5, 2.0, -1.0]), 16)
     batch = rows.collate(range(3), 0)
@@ -156,7 +158,7 @@ def test_regression_losses_are_squared_errors_without_temperature(tokenizer):
 
 def test_the_multi_label_kl_is_the_mean_kl_between_sigmoids(tokenizer):
     """The expected value is the mean over labels of the KL between the sigmoids."""
-    task = Several(("a", "b", "c", "d", "e"))
+    task = MultiLabel(("a", "b", "c", "d", "e"))
     rows = task.encode(tokenizer, Examples(["ba ka", "le mi so"], None, [[1, 0, 0, 0, 0]] * 2), 16)
     batch = rows.collate(range(2), 0)
     taught = torch.randn(2, 5, generator=torch.Generator().manual_seed(1))
@@ -172,7 +174,7 @@ def test_scores_equal_those_of_sklearn_and_scipy(tokenizer):
     texts = [" ".join(rng.choice(WORDS, 3)) for _ in range(20)]
     true = rng.integers(0, 2, (20, 3))
     logits = torch.tensor(rng.normal(size=(20, 3)), dtype=torch.float32)
-    several = Several(("a", "b", "c"))
+    several = MultiLabel(("a", "b", "c"))
     scorer = several.scorer(several.encode(tokenizer, Examples(texts, None, true.tolist()), 16))
     order = rng.permutation(20)
     for rows in (order[:7], order[7:]):
@@ -182,10 +184,10 @@ def test_scores_equal_those_of_sklearn_and_scipy(tokenizer):
     assert found["micro F1"] == pytest.approx(f1_score(true, logits > 0, average="micro"))
     assert found["macro F1"] == pytest.approx(f1_score(true, logits > 0, average="macro"))
     metric = several.metric()
-    metric.update(LabelAnswers().logits({}, logits), torch.from_numpy(true).flatten())
+    metric.update(LabelRows().logits({}, logits), torch.from_numpy(true).flatten())
     assert float(metric.compute()) == pytest.approx(found["micro F1"])
     values = rng.normal(size=20)
-    numbers = Numbers(("number",))
+    numbers = Regression(("number",))
     scorer = numbers.scorer(numbers.encode(tokenizer, Examples(texts, None, values.tolist()), 16))
     scorer.update(order, {}, logits[order, :1])
     assert scorer.scores()["Spearman"] == pytest.approx(spearmanr(logits[:, 0], values.astype(np.float32)).statistic)
@@ -204,7 +206,7 @@ TAGS = [["B-person", "O", "B-place", "I-place", "O"], ["O", "O", "O"], ["B-perso
 
 @pytest.fixture
 def tagged(tmp_path) -> DataConfig:
-    return table(tmp_path / "tagged", tokens=same(SENTENCES), tags=same(TAGS))
+    return table(tmp_path / "tagged", tokens=all_splits(SENTENCES), tags=all_splits(TAGS))
 
 
 def test_a_conll_file_gives_the_same_words_and_tags_as_columns(tagged, tmp_path):
@@ -235,13 +237,13 @@ def test_tagged_words_are_tokenized_as_in_running_text(make, prefixed, tmp_path)
     if prefixed and make is byte_level:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     words = ["the", "old", "mill", "stood", "by", "the", "river"]
-    config = table(tmp_path / "tagged", tokens=same([words]), tags=same([["O"] * 6 + ["B-place"]]))
+    config = table(tmp_path / "tagged", tokens=all_splits([words]), tags=all_splits([["O"] * 6 + ["B-place"]]))
     part = load_tagged(config).train
     rows = encode_tagged(tokenizer, part, 64)
     assert rows.input_ids[0].tolist() == tokenizer(" ".join(words))["input_ids"]
     assert rows.places == [list(range(7))]
     assert load_bare_words(config).texts == part.texts
-    counted = count_words(tokenizer, part.texts)  # vocabulary pruning counts the same tokens
+    counted = count_tokens(tokenizer, part.texts)  # vocabulary pruning counts the same tokens
     assert counted.nonzero()[0].tolist() == sorted({*rows.input_ids[0].tolist()})
 
 
@@ -253,7 +255,9 @@ def test_a_number_is_tagged_at_its_digits_rather_than_the_blank_before_it(tmp_pa
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, bytes_of])
     words, tags = ["the", "5", "mill 7"], ["O", "B-number", "B-place"]
     rows = encode_tagged(
-        tokenizer, load_tagged(table(tmp_path / "tagged", tokens=same([words]), tags=same([tags]))).train, 64
+        tokenizer,
+        load_tagged(table(tmp_path / "tagged", tokens=all_splits([words]), tags=all_splits([tags]))).train,
+        64,
     )
     pieces = tokenizer.convert_ids_to_tokens(rows.input_ids[0])
     assert pieces == tokenizer.tokenize("the 5 mill 7")
@@ -262,7 +266,7 @@ def test_a_number_is_tagged_at_its_digits_rather_than_the_blank_before_it(tmp_pa
 
 
 def test_words_that_a_run_stored_are_read_back_unchanged(tmp_path):
-    config = table(tmp_path / "tagged", tokens=same(SENTENCES), tags=same(TAGS))
+    config = table(tmp_path / "tagged", tokens=all_splits(SENTENCES), tags=all_splits(TAGS))
     part = load_tagged(config).train
     (tmp_path / "kept").mkdir()
     pa.parquet.write_table(part.table(), tmp_path / "kept" / "train.parquet")
@@ -280,7 +284,7 @@ def test_a_decoder_tags_a_word_at_its_first_piece_that_is_not_a_blank(normalized
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     words = ["zq", "the", "zq", "mill"]
     part = load_tagged(
-        table(tmp_path / "tagged", tokens=same([words]), tags=same([["B-x", "O", "B-x", "B-place"]]))
+        table(tmp_path / "tagged", tokens=all_splits([words]), tags=all_splits([["B-x", "O", "B-x", "B-place"]]))
     ).train
     rows = encode_tagged(tokenizer, part, 64)
     pieces = tokenizer.convert_ids_to_tokens(rows.input_ids[0])
@@ -294,7 +298,9 @@ def test_an_encoder_tags_a_word_at_its_first_piece_even_if_it_is_a_blank(tmp_pat
     """Encoders attend in both directions and are trained with a word's tag on its first piece, even a blank one."""
     tokenizer = deepcopy(sentencepiece())
     tokenizer.add_special_tokens({"cls_token": "<s>", "mask_token": "<unk>"})
-    part = load_tagged(table(tmp_path / "tagged", tokens=same([["the", "zq"]]), tags=same([["O", "B-x"]]))).train
+    part = load_tagged(
+        table(tmp_path / "tagged", tokens=all_splits([["the", "zq"]]), tags=all_splits([["O", "B-x"]]))
+    ).train
     rows = encode_tagged(tokenizer, part, 64)
     pieces = tokenizer.convert_ids_to_tokens(rows.input_ids[0])
     assert [pieces[i] for i in np.flatnonzero(rows.firsts[0])][1] == "▁"
@@ -302,7 +308,7 @@ def test_an_encoder_tags_a_word_at_its_first_piece_even_if_it_is_a_blank(tmp_pat
 
 def test_an_empty_word_gets_no_position(tmp_path):
     words, tags = ["the", "", "mill"], ["O", "O", "B-place"]
-    part = load_tagged(table(tmp_path / "tagged", tokens=same([words]), tags=same([tags]))).train
+    part = load_tagged(table(tmp_path / "tagged", tokens=all_splits([words]), tags=all_splits([tags]))).train
     assert encode_tagged(byte_level(), part, 64).places == [[0, 2]]
 
 
@@ -333,17 +339,17 @@ def test_sentences_are_split_disjointly_and_reproducibly_by_seed(tmp_path):
 )
 def test_misaligned_or_missing_tags_are_refused(words, tags, named, tmp_path):
     kinds = {
-        "tokens": same(pa.array(words, pa.list_(pa.string()))),
-        "tags": same(pa.array(tags, pa.list_(pa.string()))),
+        "tokens": all_splits(pa.array(words, pa.list_(pa.string()))),
+        "tags": all_splits(pa.array(tags, pa.list_(pa.string()))),
     }
     with pytest.raises(InputError, match=named):
         load_tagged(table(tmp_path / "bad", **kinds))
 
 
 def test_tags_that_occur_only_in_test_are_refused(tmp_path):
-    tags = same(TAGS) | {"test": [["B-thing", "O", "O", "O", "O"], *TAGS[1:]]}
+    tags = all_splits(TAGS) | {"test": [["B-thing", "O", "O", "O", "O"], *TAGS[1:]]}
     with pytest.raises(InputError, match=r"test has tags that train lacks: 'B-thing' \(1 words\)"):
-        load_tagged(table(tmp_path / "bad", tokens=same(SENTENCES), tags=tags))
+        load_tagged(table(tmp_path / "bad", tokens=all_splits(SENTENCES), tags=tags))
 
 
 def test_a_line_without_a_tag_is_refused(tmp_path):
@@ -435,8 +441,8 @@ def test_a_taggers_loss_equals_the_stock_models_and_the_mean_over_its_shares(tok
     made = module(task, LossConfig(kl=0, ce=1), head="ForTokenClassification", **names)
     inputs = {name: value for name, value in batch.items() if name != "positions"}
     torch.testing.assert_close(made.terms(batch)["ce"], made.student(**inputs).loss)
-    assert counts(batch) == {"rows": 16, "labels": 16, "tokens": sum(len(row) for row in rows.input_ids)}
-    halves = [share_of(batch, rank, 2) for rank in range(2)]
+    assert loss_counts(batch) == {"rows": 16, "labels": 16, "tokens": sum(len(row) for row in rows.input_ids)}
+    halves = [shard_batch(batch, rank, 2) for rank in range(2)]
     parts = [made.terms(half)["ce"] for half in halves]
     torch.testing.assert_close(torch.stack(parts).mean(), made.terms(batch)["ce"])
 
@@ -504,11 +510,11 @@ def test_the_span_loss_excludes_padding_and_averages_start_and_end(tokenizer):
     mask = torch.tensor([[1] * 8, [1] * 6 + [0] * 2, [1] * 5 + [0] * 3])
     starts, ends = torch.tensor([2, 1, 0]), torch.tensor([4, 5, 0])
     batch = {"input_ids": ids, "attention_mask": mask, "labels": starts, "ends": ends}
-    made = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=TrainConfig(), answers=SpanAnswers())
+    made = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=TrainConfig(), answers=SpanRows())
     with torch.no_grad():
         out = model(input_ids=ids, attention_mask=mask)
         said = find_logits(out)
-        rows = SpanAnswers().logits(batch, said)
+        rows = SpanRows().logits(batch, said)
         assert rows.shape == (6, 8)
         assert torch.equal(rows[2, 6:], torch.full((2,), -math.inf))
         losses = [
@@ -517,7 +523,7 @@ def test_the_span_loss_excludes_padding_and_averages_start_and_end(tokenizer):
         ]
         torch.testing.assert_close(made.terms(batch)["ce"], torch.stack(losses).mean())
     taught = DistillationModule(
-        model, loss=LossConfig(kl=1, temperature=1), train=TrainConfig(), answers=SpanAnswers(),
+        model, loss=LossConfig(kl=1, temperature=1), train=TrainConfig(), answers=SpanRows(),
         signals=lambda _: {"logits": said},
     )  # fmt: skip
     assert taught.terms(batch)["kl"].abs() < 1e-6

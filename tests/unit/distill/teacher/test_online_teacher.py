@@ -52,7 +52,7 @@ def projections_of(family: str, model: transformers.PreTrainedModel, layer: int)
     return [found.query, found.key, found.value]
 
 
-def hooked(family: str, model: transformers.PreTrainedModel) -> bool:
+def has_hooks(family: str, model: transformers.PreTrainedModel) -> bool:
     return any(each._forward_hooks for layer in range(LAYERS) for each in projections_of(family, model, layer))
 
 
@@ -112,7 +112,7 @@ def test_relations_are_the_queries_keys_and_values_of_each_layer_in_order(family
 def test_a_query_leaves_no_hooks_no_gradients_and_no_training_mode(family, batch):
     model = model_of(family).train()
     found = OnlineTeacher(model, ["logits", "hidden", "relations", "embedding"])(batch)
-    assert not hooked(family, model)
+    assert not has_hooks(family, model)
     assert not any(module.training for module in model.modules())
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert not found["logits"].requires_grad
@@ -123,7 +123,7 @@ def test_hooks_are_removed_after_a_failed_forward(batch):
     model = build_model("bert")
     with pytest.raises(IndexError):
         OnlineTeacher(model, ["relations"])(batch | {"input_ids": batch["input_ids"] + 10_000})
-    assert not hooked("bert", model)
+    assert not has_hooks("bert", model)
 
 
 @torch.no_grad()
@@ -144,7 +144,7 @@ def test_an_unknown_signal_is_refused():
 
 
 SMALL = {"vocab_size": 50, "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
-ONE_MAP = {
+FUSED_PROJECTIONS = {
     "gpt2": (transformers.GPT2Config, {}, lambda model, layer: model.transformer.h[layer].attn.c_attn),
     "modernbert": (
         transformers.ModernBertConfig,
@@ -156,9 +156,9 @@ ONE_MAP = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", ONE_MAP)
+@pytest.mark.parametrize("family", FUSED_PROJECTIONS)
 def test_a_fused_projection_is_split_into_queries_keys_and_values(family, batch):
-    kind, settings, where = ONE_MAP[family]
+    kind, settings, where = FUSED_PROJECTIONS[family]
     auto = transformers.AutoModelForCausalLM if family == "gpt2" else transformers.AutoModelForMaskedLM
     model = auto.from_config(kind(**SMALL, **settings)).eval()
     given: list[torch.Tensor] = []
@@ -191,7 +191,7 @@ def prompts_of(prompts: list[list[int]], *, left: bool = False) -> dict[str, tor
 
 
 @torch.no_grad()
-def likeliest(model: nn.Module, prompt: list[int], new_tokens: int, ends: set[int]) -> list[int]:
+def greedy_tokens(model: nn.Module, prompt: list[int], new_tokens: int, ends: set[int]) -> list[int]:
     """Returns the greedy continuation, computed with one full forward per token."""
     new: list[int] = []
     while len(new) < new_tokens and not ends & set(new):
@@ -200,7 +200,9 @@ def likeliest(model: nn.Module, prompt: list[int], new_tokens: int, ends: set[in
 
 
 @torch.no_grad()
-def forced(model: nn.Module, prompt: list[int], new: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+def teacher_forced_log_probs(
+    model: nn.Module, prompt: list[int], new: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
     """Returns the log-probabilities of `new`, computed in one forward over prompt and sequence."""
     ids = torch.cat([torch.tensor(prompt), new])
     logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1] / temperature
@@ -216,8 +218,8 @@ def test_greedy_tokens_are_those_of_forwards_over_each_prompt_alone(left):
     model = llama()
     ids, log_probs = generated(model, PROMPTS, left=left, new_tokens=9)
     for i, prompt in enumerate(PROMPTS):
-        assert ids[i].tolist() == likeliest(model, prompt, 9, set())
-        torch.testing.assert_close(log_probs[i], forced(model, prompt, ids[i]), atol=1e-4, rtol=1e-4)
+        assert ids[i].tolist() == greedy_tokens(model, prompt, 9, set())
+        torch.testing.assert_close(log_probs[i], teacher_forced_log_probs(model, prompt, ids[i]), atol=1e-4, rtol=1e-4)
     assert len({tuple(each.tolist()) for each in ids}) == len(PROMPTS)
 
 
@@ -228,9 +230,11 @@ def test_a_sequence_ends_with_its_end_token_while_the_others_continue():
         model = llama(eos_token_id=ends)
         ids, log_probs = generated(model, PROMPTS, new_tokens=9)
         for i, prompt in enumerate(PROMPTS):
-            wanted = likeliest(model, prompt, 9, {ends} if isinstance(ends, int) else set(ends))
+            wanted = greedy_tokens(model, prompt, 9, {ends} if isinstance(ends, int) else set(ends))
             assert ids[i].tolist() == wanted
-            torch.testing.assert_close(log_probs[i], forced(model, prompt, ids[i]), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                log_probs[i], teacher_forced_log_probs(model, prompt, ids[i]), atol=1e-4, rtol=1e-4
+            )
         assert ids[0][-1] == early
         assert len(ids[0]) <= 4
         assert max(map(len, ids)) == 9
@@ -251,9 +255,9 @@ def test_sampled_tokens_come_with_their_log_probs_at_the_sampling_temperature():
     model = llama()
     ids, log_probs = generated(model, PROMPTS, new_tokens=9, temperature=1.7, seed=3)
     for i, prompt in enumerate(PROMPTS):
-        expected = forced(model, prompt, ids[i], temperature=1.7)
+        expected = teacher_forced_log_probs(model, prompt, ids[i], temperature=1.7)
         torch.testing.assert_close(log_probs[i], expected, atol=1e-4, rtol=1e-4)
-    assert any(each.tolist() != likeliest(model, p, 9, set()) for each, p in zip(ids, PROMPTS, strict=True))
+    assert any(each.tolist() != greedy_tokens(model, p, 9, set()) for each, p in zip(ids, PROMPTS, strict=True))
 
 
 def test_a_prompts_continuation_depends_on_the_seed_but_not_on_the_batch():

@@ -13,7 +13,7 @@ from distill.data.batches.token_blocks import LanguageBlocks
 from distill.teacher.remote import Bridge, serve
 from support.ranks import run_ranks
 
-THINGS = {
+NESTED_TENSORS = {
     "logits": torch.randn(2, 3, generator=torch.Generator().manual_seed(0)),
     "half": torch.ones(3, dtype=torch.bfloat16),
     "hidden": {2: torch.arange(6).view(2, 3), 4: torch.zeros(0, 4)},
@@ -25,30 +25,30 @@ def bridge_of(rank: int, students: int, teachers: int) -> Bridge:
     return Bridge(dist.distributed_c10d._get_default_group(), rank, students, teachers)
 
 
-def swap(rank: int) -> object:
+def send_nested(rank: int) -> object:
     bridge = bridge_of(rank, 1, 1)
     if rank:
-        bridge.send(THINGS, 0)
+        bridge.send(NESTED_TENSORS, 0)
         return None
     return bridge.receive(1)
 
 
 def test_nested_tensors_arrive_unchanged():
-    found, _ = run_ranks(swap, 2)
-    assert found.keys() == THINGS.keys()
-    assert found["pair"][1:] == THINGS["pair"][1:]
+    found, _ = run_ranks(send_nested, 2)
+    assert found.keys() == NESTED_TENSORS.keys()
+    assert found["pair"][1:] == NESTED_TENSORS["pair"][1:]
     for one, other in (
-        (found["logits"], THINGS["logits"]),
-        (found["half"], THINGS["half"]),
-        (found["hidden"][2], THINGS["hidden"][2]),
-        (found["hidden"][4], THINGS["hidden"][4]),
-        (found["pair"][0], THINGS["pair"][0]),
+        (found["logits"], NESTED_TENSORS["logits"]),
+        (found["half"], NESTED_TENSORS["half"]),
+        (found["hidden"][2], NESTED_TENSORS["hidden"][2]),
+        (found["hidden"][4], NESTED_TENSORS["hidden"][4]),
+        (found["pair"][0], NESTED_TENSORS["pair"][0]),
     ):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
 
 
-def ask_unevenly(rank: int, students: int, teachers: int) -> object:
+def query_unevenly(rank: int, students: int, teachers: int) -> object:
     """Sends rank + 1 queries as student `rank`, each from its own thread, or serves queries as a teacher."""
     bridge = bridge_of(rank, students, teachers)
     if rank >= students:
@@ -70,7 +70,7 @@ def ask_unevenly(rank: int, students: int, teachers: int) -> object:
 
 @pytest.mark.parametrize(("students", "teachers"), [(3, 1), (1, 2), (3, 2)])
 def test_each_student_gets_the_answers_to_its_own_queries_from_its_teacher(students, teachers):
-    found = run_ranks(ask_unevenly, students + teachers, students, teachers)
+    found = run_ranks(query_unevenly, students + teachers, students, teachers)
     for rank in range(students):
         teacher = students + rank % teachers
         assert found[rank] == {number: [10 * rank + teacher, 10 * number + teacher] for number in range(rank + 1)}

@@ -11,7 +11,7 @@ from distill.data.batches.batches import EvalBatches
 from distill.data.batches.encode import encode
 from distill.data.splits.labelled import Examples
 from distill.errors import InputError
-from distill.tasks.text_classification import Numbers, TextClassification, check_task, output_layer
+from distill.tasks.text_classification import Regression, TextClassification, check_task, output_layer
 from distill.teacher.fingerprint import tokenizer_fingerprint, weights_fingerprint
 from distill.teacher.head import probe_head
 from support.tiny_models import LABELS, build_model, make_rows, saved
@@ -61,7 +61,7 @@ def test_a_head_that_lacks_a_label_is_not_used(tmp_path, tokenizer):
 def test_a_regression_head_is_used_whatever_the_name_of_its_output(tmp_path, tokenizer, token_batch):
     model = build_model("bert", id2label={0: "LABEL_0"}, label2id={"LABEL_0": 0})
     path = saved(model, tokenizer, tmp_path / "stock")
-    task = Numbers(("number",))
+    task = Regression(("number",))
     rows = task.head_rows(AutoConfig.from_pretrained(path))
     assert rows == [0]
     headed = task.load_headed(str(path), rows).eval()
@@ -78,7 +78,7 @@ def test_heads_of_other_tasks_are_not_used_for_regression(tmp_path, tokenizer):
     }
     for name, model in others.items():
         config = AutoConfig.from_pretrained(saved(model, tokenizer, tmp_path / name))
-        assert Numbers(("number",)).head_rows(config) is None, name
+        assert Regression(("number",)).head_rows(config) is None, name
 
 
 @pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"])

@@ -9,13 +9,13 @@ from distill import DistillationModule, LossConfig, OnlineTeacher, TrainConfig
 from distill.data.alignment.encoded import encode_twice, teacher_inputs
 from distill.data.alignment.tokens import shared_vocabulary
 from distill.data.masking.config import MaskConfig
-from distill.data.masking.twice_masked import TwiceMasked
+from distill.data.masking.twice_masked import MaskedAlignedRows
 from distill.errors import InputError
 from distill.losses.across import across_loss, answered_spans, sorted_distance
 from distill.losses.across_config import AcrossConfig
 from distill.losses.logits import cross_entropy
 from distill.models.inputs import inputs_of
-from distill.train.steps.across_tokenizers import Across
+from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from support.distributions import draw
 from support.two_tokenizers import SENTENCES, byte_level, wordpiece
 
@@ -52,7 +52,7 @@ def test_the_loss_of_causal_models_compares_logits_one_position_before_each_alig
 def test_the_loss_of_masked_models_has_gradients_at_the_masked_positions_only():
     student, teacher = wordpiece(), byte_level(masked=True)
     rows = encode_twice(student, teacher, SENTENCES, 20, 30)
-    batch = TwiceMasked.of(rows, MaskConfig(rate=0.4), student, teacher).collate(range(len(rows)), 0)
+    batch = MaskedAlignedRows.of(rows, MaskConfig(rate=0.4), student, teacher).collate(range(len(rows)), 0)
     own = draw(*batch["input_ids"].shape, len(student), seed=1).requires_grad_()
     taught = draw(*batch["teacher_input_ids"].shape, len(teacher), seed=2)
     shared = torch.from_numpy(shared_vocabulary(student, teacher))
@@ -60,7 +60,7 @@ def test_the_loss_of_masked_models_has_gradients_at_the_masked_positions_only():
     assert torch.equal(own.grad.abs().sum(-1) > 0, batch["positions"])
 
 
-def fitted(model: PreTrainedModel, steps: int, rate: float, loss) -> None:
+def train_model(model: PreTrainedModel, steps: int, rate: float, loss) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -75,7 +75,7 @@ def test_a_causal_student_learns_from_a_teacher_with_another_tokenizer():
     batch = rows.collate(range(len(rows)), 0)
     teacher, student = tiny_decoder(len(teacher_words), 1), tiny_decoder(len(student_words), 2)
     labels = batch["teacher_labels"].flatten()
-    fitted(teacher, 80, 5e-3, lambda: cross_entropy(teacher(**teacher_inputs(batch)).logits.flatten(0, 1), labels))
+    train_model(teacher, 80, 5e-3, lambda: cross_entropy(teacher(**teacher_inputs(batch)).logits.flatten(0, 1), labels))
     with torch.no_grad():
         answers = teacher(**teacher_inputs(batch)).logits
     assert cross_entropy(answers.flatten(0, 1), labels) < 0.3
@@ -89,7 +89,7 @@ def test_a_causal_student_learns_from_a_teacher_with_another_tokenizer():
             return cross_entropy(logits().flatten(0, 1), batch["labels"].flatten()).item()
 
     before = next_token_loss()
-    fitted(student, 60, 5e-3, lambda: across_loss(logits(), answers, batch, AcrossConfig(), shared))
+    train_model(student, 60, 5e-3, lambda: across_loss(logits(), answers, batch, AcrossConfig(), shared))
     assert next_token_loss() < before / 4
 
 
@@ -103,16 +103,16 @@ def tiny_encoder(vocabulary: int, seed: int) -> BertForMaskedLM:
 def test_a_masked_student_learns_from_a_teacher_with_another_tokenizer():
     student_words, teacher_words = wordpiece(), byte_level(masked=True)
     rows = encode_twice(student_words, teacher_words, [" ".join(SENTENCES[:5])], 32, 32)
-    data = TwiceMasked.of(rows, MaskConfig(passes=1), student_words, teacher_words)
+    data = MaskedAlignedRows.of(rows, MaskConfig(passes=1), student_words, teacher_words)
     batch = data.collate(range(len(rows)), student_words.pad_token_id)
     teacher, student = tiny_encoder(len(teacher_words), 1), tiny_encoder(len(student_words), 2)
     labels = batch["teacher_labels"].flatten()
-    fitted(teacher, 80, 5e-3, lambda: cross_entropy(teacher(**teacher_inputs(batch)).logits.flatten(0, 1), labels))
+    train_model(teacher, 80, 5e-3, lambda: cross_entropy(teacher(**teacher_inputs(batch)).logits.flatten(0, 1), labels))
     module = DistillationModule(
         student,
         loss=LossConfig(kl=1),
         train=TrainConfig(),
-        across=Across.of(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words),
+        across=CrossTokenizerKL.of(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words),
     )
 
     def guessed() -> float:
@@ -121,7 +121,7 @@ def test_a_masked_student_learns_from_a_teacher_with_another_tokenizer():
         return (said == batch["labels"][batch["positions"]]).double().mean().item()
 
     assert guessed() < 0.2
-    fitted(student, 80, 5e-3, lambda: module.terms(batch)["kl"])
+    train_model(student, 80, 5e-3, lambda: module.terms(batch)["kl"])
     assert guessed() > 0.9
 
 
@@ -129,7 +129,7 @@ def test_a_teacher_with_another_tokenizer_and_non_finite_logits_is_refused():
     student_words, teacher_words = wordpiece(), byte_level()
     batch = encode_twice(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)
     teacher = tiny_decoder(len(teacher_words), 1)
-    learnt = Across.of(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words)
+    learnt = CrossTokenizerKL.of(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words)
     own = draw(*batch["input_ids"].shape, len(student_words), seed=1)
     assert learnt(own, batch).isfinite()
     teacher.transformer.ln_f.bias.data[0] = torch.nan

@@ -21,16 +21,16 @@ from distill.losses.config import LossConfig
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from distill.train.steps.fused import Headless, says_what_its_head_says
+from distill.train.steps.fused import FusedKL, returns_head_output
 from support.tiny_models import build_model
 
-WORDS, SOFT = 60, 2.0
+VOCABULARY_SIZE, TEMPERATURE = 60, 2.0
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 SIZES |= {"max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-LOSS = LossConfig(kl=1, temperature=SOFT)
+LOSS = LossConfig(kl=1, temperature=TEMPERATURE)
 
 
-def build(family: str, rows: int = WORDS, **changes: Any) -> PreTrainedModel:
+def build(family: str, rows: int = VOCABULARY_SIZE, **changes: Any) -> PreTrainedModel:
     kind = {
         "llama": transformers.LlamaForCausalLM,
         "gpt2": transformers.GPT2LMHeadModel,
@@ -54,20 +54,20 @@ def build(family: str, rows: int = WORDS, **changes: Any) -> PreTrainedModel:
 
 def rows_of(family: str) -> Any:
     rng = np.random.default_rng(0)
-    plain = LanguageBlocks([rng.integers(5, WORDS, length) for length in (9, 7, 9, 3)])
+    plain = LanguageBlocks([rng.integers(5, VOCABULARY_SIZE, length) for length in (9, 7, 9, 3)])
     if family not in ("bert", "modernbert"):
         return PackedRows(plain, [np.array([0, 1]), np.array([3, 2])])
-    return MaskedBlocks(plain, MaskConfig(rate=0.4), 4, WORDS, tuple(range(5)))
+    return MaskedBlocks(plain, MaskConfig(rate=0.4), 4, VOCABULARY_SIZE, tuple(range(5)))
 
 
 def cached(kind: str, rows: Any, teacher: PreTrainedModel, folder: Path) -> CacheReader:
-    made = {"sampled": Sampled(64, draws=9, temperature=SOFT), "topk": TopK(64, k=12, temperature=SOFT)}
+    made = {"sampled": Sampled(64, draws=9, temperature=TEMPERATURE), "topk": TopK(64, k=12, temperature=TEMPERATURE)}
     identity = Identity("t", "t", (made[kind],))
     write_cache(folder, identity, samples_of(rows, 0), OnlineTeacher(teacher))
     return CacheReader(folder, identity)
 
 
-def learnt(module: DistillationModule, batch: dict, half: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
+def loss_and_gradients(module: DistillationModule, batch: dict, half: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
     module.zero_grad(set_to_none=True)
     with torch.autocast("cpu", torch.bfloat16) if half else nullcontext():
         loss = module.training_step(batch, 0)
@@ -81,7 +81,7 @@ def with_logits(monkeypatch):
 
     def run(call, *given: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(Headless, "fits", lambda *_: False)
+            patch.setattr(FusedKL, "fits", lambda *_: False)
             return call(*given)
 
     return run
@@ -96,8 +96,8 @@ def test_the_fused_loss_gives_the_loss_and_gradients_of_the_loss_on_logits(famil
     module = DistillationModule(build(family), loss=LOSS, train=TrainConfig(dropout=0), signals=signals)
     batch = rows.collate(range(len(rows)), 0)
     assert module.headless.fits(batch, signals(batch))
-    loss, found = learnt(module, batch, half)
-    expected_loss, expected = with_logits(learnt, module, batch, half)
+    loss, found = loss_and_gradients(module, batch, half)
+    expected_loss, expected = with_logits(loss_and_gradients, module, batch, half)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-2 if half else 1e-5, atol=1e-6)
     assert found.keys() == expected.keys()
     whole = torch.stack([value.norm() for value in expected.values()]).norm()
@@ -110,7 +110,7 @@ def test_the_fused_loss_with_a_hidden_term_gives_the_terms_computed_with_logits(
     rows, teacher = rows_of("llama"), build("llama", 64)
     signals = cached("sampled", rows, teacher, tmp_path / "c")
     states = OnlineTeacher(teacher, ("hidden",))
-    loss = LossConfig(kl=1, hidden=0.5, temperature=SOFT)
+    loss = LossConfig(kl=1, hidden=0.5, temperature=TEMPERATURE)
     module = DistillationModule(
         build("llama"),
         loss=loss,
@@ -136,7 +136,7 @@ def test_the_fused_loss_computes_no_logits_unless_the_head_has_hooks(tmp_path):
     module.student.lm_head._forward_hooks.clear()
     module.student.register_forward_hook(lambda _, given, output: made.append(output.logits.shape))
     module.terms(batch)
-    assert made[1:] == [(0, WORDS)]
+    assert made[1:] == [(0, VOCABULARY_SIZE)]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_fused_loss_computes_no_logits_unless_the_head_has_hooks(tmp_path):
 def test_scaled_or_soft_capped_logits_are_detected_without_side_effects(family, changes, plain):
     model, batch = build(family, **changes).train(), rows_of("bert").collate(range(4), 0)
     state = torch.get_rng_state()
-    assert says_what_its_head_says(model, batch) is plain
+    assert returns_head_output(model, batch) is plain
     assert torch.equal(torch.get_rng_state(), state)
     assert all(module.training for module in model.modules())
     assert not model.get_output_embeddings()._forward_pre_hooks

@@ -24,7 +24,7 @@ from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.splits.labelled import Examples
 from distill.errors import InputError
 from distill.losses.compose import weighted_sum
-from distill.losses.config import DIVERGENCES, LayerSizes, LossConfig, lessons
+from distill.losses.config import DIVERGENCES, LayerSizes, LossConfig, match_layers
 from distill.losses.features import attention_scores
 from distill.losses.logits import DIVERGENCES as FUNCTIONS
 from distill.models.attention import attention_widths, watching
@@ -35,7 +35,7 @@ from distill.train.module import DistillationModule, sizes_of
 from pipelines import distill
 from pipelines.settings.cache_config import KeepConfig
 from pipelines.stages.cached_signals import make_signal
-from support.commands import ROOT, refused, small_run
+from support.commands import ROOT, refusal_of, small_run
 from support.tiny_models import SIZES, VOCABULARY, build_model, make_rows, saved
 from unit.distill.data.test_packing import FAMILIES as PACKED
 from unit.distill.data.test_packing import build as build_packed
@@ -101,7 +101,7 @@ def test_relations_train_the_last_student_layer_on_the_chosen_teacher_layer(rows
 
 def test_cached_vectors_give_the_terms_and_gradients_of_the_teacher_in_memory(rows, tmp_path):
     batch, teacher = rows.collate(range(8), 0), OnlineTeacher(build_model("bert"), BOTH.teacher_answers)
-    layers = lessons(BOTH, LayerSizes(2, 32, 4), SIZE).vector_layers
+    layers = match_layers(BOTH, LayerSizes(2, 32, 4), SIZE).vector_layers
     assert layers == (1, 3)
     identity = Identity("t", "t", (Dense(5), Relations(SIZES["hidden"], layers=layers)))
     write_cache(tmp_path / "c", identity, samples_of(rows, 0), teacher)
@@ -148,7 +148,7 @@ def test_every_divergence_gives_a_positive_term_with_finite_gradients(name, rows
 )
 def test_layers_that_cannot_be_compared_are_refused(loss, student, told):
     with pytest.raises(InputError, match=told):
-        lessons(loss, student, SIZE)
+        match_layers(loss, student, SIZE)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_run_with_attention_and_relation_terms_trains_from_its_cache(tmp_path:
 def test_a_run_with_different_numbers_of_heads_is_refused(tmp_path, words, data_folder, monkeypatch, capsys):
     taught = saved(build_model("bert"), words, tmp_path / "taught")
     asked = ("--loss.attention", "1", "--student", "layers=2,hidden=16,heads=2")
-    said = refused(distill, small_run(taught, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
+    said = refusal_of(distill, small_run(taught, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
     assert "expected as many heads as the teacher's 4, found 2" in said
     assert not (tmp_path / "run" / "teacher").exists()
 
@@ -190,21 +190,21 @@ def test_a_run_with_different_numbers_of_heads_is_refused(tmp_path, words, data_
 # --- grouped-query attention, and bottleneck blocks narrower than the hidden states
 
 
-def grouped(layers: int = 3, **changes: int) -> LlamaForCausalLM:
+def grouped_query_decoder(layers: int = 3, **changes: int) -> LlamaForCausalLM:
     sizes = {"hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24} | changes
     torch.manual_seed(layers)
     words = {"vocab_size": len(VOCABULARY), "max_position_embeddings": 64}
     return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **words, **sizes)).eval()
 
 
-def thin_blocks() -> MobileBertConfig:
+def narrow_bottleneck_config() -> MobileBertConfig:
     blocks = {"intra_bottleneck_size": 12, "embedding_size": 12, "intermediate_size": 24}
     return MobileBertConfig(hidden_size=48, num_attention_heads=4, num_hidden_layers=2, vocab_size=60, **blocks)
 
 
 @pytest.mark.parametrize("family", [*PACKED, "mobilebert"])
 def test_the_widths_of_queries_keys_and_values_follow_from_the_config(family):
-    model = MobileBertForMaskedLM(thin_blocks()) if family == "mobilebert" else build_packed(family)
+    model = MobileBertForMaskedLM(narrow_bottleneck_config()) if family == "mobilebert" else build_packed(family)
     with torch.no_grad(), watching(model) as caught:
         model(input_ids=torch.tensor([[5, 6, 7]]))
     for vectors in caught:
@@ -212,19 +212,23 @@ def test_the_widths_of_queries_keys_and_values_follow_from_the_config(family):
 
 
 @pytest.mark.parametrize(
-    ("heads", "config", "widths"), [(16, grouped().config, "8 and 16"), (16, thin_blocks(), "12"), (24, SIZE, "32")]
+    ("heads", "config", "widths"),
+    [(16, grouped_query_decoder().config, "8 and 16"), (16, narrow_bottleneck_config(), "12"), (24, SIZE, "32")],
 )
 def test_relation_heads_that_do_not_divide_the_attention_widths_are_refused(heads, config, widths):
     own = config if isinstance(config, LayerSizes) else sizes_of(config)
     with pytest.raises(InputError, match=f"that divides the widths {widths} of queries, keys and values"):
-        lessons(LossConfig(kl=0, relations=1, relation_heads=heads), own, own)
+        match_layers(LossConfig(kl=0, relations=1, relation_heads=heads), own, own)
 
 
 def test_cached_vectors_of_a_grouped_query_teacher_give_the_same_terms_as_online(tmp_path):
     loss = LossConfig(kl=0, attention=1, relations=1, relation_heads=4)
-    teacher, rng = grouped(), np.random.default_rng(0)
+    teacher, rng = grouped_query_decoder(), np.random.default_rng(0)
     blocks = LanguageBlocks([rng.integers(5, 60, length) for length in (9, 7, 9, 3)])
-    batch, wanted = blocks.collate(range(4), 0), lessons(loss, sizes_of(grouped(2).config), sizes_of(teacher.config))
+    batch, wanted = (
+        blocks.collate(range(4), 0),
+        match_layers(loss, sizes_of(grouped_query_decoder(2).config), sizes_of(teacher.config)),
+    )
     keep = KeepConfig(signals="relations", vectors=",".join(map(str, wanted.vector_layers)))
     identity = Identity("t", "t", (make_signal("relations", "causal-lm", keep, teacher.config, 0),))
     online = OnlineTeacher(teacher, loss.teacher_answers)
@@ -232,7 +236,9 @@ def test_cached_vectors_of_a_grouped_query_teacher_give_the_same_terms_as_online
     found = []
     for signals in (online, CacheReader(tmp_path / "c", identity)):
         sizes = sizes_of(teacher.config)
-        made = DistillationModule(grouped(2), loss=loss, train=TrainConfig(), signals=signals, teacher_sizes=sizes)
+        made = DistillationModule(
+            grouped_query_decoder(2), loss=loss, train=TrainConfig(), signals=signals, teacher_sizes=sizes
+        )
         found.append(made.terms(batch))
     torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-4)
     assert found[0]["relations"] > 0

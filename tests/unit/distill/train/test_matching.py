@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import BertTokenizerFast, PreTrainedModel
 
-from compress.prune.vocabulary.vocabulary import choose_words, count_words, prune_vocabulary
+from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
 from distill.cache import CacheReader, Dense, Hidden, Identity, write_cache
 from distill.cache.samples import samples_of
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import Encoded, encode
-from distill.data.batches.share import share_of
+from distill.data.batches.share import shard_batch
 from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
 from distill.losses.config import LayerSizes, LossConfig, layer_pairs
@@ -33,7 +33,7 @@ from distill.train.module import DistillationModule
 from pipelines import distill
 from pipelines.stages.cache import kept_for
 from pipelines.stages.vocabulary import Translated
-from support.commands import refused, small_run
+from support.commands import refusal_of, small_run
 from support.ranks import run_ranks
 from support.tiny_models import LABELS, SIZES, VOCABULARY, build_model, make_rows, saved
 from support.training_ranks import Training, train
@@ -50,7 +50,7 @@ def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def rising(layers: int, teacher_layers: int) -> list[tuple[int, ...]]:
+def rising_maps(layers: int, teacher_layers: int) -> list[tuple[int, ...]]:
     """Returns every strictly rising map, with layers counted from 0, in lexicographic order."""
     return list(combinations(range(teacher_layers), layers))
 
@@ -65,7 +65,8 @@ def test_the_rising_map_has_the_smallest_sum(layers, teacher_layers):
     for seed in range(20):
         costs = draw(layers, teacher_layers - layers + 1, seed=seed).abs()
         sums = {
-            each: sum(float(costs[i, t - i]) for i, t in enumerate(each)) for each in rising(layers, teacher_layers)
+            each: sum(float(costs[i, t - i]) for i, t in enumerate(each))
+            for each in rising_maps(layers, teacher_layers)
         }
         found = tuple(rising_map(costs))
         assert sums[found] == pytest.approx(min(sums.values()), abs=1e-6)
@@ -75,7 +76,7 @@ def test_among_equal_sums_the_lower_layers_are_chosen():
     for seed in range(50):
         costs = torch.randint(0, 3, (3, 4), generator=torch.Generator().manual_seed(seed)).float()
         found = rising_map(costs)
-        sums = {each: sum(float(costs[i, t - i]) for i, t in enumerate(each)) for each in rising(3, 6)}
+        sums = {each: sum(float(costs[i, t - i]) for i, t in enumerate(each)) for each in rising_maps(3, 6)}
         best = [each for each in sums if sums[each] == min(sums.values())]
         assert tuple(found) in best
         assert found[-1] == min(each[-1] for each in best)
@@ -144,11 +145,11 @@ def module(loss: LossConfig, signals: Any = None, spec: str = "layers=2,hidden=1
     )
 
 
-def fixed(kind: str, pairs: Sequence[tuple[int, int]]) -> LossConfig:
+def fixed_map_loss(kind: str, pairs: Sequence[tuple[int, int]]) -> LossConfig:
     return LossConfig(kl=0, hidden=1, hidden_kind=kind, layer_map=",".join(f"{s}:{t}" for s, t in pairs))
 
 
-def pulled(made: DistillationModule, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+def hidden_term_gradients(made: DistillationModule, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
     value = made.terms(batch)["hidden"]
     grads = torch.autograd.grad(value, list(made.parameters()), allow_unused=True)
     return value.detach(), [torch.zeros(()) if grad is None else grad for grad in grads]
@@ -159,11 +160,11 @@ def pulled(made: DistillationModule, batch: dict[str, Tensor]) -> tuple[Tensor, 
 def test_the_dynamic_map_is_the_best_fixed_map_with_its_loss_and_gradients(kind, spec, rows):
     batch = rows.collate(range(8), 0)
     made = module(LossConfig(kl=0, hidden=1, hidden_kind=kind, layer_map="dynamic"), spec=spec)
-    value, grads = pulled(made, batch)
+    value, grads = hidden_term_gradients(made, batch)
     others = {}
-    for each in rising(made.student.config.num_hidden_layers, LAYERS):
+    for each in rising_maps(made.student.config.num_hidden_layers, LAYERS):
         pairs = ((0, 0), *((s + 1, t + 1) for s, t in enumerate(each)))
-        others[pairs] = pulled(module(fixed(kind, pairs), spec=spec), batch)
+        others[pairs] = hidden_term_gradients(module(fixed_map_loss(kind, pairs), spec=spec), batch)
     assert all(value <= other * (1 + 1e-6) for other, _ in others.values())
     expected_value, expected = others[tuple(made.taught.matched)]
     assert value == expected_value
@@ -243,7 +244,7 @@ def test_a_cache_that_lacks_a_layer_is_refused(rows, tmp_path):
 def test_a_student_with_a_pruned_vocabulary_learns_from_the_same_hidden_states(rows, words, tmp_path):
     texts = [text for text, _ in make_rows(24, 3)]
     student = build_student(build_model("bert"), "layers=2")
-    left = choose_words(words, count_words(words, texts), coverage=1.0, unseen=1.0)
+    left = choose_tokens(words, count_tokens(words, texts), coverage=1.0, unseen=1.0)
     small, own_words = prune_vocabulary(student, words, left)
     own = encode(own_words, Examples(texts, None, [i % 5 for i in range(24)]), 32)
     reader = cached(rows, tmp_path / "c")
@@ -260,7 +261,7 @@ def examples(count: int, seed: int) -> Examples:
     return Examples([text for text, _ in drawn], None, [LABELS.index(label) for _, label in drawn])
 
 
-def trained(words: BertTokenizerFast, folder: Path) -> tuple[dict[str, Tensor], list[dict[str, str]]]:
+def train_epoch(words: BertTokenizerFast, folder: Path) -> tuple[dict[str, Tensor], list[dict[str, str]]]:
     """Returns the weights after an epoch of 5 batches, two per step, and the rows of the log."""
     splits = Splits(LABELS, examples(40, 1), examples(10, 2), examples(10, 3), Examples([], None), {})
     data = TextDataModule(splits, words, batch_size=8, max_length=32)
@@ -276,8 +277,8 @@ def trained(words: BertTokenizerFast, folder: Path) -> tuple[dict[str, Tensor], 
 
 
 def test_training_matches_reproducibly_and_logs_the_matched_layers(words, tmp_path):
-    one, told = trained(words, tmp_path / "one")
-    other, again = trained(words, tmp_path / "other")
+    one, told = train_epoch(words, tmp_path / "one")
+    other, again = train_epoch(words, tmp_path / "other")
     assert all(torch.equal(one[name], other[name]) for name in one)
     said = [(float(row["train/matched_1"]), float(row["train/matched_2"])) for row in told if row["train/matched_1"]]
     assert len(said) >= 2
@@ -289,7 +290,7 @@ def test_training_matches_reproducibly_and_logs_the_matched_layers(words, tmp_pa
 def test_the_distances_of_a_process_are_weighted_by_its_tokens(rows):
     """The mean over two processes with 3 and 2 texts of a batch equals the distances over the whole batch."""
     batch, seen = rows.collate(range(5), 0), []
-    for own in (batch, share_of(batch, 0, 2), share_of(batch, 1, 2)):
+    for own in (batch, shard_batch(batch, 0, 2), shard_batch(batch, 1, 2)):
         made = module(DYNAMIC)
         strategy = SimpleNamespace(reduce=lambda values, reduce_op: seen.append(values) or values)
         made._trainer = SimpleNamespace(world_size=2, strategy=strategy)
@@ -299,7 +300,7 @@ def test_the_distances_of_a_process_are_weighted_by_its_tokens(rows):
     assert not torch.allclose(first, second, rtol=0.05)
 
 
-def alike(model: PreTrainedModel) -> PreTrainedModel:
+def with_similar_layers(model: PreTrainedModel) -> PreTrainedModel:
     """Scales the layers' outputs down so that the nearest layer depends on the texts of a batch; returns the model."""
     with torch.no_grad():
         for layer in model.bert.encoder.layer:
@@ -320,7 +321,7 @@ def matched_in(place: Path) -> list[tuple[str, str]]:
 def test_two_processes_match_the_same_layers_as_one(tmp_path, words):
     """Batches of 7 texts are split unevenly, and by its own texts alone a process would match other layers."""
     student = saved(build_model("bert", num_hidden_layers=2), words, tmp_path / "student")
-    taught = saved(alike(build_model("bert")), words, tmp_path / "taught")
+    taught = saved(with_similar_layers(build_model("bert")), words, tmp_path / "taught")
     one, two = (Training(student, tmp_path / name, SLOW, DYNAMIC, teacher=taught) for name in ("one", "two"))
     alone = train(0, 1, one, "replicated")
     both = run_ranks(train, 2, 2, two, "replicated", limit=120)
@@ -368,5 +369,5 @@ def test_a_run_with_a_student_deeper_than_its_teacher_is_refused(tmp_path, words
     taught = saved(build_model("bert", num_hidden_layers=2), words, tmp_path / "taught")
     deep = saved(build_model("bert"), words, tmp_path / "deep")
     asked = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--student", str(deep))
-    said = refused(distill, small_run(taught, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
+    said = refusal_of(distill, small_run(taught, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
     assert "expected at most 2 student layers, the teacher's, found 4" in said

@@ -69,7 +69,7 @@ def quiet_trainer(**settings: Any) -> lightning.Trainer:
     return lightning.Trainer(**({"accelerator": "cpu", "max_epochs": 1, "logger": False} | quiet | settings))
 
 
-def copied(module: nn.Module) -> dict[str, Tensor]:
+def copy_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
@@ -97,7 +97,7 @@ class Watch(Callback):
 def test_projections_are_trained_but_not_saved_with_the_student(data, tmp_path):
     module = distilled(ALL)
     assert len(module.taught.projections) == 3  # embeddings and two layers
-    before = copied(module.taught.projections)
+    before = copy_state(module.taught.projections)
     quiet_trainer().fit(module, datamodule=data)
     for name, value in module.taught.projections.state_dict().items():
         assert not torch.equal(value, before[name]), f"projection {name} stayed as it was"
@@ -117,7 +117,7 @@ def test_a_student_as_wide_as_its_teacher_has_no_projections():
 def test_an_online_teacher_is_neither_trained_nor_saved_with_the_module(data, tmp_path):
     module = distilled(ALL)
     teacher = module.signals.model
-    before = copied(teacher)
+    before = copy_state(teacher)
     theirs = {id(p) for p in teacher.parameters()}
     trainer = quiet_trainer()
 
@@ -216,7 +216,7 @@ def test_hidden_states_that_cannot_be_paired_are_refused():
 
 def test_frozen_word_embeddings_stay_fixed_while_all_other_weights_train(data):
     module = distilled(KL, replace(TRAIN, freeze_embeddings=True))
-    before = copied(module.student)
+    before = copy_state(module.student)
     quiet_trainer().fit(module, datamodule=data)
     word = "bert.embeddings.word_embeddings.weight"
     still = {name for name, value in module.student.state_dict().items() if torch.equal(value, before[name])}
@@ -306,7 +306,7 @@ def test_a_non_finite_loss_stops_training(data):
 def test_a_teacher_with_non_finite_signals_stops_training_before_the_student_changes(loss, place, named, poison, data):
     module = distilled(loss)
     module.signals.model.get_parameter(place).data[0] = poison
-    before = copied(module)
+    before = copy_state(module)
     with pytest.raises(InputError, match=f"teacher: expected finite {named}.* found .* rows with NaN or infinity"):
         quiet_trainer(log_every_n_steps=50).fit(module, datamodule=data)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

@@ -15,7 +15,7 @@ from distill.cache.samples import samples_of
 from distill.cache.sequences import Sequences
 from distill.data.batches.data_module import RowsDataModule
 from distill.data.batches.encode import IGNORED
-from distill.data.batches.share import share_of
+from distill.data.batches.share import shard_batch
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
 from distill.losses.config import LossConfig
@@ -31,12 +31,12 @@ from pipelines.runs.console import Console
 from pipelines.runs.stage import SCRATCH
 from pipelines.settings.distill_config import MachineConfig
 from support.tiny_models import build_model
-from unit.distill.models.test_generation import WORDS, decoder
+from unit.distill.models.test_generation import VOCABULARY_SIZE, decoder
 
 LOSS = LossConfig(kl=1, temperature=1, divergence="reverse_kl")
 TRAIN = TrainConfig(epochs=2, batch_size=4, learning_rate=1e-3, dropout=0.1, checkpoint_every=2)
-ALWAYS = OnPolicyConfig(share=1, new_tokens=7, prompt_tokens=3)
-BLOCKS = LanguageBlocks(list(np.random.default_rng(0).integers(3, WORDS, (14, 9))))
+ON_POLICY = OnPolicyConfig(share=1, new_tokens=7, prompt_tokens=3)
+BLOCKS = LanguageBlocks(list(np.random.default_rng(0).integers(3, VOCABULARY_SIZE, (14, 9))))
 
 
 def batch_of(rows: int = 5) -> dict[str, Tensor]:
@@ -44,13 +44,20 @@ def batch_of(rows: int = 5) -> dict[str, Tensor]:
 
 
 def module_of(
-    student: nn.Module, *, config: OnPolicyConfig = ALWAYS, loss: LossConfig = LOSS, seed: int = 3, **settings: object
+    student: nn.Module,
+    *,
+    config: OnPolicyConfig = ON_POLICY,
+    loss: LossConfig = LOSS,
+    seed: int = 3,
+    **settings: object,
 ) -> DistillationModule:
     settings = {"signals": OnlineTeacher(decoder(seed=1))} | settings
     return DistillationModule(student, loss=loss, train=TRAIN, on_policy=OnPolicy(config, seed), **settings)
 
 
-def by_hand(student: nn.Module, teacher: nn.Module, config: OnPolicyConfig, batch: dict, stream: int) -> list[Tensor]:
+def expected_kl(
+    student: nn.Module, teacher: nn.Module, config: OnPolicyConfig, batch: dict, stream: int
+) -> list[Tensor]:
     """Returns the reverse KL at each generated token, a tensor per row, with each row alone and in float64."""
     rows = []
     for ids in batch["input_ids"]:
@@ -68,7 +75,7 @@ def by_hand(student: nn.Module, teacher: nn.Module, config: OnPolicyConfig, batc
 
 
 def test_positions_cover_the_generated_tokens_up_to_the_end_but_not_the_prompt():
-    student, policy = decoder(), OnPolicy(ALWAYS, 3)
+    student, policy = decoder(), OnPolicy(ON_POLICY, 3)
     made = policy.batch_for(student, 4, batch_of(10))
     new = generate(student, list(batch_of(10)["input_ids"][:, :3]), new_tokens=7, seed=policy.stream(4))
     assert new.lengths.min() < new.lengths.max() == 7
@@ -84,10 +91,10 @@ def test_positions_cover_the_generated_tokens_up_to_the_end_but_not_the_prompt()
 def test_the_loss_is_the_reverse_kl_over_the_sequences_that_the_student_generated():
     student, teacher = decoder(), decoder(seed=1)
     module = module_of(student, loss=replace(LOSS, ce=1))
-    batch = batch_of() | {"signals": {"logits": torch.zeros(5, 9, WORDS)}}  # as from a cache of the texts
+    batch = batch_of() | {"signals": {"logits": torch.zeros(5, 9, VOCABULARY_SIZE)}}  # as from a cache of the texts
     found = module.terms(module._batch_of_step(batch))
     with torch.no_grad():
-        expected = torch.cat(by_hand(student, teacher, ALWAYS, batch, OnPolicy(ALWAYS, 3).stream(0))).mean()
+        expected = torch.cat(expected_kl(student, teacher, ON_POLICY, batch, OnPolicy(ON_POLICY, 3).stream(0))).mean()
     assert found["kl"].item() == pytest.approx(expected.item(), rel=1e-5)
     assert found["ce"].item() == 0
 
@@ -115,16 +122,16 @@ def test_the_gradient_is_that_of_the_loss_on_the_generated_sequences_as_fixed_da
 
 
 def test_the_configured_share_of_steps_is_on_policy_and_reproducible_from_the_seed():
-    own, n = OnPolicy(replace(ALWAYS, share=0.3), 7), 4000
+    own, n = OnPolicy(replace(ON_POLICY, share=0.3), 7), 4000
     drawn = [own.stream(step) for step in range(n)]
     count = sum(each is not None for each in drawn)
     assert abs(count - 0.3 * n) < 5 * (0.3 * 0.7 * n) ** 0.5
     assert len(set(drawn)) == count + 1
-    assert drawn[:50] == [OnPolicy(replace(ALWAYS, share=0.3), 7).stream(step) for step in range(50)]
-    assert drawn[:50] != [OnPolicy(replace(ALWAYS, share=0.3), 8).stream(step) for step in range(50)]
+    assert drawn[:50] == [OnPolicy(replace(ON_POLICY, share=0.3), 7).stream(step) for step in range(50)]
+    assert drawn[:50] != [OnPolicy(replace(ON_POLICY, share=0.3), 8).stream(step) for step in range(50)]
     batch = batch_of()
-    assert all(OnPolicy(replace(ALWAYS, share=0)).batch_for(decoder(), step, batch) is batch for step in range(50))
-    assert None not in [OnPolicy(ALWAYS).stream(step) for step in range(50)]
+    assert all(OnPolicy(replace(ON_POLICY, share=0)).batch_for(decoder(), step, batch) is batch for step in range(50))
+    assert None not in [OnPolicy(ON_POLICY).stream(step) for step in range(50)]
 
 
 def test_a_prompt_ends_where_the_answer_begins_and_leaves_a_texts_last_token():
@@ -147,7 +154,7 @@ def test_a_prompt_ends_where_the_answer_begins_and_leaves_a_texts_last_token():
 def test_a_long_prompt_is_truncated_from_the_left_to_fit_the_positions():
     student = decoder("GPT2", n_positions=12)
     rows = Sequences([np.arange(3, 13)], [np.array([20, 21])])
-    made = OnPolicy(ALWAYS).batch_for(student, 0, rows.collate([0], 0))
+    made = OnPolicy(ON_POLICY).batch_for(student, 0, rows.collate([0], 0))
     assert made["input_ids"].shape[1] <= 12
     assert made["input_ids"][0, :5].tolist() == [8, 9, 10, 11, 12]  # the end of the prompt
 
@@ -156,8 +163,10 @@ def test_the_mean_gradient_over_processes_is_that_of_the_whole_batch():
     """The processes' mean gradient is the gradient of the whole batch, however many tokens each generated."""
     batch, whole = batch_of(7), decoder().train()
     module_of(whole).training_step(batch, 0).backward()
-    parts = [share_of(batch, rank, 8) for rank in range(8)]  # one of them has no row
-    made = [OnPolicy(ALWAYS, 3).batch_for(whole, 0, {n: v for n, v in each.items() if n != "shares"}) for each in parts]
+    parts = [shard_batch(batch, rank, 8) for rank in range(8)]  # one of them has no row
+    made = [
+        OnPolicy(ON_POLICY, 3).batch_for(whole, 0, {n: v for n, v in each.items() if n != "shares"}) for each in parts
+    ]
     written = torch.tensor([int(each["positions"].sum()) for each in made[:7]] + [0])
     assert len(set(written.tolist())) > 2
     total, kept = [torch.zeros_like(each) for each in whole.parameters()], []
@@ -178,7 +187,7 @@ def test_the_mean_gradient_over_processes_is_that_of_the_whole_batch():
         torch.testing.assert_close(found, expected.grad, atol=2e-5, rtol=1e-4)
 
 
-def fitted(folder: Path, config: OnPolicyConfig, train: TrainConfig = TRAIN) -> dict[str, Tensor]:
+def fit_weights(folder: Path, config: OnPolicyConfig, train: TrainConfig = TRAIN) -> dict[str, Tensor]:
     lightning.seed_everything(7, verbose=False)
     module = module_of(decoder(attention_dropout=0.1), config=config)
     data = RowsDataModule(BLOCKS, LanguageBlocks(BLOCKS.input_ids[:2]), batch_size=train.batch_size, seed=7)
@@ -195,8 +204,8 @@ class Killed(Exception):  # noqa: N818
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_killed_and_resumed_run_gives_the_weights_of_an_undisturbed_run(accumulate, tmp_path, monkeypatch):
-    config, train = replace(ALWAYS, share=0.5), replace(TRAIN, accumulate=accumulate, checkpoint_every=1)
-    expected = fitted(tmp_path / "undisturbed", config, train)
+    config, train = replace(ON_POLICY, share=0.5), replace(TRAIN, accumulate=accumulate, checkpoint_every=1)
+    expected = fit_weights(tmp_path / "undisturbed", config, train)
     real = trainers.FitProgress.on_train_batch_end
     for batch in (3, 5):
         left = [batch]
@@ -210,15 +219,15 @@ def test_a_killed_and_resumed_run_gives_the_weights_of_an_undisturbed_run(accumu
         with monkeypatch.context() as patch:
             patch.setattr(trainers.FitProgress, "on_train_batch_end", counted)
             with pytest.raises(Killed):
-                fitted(tmp_path / str(batch), config, train)
-        found = fitted(tmp_path / str(batch), config, train)
+                fit_weights(tmp_path / str(batch), config, train)
+        found = fit_weights(tmp_path / str(batch), config, train)
         assert all(torch.equal(found[name], value) for name, value in expected.items()), f"after batch {batch}"
-    texts = fitted(tmp_path / "texts", replace(config, share=0), train)
+    texts = fit_weights(tmp_path / "texts", replace(config, share=0), train)
     assert any(not torch.equal(texts[name], value) for name, value in expected.items())
 
 
 def test_the_share_of_time_spent_on_generation_is_logged(tmp_path):
-    fitted(tmp_path, ALWAYS)
+    fit_weights(tmp_path, ON_POLICY)
     with next((tmp_path / "logs").glob("*/metrics.csv")).open() as file:
         shares = [float(row["train/generation_share"]) for row in csv.DictReader(file) if row["train/kl"]]
     assert len(shares) > 4
@@ -232,7 +241,7 @@ NARROW = 8  # the texts contain only tokens below this id
 def distance_on_own_texts(student: nn.Module, teacher: nn.Module) -> float:
     """Returns the reverse KL in nats per token on the student's continuations of unseen prompts."""
     prompts = {"input_ids": torch.from_numpy(np.random.default_rng(9).integers(3, NARROW, (32, 3)))}
-    return torch.cat(by_hand(student, teacher, ALWAYS, prompts, 11)).mean().item()
+    return torch.cat(expected_kl(student, teacher, ON_POLICY, prompts, 11)).mean().item()
 
 
 def test_on_policy_training_brings_a_student_closer_to_its_teacher_on_its_own_texts():
@@ -244,7 +253,7 @@ def test_on_policy_training_brings_a_student_closer_to_its_teacher_on_its_own_te
     found = {}
     for share in (0.0, 1.0):
         student = decoder(seed=2, num_hidden_layers=1).train()
-        module = module_of(student, config=replace(ALWAYS, share=share), signals=OnlineTeacher(teacher))
+        module = module_of(student, config=replace(ON_POLICY, share=share), signals=OnlineTeacher(teacher))
         optimizer, draw = torch.optim.Adam(student.parameters(), lr=1e-2), np.random.default_rng(5)
         for step in range(20):
             rows = LanguageBlocks(list(draw.integers(3, NARROW, (16, 10)))).collate(range(16), 0)
@@ -266,7 +275,10 @@ def test_a_meaningless_setting_is_refused(name):
 
 def test_settings_that_rule_out_on_policy_training_are_refused(tmp_path):
     write_cache(
-        tmp_path, Identity("t", "w", (TopK(WORDS, k=4),)), samples_of(BLOCKS, 0), OnlineTeacher(decoder(seed=1))
+        tmp_path,
+        Identity("t", "w", (TopK(VOCABULARY_SIZE, k=4),)),
+        samples_of(BLOCKS, 0),
+        OnlineTeacher(decoder(seed=1)),
     )
     for signals, found in ((None, "none"), (CacheReader(tmp_path), "a cache")):
         with pytest.raises(InputError, match=f"expected a teacher that is asked in the step .* found {found}"):
@@ -283,11 +295,11 @@ def test_settings_that_rule_out_on_policy_training_are_refused(tmp_path):
 
 
 def test_a_student_generates_within_its_teachers_vocabulary_and_positions():
-    student, teacher = decoder(vocab_size=WORDS + 400), decoder("GPT2", seed=1, n_positions=12)
-    module = module_of(student, signals=OnlineTeacher(teacher), config=replace(ALWAYS, new_tokens=9))
+    student, teacher = decoder(vocab_size=VOCABULARY_SIZE + 400), decoder("GPT2", seed=1, n_positions=12)
+    module = module_of(student, signals=OnlineTeacher(teacher), config=replace(ON_POLICY, new_tokens=9))
     made = module.on_policy.batch_for(student, 0, batch_of())
-    assert int(made["input_ids"].max()) < WORDS
+    assert int(made["input_ids"].max()) < VOCABULARY_SIZE
     assert made["input_ids"].shape[1] <= 12
     assert made["positions"].sum(1).min() >= 1
     with pytest.raises(InputError, match="at most 12 together, the longest sequence of student and teacher, found 16"):
-        module_of(student, signals=OnlineTeacher(teacher), config=replace(ALWAYS, new_tokens=13))
+        module_of(student, signals=OnlineTeacher(teacher), config=replace(ON_POLICY, new_tokens=13))

@@ -6,10 +6,10 @@ import re
 import pytest
 
 from pipelines.reports.charts import drawn
-from pipelines.reports.pareto import Point, draw_front, marked, pareto_charts
-from pipelines.reports.render import headline, render_card, render_cards, render_html, shown, why_shown
-from pipelines.reports.steps import code_of, road_of
-from pipelines.reports.steps_text import road_table, verdicts
+from pipelines.reports.pareto import Point, draw_front, mark_dominated, pareto_charts
+from pipelines.reports.render import headline, headline_entry, render_card, render_cards, render_html, why_shown
+from pipelines.reports.steps import code_of, read_pruning
+from pipelines.reports.steps_text import pruning_table, verdicts
 from pipelines.runs.stage import Artefact
 from support.sample_reports import (
     OUTLINES,
@@ -19,7 +19,7 @@ from support.sample_reports import (
     family_curves,
     family_report,
     front_matter,
-    road_student,
+    pruned_student_details,
     sample_curves,
     sample_report,
     tiny_model,
@@ -32,14 +32,14 @@ def family():
 
 
 def cells(report, stage, label):
-    header, stages = road_table(report)
+    header, stages = pruning_table(report)
     (row,) = [row for name, row in dict(stages)[stage] if name == label]
     return dict(zip(header, row, strict=True))
 
 
 def test_the_pipeline_table_of_a_family_shows_the_effect_of_every_stage(family):
     whole = "start: words removed", "shape: units removed", "trained", "int8", "target"
-    assert [stage for stage, _ in road_table(family)[1]] == list(whole)
+    assert [stage for stage, _ in pruning_table(family)[1]] == list(whole)
     assert cells(family, whole[0], "words") == {"teacher": "30,522"} | dict.fromkeys(
         [f"student-{name}" for name in STUDENTS], "11,024"
     )
@@ -61,7 +61,7 @@ def test_the_pipeline_table_of_a_family_shows_the_effect_of_every_stage(family):
     assert cells(family, whole[4], "on disk (teacher fp32, students int8)")["student-8x"] == "5.2 MB"
 
 
-def made(folder, name, config, metrics, **files):
+def write_stage(folder, name, config, metrics, **files):
     """Writes the files of a complete stage and returns its artefact."""
     for file, content in files.items():
         place = folder / name / file.replace("__", "/").replace("_json", ".json")
@@ -80,22 +80,22 @@ def family_stages(folder):
     costs = {"teacher": {"best_ms": 5.0}, "costs": fitted}
     start = {"student": "teacher", "vocabulary": True, "unseen": 0.002}
     stages = [
-        made(folder, "data", {}, {}),
-        made(folder, "teacher", {}, {"trained": False}, model__config_json={"vocab_size": 30522}),
-        made(folder, "start", start, {"words": 11024, "params": 15_255_629}),
-        made(folder, "costs", {"budget": budget}, {"teacher_ms": 5.0, "error": 0.02}, costs_json=costs),
-        made(folder, "scores", {}, {}, about_json={}),
+        write_stage(folder, "data", {}, {}),
+        write_stage(folder, "teacher", {}, {"trained": False}, model__config_json={"vocab_size": 30522}),
+        write_stage(folder, "start", start, {"words": 11024, "params": 15_255_629}),
+        write_stage(folder, "costs", {"budget": budget}, {"teacher_ms": 5.0, "error": 0.02}, costs_json=costs),
+        write_stage(folder, "scores", {}, {}, about_json={}),
     ]
     sizes = {f"values.layers.{i}.{kind}": n for i in range(6) for kind, n in (("heads", 12), ("ffn", 1536))}
     scores = {name: torch.zeros(count) for name, count in (sizes | {"values.hidden": 384, "layers": 6}).items()}
     save_file(scores, folder / "scores/scores.safetensors")
     for name in ("2x", "8x-round1", "8x"):
-        found = road_student(name, name.removesuffix("-round1"), STUDENTS["8x"], 0.9198)
+        found = pruned_student_details(name, name.removesuffix("-round1"), STUDENTS["8x"], 0.9198)
         shape = {key: found[key] for key in ("outline", "trials", "measurements")}
         settings = {"target": found["target"]} | ({"round": 1} if "round" in name else {"budget": budget})
         scored = {"teacher_score": 0.9359}
-        stages.append(made(folder, f"shape-{name}", settings, scored, shape_json=shape))
-        stages.append(made(folder, f"distill-{name}", {}, {"val/score": 0.9198, "params": 4_900_000}))
+        stages.append(write_stage(folder, f"shape-{name}", settings, scored, shape_json=shape))
+        stages.append(write_stage(folder, f"distill-{name}", {}, {"val/score": 0.9198, "params": 4_900_000}))
     return stages
 
 
@@ -116,7 +116,7 @@ def test_rejected_targets_and_layer_by_layer_proofs_are_reported():
 
 def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):
     stages = family_stages(tmp_path)
-    road = road_of(stages)
+    road = read_pruning(stages)
     assert road["conditions"] == family_report()["road"]["conditions"]
     assert road["teacher"] == {"words": 30522}
     assert road["start"]["outline"] == WHOLE
@@ -127,8 +127,8 @@ def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):
     assert last["predicted_speedup"] == pytest.approx(5.0 / last["predicted_ms"])
     assert (last["score"], last["teacher_score"], last["params"]) == (0.9198, 0.9359, 4_900_000)
     alone = [each for each in stages if not each.name.endswith("2x")]
-    assert [each["name"] for each in road_of(alone)["students"]] == ["student"]
-    assert road_of(stages[:2]) is None
+    assert [each["name"] for each in read_pruning(alone)["students"]] == ["student"]
+    assert read_pruning(stages[:2]) is None
     assert render_html(family_report(["2x", "8x"]) | {"road": road}, {})
 
 
@@ -182,9 +182,9 @@ def test_the_headline_names_every_student_of_the_family(family):
 
 
 def test_the_figures_at_the_top_are_those_of_the_fastest_student_that_keeps_the_score(family):
-    assert (shown(family)["name"], shown(family)["precision"]) == ("student-8x", "int8")
-    assert shown(family_report(min_score=0.0))["name"] == "student-15x"
-    assert shown(family_report(min_score=0.999))["name"] == "student-2x"
+    assert (headline_entry(family)["name"], headline_entry(family)["precision"]) == ("student-8x", "int8")
+    assert headline_entry(family_report(min_score=0.0))["name"] == "student-15x"
+    assert headline_entry(family_report(min_score=0.999))["name"] == "student-2x"
     for least, told in (
         (0.98, "student-8x, the fastest that keeps at least 98.0 %"),
         (0.999, "No student keeps at least 99.9 %"),
@@ -213,8 +213,8 @@ def test_dominated_points_are_marked_in_the_pareto_charts(family):
         Point("c", "int8", 3, 0.8),
         Point("d", "fp32", 2, 0.85),
     ]
-    assert [p.beaten for p in marked(points, rising=True)] == [False, False, False, True]
-    assert [p.beaten for p in marked(points, rising=False)] == [False, False, True, True]
+    assert [p.beaten for p in mark_dominated(points, rising=True)] == [False, False, False, True]
+    assert [p.beaten for p in mark_dominated(points, rising=False)] == [False, False, True, True]
     (_, speed), (_, size) = pareto_charts(family)
     for svg in (speed, size):
         assert all(f">{name}<" in svg for name in (*STUDENTS, "teacher", "fp32", "int8"))
@@ -229,7 +229,7 @@ def test_names_in_a_chart_overlap_neither_each_other_nor_markers(crowd, family):
     for name, (whole, rounded, _, _, _, ratio, fast) in STUDENTS.items():
         points += [Point(name, "fp32", ratio**crowd, 0.93 - (0.93 - whole) * crowd)]
         points += [Point(name, "int8", fast**crowd, 0.93 - (0.93 - rounded) * crowd)]
-    with drawn("names", draw_front, marked(points, rising=True), "times", "accuracy", 1) as figure:
+    with drawn("names", draw_front, mark_dominated(points, rising=True), "times", "accuracy", 1) as figure:
         (axes,) = figure.axes
         boxes = [text.get_window_extent() for text in axes.texts]
         places = axes.transData.transform([(p.value, p.score) for p in points])

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from distill.errors import InputError
 from pipelines.runs.processes import World, start_of
-from pipelines.runs.watchdog import told
+from pipelines.runs.watchdog import explain_failures
 from support.ranks import run_ranks
 
 
@@ -20,18 +20,18 @@ def world_in(folder: Path, rank: int, processes: int) -> World:
     return World(rank, processes, dist.FileStore(str(folder / "store"), processes))
 
 
-def talk(rank: int, folder: Path) -> tuple[list, list, float]:
+def exchange_values(rank: int, folder: Path) -> tuple[list, list, float]:
     world = world_in(folder, rank, 3)
-    told = [world.tell({"step": n} if rank == 0 else None) for n in range(3)]
+    told = [world.broadcast({"step": n} if rank == 0 else None) for n in range(3)]
     start = time.monotonic()
     if rank == 1:
         time.sleep(0.5)
-    world.meet()
+    world.barrier()
     return told, world.gather(rank * 10), time.monotonic() - start
 
 
 def test_processes_share_values_and_wait_for_each_other(tmp_path):
-    for heard, gathered, waited in run_ranks(talk, 3, tmp_path):
+    for heard, gathered, waited in run_ranks(exchange_values, 3, tmp_path):
         assert heard == [{"step": 0}, {"step": 1}, {"step": 2}]
         assert gathered == [0, 10, 20]
         assert waited >= 0.45, "one went on before the last had come"
@@ -53,7 +53,7 @@ def test_processes_that_disagree_fail_and_name_the_differing_fact(name, tmp_path
         assert said.startswith(f"process 1 of 2 disagrees about {name}: ")
 
 
-def look(rank: int, folder: Path, places: tuple[str, str]) -> str | None:
+def check_shared_folder(rank: int, folder: Path, places: tuple[str, str]) -> str | None:
     world = world_in(folder, rank, 2)
     try:
         world.check_folder(folder / places[rank])
@@ -65,31 +65,31 @@ def look(rank: int, folder: Path, places: tuple[str, str]) -> str | None:
 def test_processes_that_share_a_folder_pass_the_check_and_leave_no_files(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
-    assert run_ranks(look, 2, tmp_path, ("here", "here")) == [None, None]
+    assert run_ranks(check_shared_folder, 2, tmp_path, ("here", "here")) == [None, None]
     assert not list((tmp_path / "here").iterdir())
 
 
 def test_processes_with_different_folders_fail_the_check(tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
-    found = run_ranks(look, 2, tmp_path, ("here", "there"))
+    found = run_ranks(check_shared_folder, 2, tmp_path, ("here", "there"))
     assert all(said is not None and "process 1 doesn't see the folder" in said for said in found)
 
 
-def hang(rank: int, folder: Path) -> str | None:
+def wait_in_collective(rank: int, folder: Path) -> str | None:
     world, group = world_in(folder, rank, 2), dist.new_group(timeout=timedelta(seconds=2))
     world.note("validation after epoch 2" if rank else "epoch 3, batch 1")
-    world.meet()
+    world.barrier()
     if rank == 1:
         time.sleep(4)
         return None
-    with pytest.raises(InputError) as refused, told(world):
+    with pytest.raises(InputError) as refused, explain_failures(world):
         dist.all_reduce(torch.ones(1), group=group)
     return str(refused.value)
 
 
 def test_a_timed_out_process_reports_what_every_process_was_doing(tmp_path):
-    said, _ = run_ranks(hang, 2, tmp_path)
+    said, _ = run_ranks(wait_in_collective, 2, tmp_path)
     assert said.startswith("process 0 of 2 waited too long for the others in all_reduce")
     assert "process 1: validation after epoch 2, " in said
     assert "process 0: epoch 3, batch 1, " in said
@@ -125,8 +125,8 @@ def test_a_start_killed_halfway_does_not_break_the_next():
 
 def test_a_single_process_never_waits():
     world = World()
-    world.meet()
+    world.barrier()
     world.agree({"seed": 0})
-    assert world.leads
-    assert world.tell(3) == 3
+    assert world.is_rank_zero
+    assert world.broadcast(3) == 3
     assert world.gather((1, 2)) == [[1, 2]]

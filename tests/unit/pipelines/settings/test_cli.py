@@ -10,7 +10,7 @@ from distill.errors import InputError
 from pipelines import distill, quantize
 from pipelines.runs import cli
 from pipelines.settings.distill_config import SHORT, DistillConfig
-from support.commands import command, refused
+from support.commands import command, refusal_of
 
 NEEDED = ("--teacher", "T", "--data", "D", "--output", "O")
 
@@ -99,7 +99,7 @@ def test_a_config_that_is_not_a_mapping_is_rejected(tmp_path: Path, content: str
 def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, monkeypatch, capsys):
     file = tmp_path / "a.yaml"
     file.write_text("epochs: abc\nlearning_rate: 1e-4\n")
-    told = refused(distill, ("--config", str(file), *NEEDED), monkeypatch, capsys)
+    told = refusal_of(distill, ("--config", str(file), *NEEDED), monkeypatch, capsys)
     assert 'key "train.epochs"' in told
     assert "abc" in told
 
@@ -129,4 +129,4 @@ def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, mon
     ],
 )
 def test_invalid_settings_end_with_a_one_line_error(words, told, monkeypatch, capsys):
-    assert told in refused(distill, words, monkeypatch, capsys)
+    assert told in refusal_of(distill, words, monkeypatch, capsys)

@@ -51,7 +51,7 @@ def parse_file(tmp_path: Path, *contents: str) -> DistillConfig:
     return parse(*words)
 
 
-def laughs() -> str:
+def billion_laughs() -> str:
     lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
     return "\n".join(lines)
@@ -82,7 +82,7 @@ def laughs() -> str:
         ("train: &a\n  train: *a\n", "alias *a stands inside of what it stands for"),
         ("seed: " + "[" * 5000 + "]" * 5000, "at most 32 levels deep"),
         ("{a: " * 3000 + "1" + "}" * 3000, "at most 32 levels deep"),
-        (laughs(), "more than 20,000 values once aliases unfold"),
+        (billion_laughs(), "more than 20,000 values once aliases unfold"),
         ("seed: " + "1" * 200_000, "found more than 131,072 bytes"),
         ("epochs: 010\n", "expected a decimal number, found '010', which YAML reads as another one"),
         ("epochs: 1:30\n", "expected a decimal number, found '1:30', which YAML reads as another one"),
@@ -311,7 +311,7 @@ WITHOUT_GPU = [
     (("--accelerator", "gpu"), "machine.accelerator gpu: expected a GPU, found none on this machine"),
     (("--precision", "fp8"), "machine.precision fp8: expected a GPU, found none on this machine"),
 ]
-OTHERS = {
+REFUSALS_BY_COMMAND = {
     "distill": [
         ((), "--output: missing"),
         ((*NEEDED, "--epochs", "1", "--train.epochs", "2"), "--train.epochs is given twice"),
@@ -378,7 +378,9 @@ def test_rejected_commands_print_one_error_and_import_no_torch(inputs: Path):
     usual = ["--teacher", "{root}/body", "--data", "{root}/data", "--output", "{root}/run"]
     listed = [*REFUSALS, *([] if has_gpu() else WITHOUT_GPU)]
     cases = [("distill", replace_words(usual, words, SHORT), message) for words, message in listed]
-    cases += [(module, [*words], message) for module, others in OTHERS.items() for words, message in others]
+    cases += [
+        (module, [*words], message) for module, others in REFUSALS_BY_COMMAND.items() for words, message in others
+    ]
     filled = [(module, [word.replace("{root}", str(inputs)) for word in words]) for module, words, _ in cases]
     printed, heavy = run_all(filled)
     assert len(printed) == len(cases), printed

@@ -15,7 +15,7 @@ from compress.export.onnx.graph import FILE
 from compress.export.onnx.int8 import products_saturate
 from compress.quantize.prepare import convert, prepare
 from compress.quantize.ranges import calibrate
-from compress.quantize.schemes import reduced, scheme_of
+from compress.quantize.schemes import reduced_scheme, scheme_of
 from distill.data.splits.labelled import Examples
 from pipelines.stages import export_proof as proofs
 from pipelines.stages.compared_texts import texts_hash
@@ -31,7 +31,7 @@ def source() -> Source:
     torch.manual_seed(0)
     model = build_model("bert")
     scheme = scheme_of("int8-static")
-    prepare(model, reduced(scheme) if products_saturate() else scheme)
+    prepare(model, reduced_scheme(scheme) if products_saturate() else scheme)
     ids = torch.randint(5, 60, (6, 12))
     calibrate(model, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
     tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
@@ -46,7 +46,7 @@ def proof(source: Source, tmp_path: Path) -> Proof:
     return made
 
 
-def spoil(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
+def corrupt_target(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
     """Patches exporting so that the file of one target gets a scale that isn't the model's."""
 
     def write(source: Source, target: Target, folder: Path) -> None:
@@ -65,7 +65,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
 
 
 def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(proof, monkeypatch):
-    spoil(monkeypatch, "onnx-int8")
+    corrupt_target(monkeypatch, "onnx-int8")
     for target in (Target("onnx"), Target("onnx", "int8"), Target("onnxruntime"), Target("openvino", "int8")):
         proof.prove(target)
     assert [each["target"] for each in proof.proven] == ["onnx", "onnxruntime"]

@@ -10,19 +10,19 @@ from distill.data.batches.encode import IGNORED, padded_tokens
 from distill.data.rows.questions import Questions, encode_questions
 from distill.data.rows.tagged import Tagged, encode_tagged
 from distill.errors import InputError
-from distill.tasks.logit_rows import Answers, LabelAnswers, SpanAnswers
+from distill.tasks.logit_rows import LabelRows, OutputRows, SpanRows
 from distill.tasks.question_answering import QuestionAnswering
-from distill.tasks.sentence_embedding import VectorAnswers
+from distill.tasks.sentence_embedding import VectorRows
 from distill.tasks.token_classification import TokenClassification
 from pipelines.stages.importance import Distance
-from pipelines.stages.scoring import Judge, said_of
+from pipelines.stages.scoring import Judge, compute_outputs
 from support.task_data import TAGS
 from support.tiny_models import VOCABULARY, WORDS, build_model
 
 DRAWS = 20_000
 
 
-def batch_of(kind: str, samples: int) -> tuple[Answers, torch.Tensor, dict[str, torch.Tensor]]:
+def batch_of(kind: str, samples: int) -> tuple[OutputRows, torch.Tensor, dict[str, torch.Tensor]]:
     """Returns (answers, logits of one sample [1, ...], a batch that repeats that sample)."""
     torch.manual_seed(0)
     tokens = {name: each.expand(samples, -1) for name, each in padded_tokens([torch.ones(3).long().numpy()], 0).items()}
@@ -37,8 +37,8 @@ def batch_of(kind: str, samples: int) -> tuple[Answers, torch.Tensor, dict[str, 
         "vectors": torch.zeros(samples, 2),
     }
     more = {"ends": labels["spans"]} if kind == "spans" else {}
-    others = {"labels": LabelAnswers(), "spans": SpanAnswers(), "vectors": VectorAnswers()}
-    answers = others.get(kind, Answers())
+    others = {"labels": LabelRows(), "spans": SpanRows(), "vectors": VectorRows()}
+    answers = others.get(kind, OutputRows())
     return answers, torch.randn(shapes[kind]), {**tokens, "labels": labels[kind], **more}
 
 
@@ -69,13 +69,15 @@ def test_samples_with_other_token_counts_are_left_out_of_the_comparison(tokenize
     torch.nn.init.normal_(student.classifier.weight)
     words = [WORDS[:3], WORDS[3:5], WORDS[5:9]]
     rows = encode_tagged(tokenizer, Tagged(words, [[0] * len(each) for each in words]), 16)
-    said = said_of(teacher, rows, 0, task)
+    said = compute_outputs(teacher, rows, 0, task)
     assert Judge(task, rows, 0, said).divergence(teacher) == pytest.approx(0, abs=1e-6)
     whole = Judge(task, rows, 0, said).divergence(student)
     other = [{"logits": said.samples[0]["logits"][:-1] + 9}, *said.samples[1:]]
     part = Judge(task, rows, 0, replace(said, samples=other)).divergence(student)
     kept = encode_tagged(tokenizer, Tagged(words[1:], [[0] * len(each) for each in words[1:]]), 16)
-    assert part == pytest.approx(Judge(task, kept, 0, said_of(teacher, kept, 0, task)).divergence(student), rel=1e-5)
+    assert part == pytest.approx(
+        Judge(task, kept, 0, compute_outputs(teacher, kept, 0, task)).divergence(student), rel=1e-5
+    )
     assert part != pytest.approx(whole, rel=1e-3)
     assert (rows.collate([0], 0)["labels"] != IGNORED).sum() == 3
 
@@ -94,11 +96,11 @@ def test_only_contexts_with_identical_windows_are_compared(tokenizer):
     assert [ours.owners.tolist().count(i) for i in range(3)] == [1, 4, 1]
     teacher, student = (build_model("bert", "ForQuestionAnswering", id2label={0: "start", 1: "end"}) for _ in range(2))
     torch.nn.init.normal_(student.qa_outputs.weight)
-    found = Judge(task, ours, 0, said_of(teacher, theirs, 0, task)).divergence(student)
+    found = Judge(task, ours, 0, compute_outputs(teacher, theirs, 0, task)).divergence(student)
     alike = encode_questions(fewer, Questions(part.texts[::2], contexts[::2]), 24)
-    said = said_of(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
+    said = compute_outputs(teacher, encode_questions(tokenizer, alike.part, 24), 0, task)
     assert found == pytest.approx(Judge(task, alike, 0, said).divergence(student), rel=1e-5)
     lost = encode_questions(fewer, Questions(part.texts[1:2], contexts[1:2]), 24)
-    said = said_of(teacher, encode_questions(tokenizer, lost.part, 24), 0, task)
+    said = compute_outputs(teacher, encode_questions(tokenizer, lost.part, 24), 0, task)
     with pytest.raises(InputError, match="found none of 4: students can't be compared"):
         Judge(task, lost, 0, said).divergence(student)

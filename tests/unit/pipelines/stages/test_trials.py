@@ -25,11 +25,11 @@ class Learner:
         return SimpleNamespace(student=self)
 
 
-def judged(learner: Learner) -> float:
+def divergence_of(learner: Learner) -> float:
     return learner.start - learner.rate * sum(learner.turns)
 
 
-JUDGE = SimpleNamespace(divergence=judged)
+JUDGE = SimpleNamespace(divergence=divergence_of)
 
 
 def test_the_candidate_that_improves_fastest_wins():
