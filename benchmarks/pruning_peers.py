@@ -34,7 +34,7 @@ from pipelines.console import Console
 from pipelines.data import read_data
 from pipelines.distill import check_inputs, road
 from pipelines.layouts import layouts_of
-from pipelines.stage import Run, write_json
+from pipelines.stage import SCRATCH, Run, write_json
 from pipelines.student import cached_signals
 from pipelines.tasks import settled
 from pipelines.teacher import MODEL
@@ -123,6 +123,7 @@ class Lesson:
         """Trains a student in place as the distil stage does; a killed training goes on from `folder`."""
         config, seed = self.config, self.run.seed
         lightning.seed_everything(seed, verbose=False)
+        (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
         fit(
             DistillationModule(student, loss=config.loss, train=self.train(rate), metric=self.task.metric()),
             TextDataModule(
