@@ -149,6 +149,7 @@ def taught(
         signals=exact(OnlineTeacher(teacher)),
         on_policy=OnPolicy(OnPolicyConfig(share or 0.0, given.new, given.prompt), seed),
     )
+    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     fit(
         module,
         RowsDataModule(text.rows(start * given.batch, steps * given.batch), NOTHING, batch_size=given.batch, seed=seed),

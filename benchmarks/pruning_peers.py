@@ -31,7 +31,7 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.distill import check_inputs, run_stages
 from pipelines.runs.console import Console
-from pipelines.runs.stage import Run, write_json
+from pipelines.runs.stage import SCRATCH, Run, write_json
 from pipelines.runs.trainer import fit
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.layouts import layouts_of
@@ -123,6 +123,7 @@ class Lesson:
         """Trains a student in place as the distil stage does; a killed training goes on from `folder`."""
         config, seed = self.config, self.run.seed
         lightning.seed_everything(seed, verbose=False)
+        (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
         fit(
             DistillationModule(student, loss=config.loss, train=self.train(rate), metric=self.task.metric()),
             TextDataModule(

@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
-from executorch.runtime import Runtime
 from exported_folder import check_words, labels_of, loaded, read_config
 from tokenizers import Tokenizer
 
@@ -24,13 +22,17 @@ class Classifier:
         self.tokenizer = loaded(folder / "tokenizer.json", Tokenizer.from_file)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
         self.tokenizer.enable_truncation(128)
+        self.names = loaded(folder / "inputs.json", lambda file: json.loads(Path(file).read_text()))
+        from executorch.runtime import Runtime  # slow, and it logs to stderr: folders are checked first
+
         # The program has the memory that the method works in.
         self.program = loaded(folder / "model.pte", Runtime.get().load_program)
         self.method = self.program.load_method("forward")
-        self.names = loaded(folder / "inputs.json", lambda file: json.loads(Path(file).read_text()))
 
     def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
         """(label, probability) of each text."""
+        import torch
+
         rows = self.tokenizer.encode_batch(texts)
         fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
         inputs = [torch.tensor([getattr(row, fields[name]) for row in rows]) for name in self.names]

@@ -59,7 +59,7 @@ def test_queries_keys_and_values_round_their_input_once(scheme: str, precision: 
     shared, calls = grid(), []
     for layer in found:
         layer.grid = shared if scheme == "int8-static" else None
-    for name in ("snapped", "token_snapped"):
+    for name in ("fake_quantize", "fake_quantize_tokens"):
         plain = getattr(layers, name)
         monkeypatch.setattr(layers, name, lambda *given, plain=plain: calls.append(1) or plain(*given))
     x = values(2, 5, 8).requires_grad_()

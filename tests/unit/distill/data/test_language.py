@@ -277,9 +277,9 @@ def test_a_mask_is_independent_of_the_batch_and_the_order(tokenizer):
 def test_a_mask_is_the_same_in_another_process():
     rows = samples(5, 20)
     code = (
-        "import json, sys\nimport numpy as np\nfrom distill.data.masking.masks import MaskConfig, masked\n"
+        "import json, sys\nimport numpy as np\nfrom distill.data.masking.masks import MaskConfig, mask_tokens\n"
         "np.random.seed(7)\nrows, facts = json.load(sys.stdin)\n"
-        "made = [masked(np.array(row, np.int32), 2, MaskConfig(seed=3), **facts) for row in reversed(rows)]\n"
+        "made = [mask_tokens(np.array(row, np.int32), 2, MaskConfig(seed=3), **facts) for row in reversed(rows)]\n"
         "print(json.dumps([[ids.tolist(), positions.tolist()] for ids, positions in reversed(made)]))"
     )
     sent = json.dumps([[row.tolist() for row in rows], FACTS])

@@ -298,7 +298,7 @@ class LeakyModel(transformers.LlamaForCausalLM):
 
 def test_the_check_detects_a_leak_that_no_config_reveals():
     model = LeakyModel(transformers.LlamaConfig(**GROUPED))
-    with pytest.raises(InputError, match="packing: Shifted: expected the answer that a document gets alone"):
+    with pytest.raises(InputError, match="packing: LeakyModel: expected the answer that a document gets alone"):
         check_packing(model)
 
 
