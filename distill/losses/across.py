@@ -63,7 +63,7 @@ def across_loss(
 
     Args:
         student_logits, teacher_logits: Padded; a gradient flows into the student's only.
-        batch: From `TwiceEncoded` or `TwiceMasked`. `labels` [batch, length] and `teacher_labels` [batch,
+        batch: From `AlignedRows` or `MaskedAlignedRows`. `labels` [batch, length] and `teacher_labels` [batch,
             teacher_length] are the tokens to predict at each position, IGNORED elsewhere: for causal models the next
             token. `spans` [batch, spans, 4] are the positions that predict a span, first and end of the student's and
             of the teacher's; equal ones are padding.
@@ -238,7 +238,7 @@ def check(
     if gone:
         raise InputError(
             f"batch: expected {', '.join(NEEDED)}, found no {', '.join(gone)}: it can't be told which logits are of "
-            "one text; make the batches from TwiceEncoded or TwiceMasked"
+            "one text; make the batches from AlignedRows or MaskedAlignedRows"
         )
     for name, logits in (("labels", student), ("teacher_labels", teacher)):
         if logits.shape[:2] != batch[name].shape:
