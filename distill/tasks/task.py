@@ -88,7 +88,7 @@ class Task(ABC):
 
     @classmethod
     def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
-        """Returns the task with these labels and the task settings of a run; see `how_of`."""
+        """Returns the task with these labels and the task settings of a run; see `task_arguments`."""
         return cls(tuple(labels))
 
     @abstractmethod

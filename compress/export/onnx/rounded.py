@@ -236,7 +236,7 @@ def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
 
 
 def token_bytes(writer: Writer, x: str) -> tuple[str, str, str]:
-    """Writes per-token quantization, in the order of `token_snapped`.
+    """Writes per-token quantization, in the order of `fake_quantize_tokens`.
 
     Returns the names of the tokens as bytes, of their scales, and of their zero points (int32).
     """

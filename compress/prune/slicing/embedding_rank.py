@@ -39,7 +39,7 @@ def factorise_embeddings(
     Args:
         model: A stock model, or one that was pruned before.
         rank: Columns of A.
-        counts: Uses of each token, such as from `count_words`, [words].
+        counts: Uses of each token, such as from `count_tokens`, [words].
 
     Raises:
         CompressError: The rank is outside 1..width-1 or saves nothing; the embedding is shared with another layer or

@@ -34,7 +34,7 @@ def prune_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> PreTrainedT
 
     Args:
         tokenizer: The tokenizer to reduce; it isn't modified.
-        ids: Ascending ids, as returned by `choose_words`.
+        ids: Ascending ids, as returned by `choose_tokens`.
 
     Raises:
         CompressError: The tokenizer is slow or its model has no sub-word pieces; ids aren't ascending, aren't in the

@@ -74,7 +74,7 @@ class PackedRows:
 
     Args:
         documents: The documents, whose batches have [documents, length] fields: `LanguageBlocks`, `MaskedBlocks`,
-            `AskedBlocks`. A document's labels and masks don't depend on its row.
+            `TargetBlocks`. A document's labels and masks don't depend on its row.
         rows: The indices of each row's documents, as returned by `best_fit`.
     """
 

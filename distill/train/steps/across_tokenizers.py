@@ -43,8 +43,8 @@ class CrossTokenizerKL:
         return cls(teacher, config, None if pairs is None else torch.from_numpy(pairs))
 
     def __call__(self, student_logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Returns `across_loss` of the student's logits [batch, length, vocabulary] on a batch of `TwiceEncoded` or
-        `TwiceMasked`.
+        """Returns `across_loss` of the student's logits [batch, length, vocabulary] on a batch of `AlignedRows` or
+        `MaskedAlignedRows`.
         """
         asked = teacher_inputs(dict(batch))
         signals = self.teacher(asked)
