@@ -5,7 +5,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Where the machine says not to write byte code, every process would compile torch and the rest anew: 20 s instead of 6.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-less check bench clean
+.PHONY: demo quick test test-all test-less check bench clean
 
 # torch comes first and pinned: asked for by a range, pip would take the registry's CUDA build. Byte code is compiled on
 # first import instead of for every file that is installed.
@@ -21,6 +21,10 @@ export PYTHONDONTWRITEBYTECODE :=
 
 demo: .venv/ready
 	$(BIN)/python -m pipelines.distill --config configs/demo.yaml --output runs/demo --wandb offline
+
+# What changed since the last commit: lint, types, the unit tests of its rooms.
+quick: .venv/ready-dev
+	$(BIN)/python tools/quick.py
 
 test: .venv/ready-dev
 	$(BIN)/python -m pytest
@@ -41,7 +45,7 @@ NUMBERS := rounded_export export proof quantize sensitivity float8 grid packing 
 	fused_losses sparse_losses across matching layer_terms padding signals cached_features processors
 
 test-less: .venv/ready-dev
-	$(LESS) $(BIN)/python -m pytest -m '' $(NUMBERS:%=tests/test_%.py)
+	$(LESS) $(BIN)/python -m pytest -m '' $(foreach name,$(NUMBERS),$(wildcard tests/*/*/test_$(name).py tests/*/*/*/test_$(name).py))
 
 check: .venv/ready-dev
 	$(BIN)/ruff check .

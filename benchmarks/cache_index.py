@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from compress.memory import peak_memory
-from distill.teacher.cache import CacheReader, Dense, Identity, Samples, write_cache
-from distill.teacher.cache.signals import Where
-from pipelines.console import Console
+from compress.measure.memory import peak_memory
+from distill.cache import CacheReader, Dense, Identity, Samples, write_cache
+from distill.cache.signals import SignalMask
+from pipelines.runs.console import Console
 
 IDENTITY = Identity("synthetic", "none", (Dense(2, dtype="float16"),))
 OPEN = """
 import sys, time
 from pathlib import Path
-from distill.teacher.cache import CacheReader
+from distill.cache import CacheReader
 start = time.perf_counter()
 reader = CacheReader(Path(sys.argv[1]))
 print(time.perf_counter() - start)
@@ -93,7 +93,7 @@ def looked_up(folder: Path, keys: list[bytes]) -> list[tuple[str, str]]:
         reader.holds(wanted)
         middle = time.perf_counter()
         mask = torch.ones(32, 1, dtype=torch.bool)
-        found = reader.signals_of(wanted, Where(mask, mask))["logits"]
+        found = reader.signals_of(wanted, SignalMask(mask, mask))["logits"]
         timed["record"].append((time.perf_counter() - middle) / 32)
         timed["place"].append((middle - start) / 32)
         assert torch.equal(found, answer(torch.from_numpy(rows)[:, None]))

@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from distill.data.batches import TrainBatches
-from distill.data.language import LanguageBlocks
+from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
+from distill.cache.samples import samples_of
+from distill.data.batches.batches import TrainBatches
+from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
-from distill.module import DistillationModule
-from distill.samples import samples_of
-from distill.teacher.cache import CacheReader, Identity, Sampled, TopK, write_cache
 from distill.teacher.online import OnlineTeacher
-from distill.training import TrainConfig
-from pipelines.console import Console
-from pipelines.machine import commit, describe
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import commit, describe
 
 BATCH = 8
 

@@ -22,17 +22,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.kept import keep_to
 from benchmarks.small_lm import mean_nats
-from distill.data.batches import TrainBatches
-from distill.data.language import LanguageBlocks
+from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
+from distill.cache.samples import samples_of
+from distill.data.batches.batches import TrainBatches
+from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.compose import distribution_loss, weighted_sum
 from distill.losses.config import LossConfig
-from distill.module import DistillationModule
-from distill.samples import samples_of
-from distill.teacher.cache import CacheReader, Identity, Sampled, TopK, write_cache
-from distill.teacher.load import weights_fingerprint
+from distill.teacher.fingerprint import weights_fingerprint
 from distill.teacher.online import OnlineTeacher
-from distill.training import TrainConfig
-from pipelines.console import Console
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from pipelines.runs.console import Console
 
 WAYS = ("dense", "sampled", "topk", "labels")
 BATCH = 8

@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from distill.data.language import read_texts
-from pipelines.console import Console
+from distill.data.sources.text_files import read_texts
+from pipelines.runs.console import Console
 
 SENTENCE = re.compile(r"[^.!?]+[.!?]")
 ANSWER = re.compile(r"\b1[0-9]{3}\b|\b20[0-2][0-9]\b|(?<=[a-z,] )[A-Z][a-z]+(?: [A-Z][a-z]+)+")
@@ -32,7 +32,7 @@ HIDDEN = "what"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="what distill.data.language.read_texts reads")
+    parser.add_argument("--data", required=True, help="what distill.data.sources.text_files.read_texts reads")
     parser.add_argument("--rows", nargs=3, type=int, default=[4000, 300, 600], help="of train, validation and test")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="runs/cloze")

@@ -3,9 +3,9 @@
 import subprocess
 import sys
 
-from pipelines.config import SHORT
 from pipelines.quantize import OWN
 from pipelines.settings.command_line import replace_words
+from pipelines.settings.distill_config import SHORT
 
 
 def command(module: str, *words: str) -> None:

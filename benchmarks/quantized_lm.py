@@ -26,19 +26,19 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from benchmarks.cached_students import exact, mean_kl, train
 from benchmarks.small_lm import mean_nats
-from compress.export.source import Source
-from compress.export.torchao import export_torchao
+from compress.export.common.source import Source
+from compress.export.pytorch.torchao import export_torchao
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.gptq import gptq_model
 from compress.quantize.prepare import Rounding, convert
-from compress.quantize.rounding import round_model
-from distill.data.batches import TrainBatches
-from distill.data.language import LanguageBlocks
+from compress.quantize.rounding import quantize_model
+from distill.data.batches.batches import TrainBatches
+from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.config import LossConfig
-from distill.module import DistillationModule
 from distill.teacher.online import OnlineTeacher
-from distill.training import TrainConfig
-from pipelines.console import Console
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from pipelines.runs.console import Console
 
 BATCH = 8
 CALIBRATED = 64  # blocks of text
@@ -60,7 +60,7 @@ class Text:
 
 
 def calibrated(model: LlamaForCausalLM, scheme: str, weights: Any, text: Text) -> None:
-    round_model(model, QuantizeConfig(scheme=scheme, weights=weights), text.calibration)
+    quantize_model(model, QuantizeConfig(scheme=scheme, weights=weights), text.calibration)
     if weights == "gptq":
         gptq_model(model, text.calibration)
 

@@ -30,8 +30,8 @@ def main() -> None:
     import transformers
 
     from compress.quantize.schemes import SCHEMES
-    from pipelines.console import Console
-    from pipelines.machine import commit, describe
+    from pipelines.runs.console import Console
+    from pipelines.settings.this_machine import commit, describe
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(given.threads)
@@ -52,13 +52,13 @@ def main() -> None:
 def step(setup: Setup, signals: Any, scheme: str, precision: str) -> Callable[[dict[str, Any]], None]:
     """A step of the student in a scheme, or in float, on cached signals."""
     from compress.quantize.config import QuantizeConfig
-    from compress.quantize.rounding import round_model
-    from distill.inputs import inputs_of
+    from compress.quantize.rounding import quantize_model
     from distill.losses.config import LossConfig
+    from distill.models.inputs import inputs_of
 
     student = copy.deepcopy(setup.student)
     if scheme:
-        round_model(student, QuantizeConfig(scheme=scheme), [inputs_of(batch) for batch in setup.batches[:4]])
+        quantize_model(student, QuantizeConfig(scheme=scheme), [inputs_of(batch) for batch in setup.batches[:4]])
     return setup.step_of(student, LossConfig(kl=1), signals, precision)
 
 

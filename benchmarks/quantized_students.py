@@ -18,9 +18,9 @@ from benchmarks.command import command
 from benchmarks.kept import checkpoint_of
 from benchmarks.recipes import lend
 from benchmarks.two_teachers import told
-from compress.export.targets import FORMATS
+from compress.export.common.targets import FORMATS
 from compress.quantize.schemes import SCHEMES
-from pipelines.console import Console
+from pipelines.runs.console import Console
 
 METHODS = ("ptq", "qat")
 LENT = ("data", "precision", "teacher", "cache", "export-teacher")  # stages that the float student's run has made
@@ -121,7 +121,7 @@ def show_targets(console: Console, reports: dict[tuple[int, str, str], Report]) 
 
 
 def times(report: Report, target: str) -> tuple[str, str, str]:
-    from compress.export.targets import target_of
+    from compress.export.common.targets import target_of
 
     runtime, precision = target_of(target).where
     own, whole = entry(report, "student", runtime, precision), entry(report, "student", runtime, "fp32")

@@ -24,14 +24,14 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from benchmarks.command import command
 from benchmarks.kept import checkpoint_of
-from compress.latency import Latency
+from compress.measure.latency import Latency
 from compress.prune.budget import Budget
+from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.config import DataConfig
-from distill.data.splits import load_splits
+from distill.data.splits.labelled import load_splits
 from distill.tasks.text_classification import TextClassification
-from distill.teacher.load import load_tokenizer
-from pipelines.console import Console
-from pipelines.timing import build, target_for, texts_of, time_together
+from pipelines.runs.console import Console
+from pipelines.stages.budget_timing import build, target_for, texts_of, time_together
 
 RECIPES = ("distilbert", "tinybert", "minilm", "mobilebert")
 SHARED = ("data", "teacher", "general")  # stages that other runs may have made

@@ -31,16 +31,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, PreTrainedModel
 
-from distill.layout import Layout, parse_layout
-from distill.optimizer import build_optimizer
-from distill.sharding.mesh import mesh_of
-from distill.sharding.pipeline import PipelineForward
+from distill.parallel.layout import Layout, parse_layout
+from distill.parallel.mesh import mesh_of
+from distill.parallel.pipeline import PipelineForward
 from distill.teacher.online import OnlineTeacher
 from distill.teacher.shard import SharedTeacher
-from distill.training import TrainConfig
-from pipelines.console import Console
-from pipelines.machine import describe
-from pipelines.placing import device_type, laid_out
+from distill.train.config import TrainConfig
+from distill.train.optimizer import build_optimizer
+from pipelines.runs.console import Console
+from pipelines.runs.placement import device_type, laid_out
+from pipelines.settings.this_machine import describe
 
 AUTO = AutoModelForSequenceClassification
 BATCH, LENGTH = 4, 32

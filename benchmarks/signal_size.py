@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from distill.data.language import LanguageBlocks
+from distill.cache import CacheReader, Identity, Sampled, Samples, TopK, write_cache
+from distill.cache.fidelity import divergence, halved
+from distill.cache.fidelity import fidelity as fidelity_of
+from distill.cache.preflight import run_teacher
+from distill.cache.samples import samples_of
+from distill.cache.signals import Signal
+from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.compose import distribution_loss
-from distill.samples import samples_of
-from distill.teacher.cache import CacheReader, Identity, Sampled, Samples, TopK, write_cache
-from distill.teacher.cache.fidelity import divergence, halved
-from distill.teacher.cache.fidelity import fidelity as fidelity_of
-from distill.teacher.cache.preflight import ask
-from distill.teacher.cache.signals import Signal
 from distill.teacher.online import OnlineTeacher
-from pipelines.console import Console
+from pipelines.runs.console import Console
 
 SYNTHETIC_WIDTH = 131072
 DRAWN = 1024  # draws of a position whose mean shows the bias
@@ -138,7 +138,7 @@ def entropy(setup: Real | Synthetic, kind: Signal, reader: CacheReader) -> tuple
     rows = [
         row
         for start in range(0, 256, 8)
-        for row in kind.rows(ask(setup.teacher, setup.samples, range(start, start + 8)))
+        for row in kind.rows(run_teacher(setup.teacher, setup.samples, range(start, start + 8)))
     ]
     ids = np.concatenate([row[0].ravel() for row in rows])
     positions = 256 * len(rows)

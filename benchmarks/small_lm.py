@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pipelines import cli
-from pipelines.console import Console
+from pipelines.runs import cli
+from pipelines.runs.console import Console
 
 END = "<|end|>"
 CHUNK = 512  # positions whose logits exist at once

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.export.int8 import products_saturate, quantize_int8
-from compress.export.onnx import FILE, OnnxModel, export_onnx
-from compress.latency import Inputs, Runner
+from compress.export.onnx.graph import FILE, OnnxModel, export_onnx
+from compress.export.onnx.int8 import products_saturate, quantize_int8
+from compress.measure.latency import Inputs, Runner
 from compress.sparsity.layers import sparse_layers
 
 DECOMPRESSION = 0.4  # a weight with more zeros than this is kept packed; 2:4 has 0.5

@@ -23,22 +23,23 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from benchmarks.kept import keep_to
 from benchmarks.sparse_runtimes import RUNTIMES, Students, Unavailable
-from compress.latency import Inputs, Latency, Runner, measure
+from compress.measure.latency import Inputs, Latency, Runner, measure
 from compress.sparsity.layers import zero_share
 from compress.sparsity.recipe import SparseConfig
 from compress.sparsity.training import SparseTraining, convert, prepare
-from distill.data.batches import epoch_order
+from distill.checkpoint.tokenizer import load_tokenizer
+from distill.data.batches.batches import epoch_order
+from distill.data.batches.encode import Encoded, encode
 from distill.data.config import DataConfig
-from distill.data.encode import Encoded, encode
-from distill.data.splits import load_splits
+from distill.data.splits.labelled import load_splits
 from distill.losses.logits import forward_kl
-from distill.optimizer import build_optimizer, build_schedule, set_dropout
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
-from distill.teacher.load import frozen, load_tokenizer
-from distill.training import TrainConfig
-from pipelines.console import Console
-from pipelines.machine import commit, describe
+from distill.teacher.fingerprint import frozen
+from distill.train.config import TrainConfig
+from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import commit, describe
 
 WAYS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -150,7 +151,7 @@ def sparse_training(student: PreTrainedModel, way: str, steps: int) -> SparseTra
     """From dense to the pattern between a tenth and six tenths of the steps; the rest trains what stays."""
     if not WAYS[way]:
         return None
-    return prepare(student, SparseConfig(**WAYS[way]).over(steps))
+    return prepare(student, SparseConfig(**WAYS[way]).schedule(steps))
 
 
 @torch.inference_mode()

@@ -27,18 +27,19 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 from benchmarks.command import command
 from benchmarks.kept import keep_to, only_checkpoint
 from benchmarks.recipes import lend
-from compress.export.huggingface import export_huggingface
-from distill.data.language import read_texts, split_names
+from compress.export.common.huggingface import export_huggingface
+from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.tokenizer import load_tokenizer
+from distill.data.sources.text_files import read_texts, split_names
 from distill.losses.config import TERMS
 from distill.student.build import build_student
 from distill.student.spec import is_relative
 from distill.tasks.choose import TASKS
 from distill.tasks.language import Language, MaskedLM
 from distill.tasks.sentence_embedding import SentenceEmbedding
-from distill.teacher.load import checkpoint_folder, load_tokenizer
-from pipelines.console import Console
-from pipelines.machine import commit, describe
-from pipelines.stage import replacing
+from pipelines.runs.console import Console
+from pipelines.runs.stage import replacing
+from pipelines.settings.this_machine import commit, describe
 
 # Nothing of the teacher, whichever terms the other words ask for.
 LABELS = ("--loss.ramps", "{}", *(f"--loss.{term}={int(term == 'ce')}" for term in TERMS))

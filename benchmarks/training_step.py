@@ -38,8 +38,8 @@ def main() -> None:
     import torch
     import transformers
 
-    from pipelines.console import Console
-    from pipelines.machine import commit, describe
+    from pipelines.runs.console import Console
+    from pipelines.settings.this_machine import commit, describe
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(given.threads)
@@ -52,12 +52,12 @@ def main() -> None:
 def compare(given: argparse.Namespace, console: Any) -> None:
     import torch
 
-    from compress.precision import ceiling
+    from compress.measure.training_precision import peak_flops
 
     setup = Setup(given)
     steps = {way: setup.step(way) for way in WAYS}
     times = interleaved(steps, setup.batches, given.rounds)
-    rows, rate = [], ceiling(torch.device("cpu"), torch.float32, rounds=30)
+    rows, rate = [], peak_flops(torch.device("cpu"), torch.float32, rounds=30)
     for way in WAYS:
         median = statistics.median(times[way])
         ratio = statistics.median(a / b for a, b in zip(times[way], times["labels"], strict=True))
@@ -78,13 +78,15 @@ class Setup:
     """The student, its teacher, the batches and the cache, as the pipeline would have them."""
 
     def __init__(self, given: argparse.Namespace):
-        from distill.data.batches import TrainBatches
+        from distill.checkpoint.folder import checkpoint_folder
+        from distill.checkpoint.tokenizer import load_tokenizer
+        from distill.data.batches.batches import TrainBatches
+        from distill.data.batches.encode import encode
         from distill.data.config import DataConfig
-        from distill.data.encode import encode
-        from distill.data.splits import load_splits
+        from distill.data.splits.labelled import load_splits
         from distill.student.build import build_student
         from distill.tasks.text_classification import TextClassification
-        from distill.teacher.load import checkpoint_folder, frozen, load_tokenizer
+        from distill.teacher.fingerprint import frozen
 
         folder = checkpoint_folder(given.teacher)
         splits = load_splits(DataConfig(path=given.data))
@@ -107,11 +109,11 @@ class Setup:
         """One step as Lightning runs it: forward, backward, clipping, AdamW."""
         import torch
 
-        from compress.precision import autocast
+        from compress.measure.training_precision import autocast
         from distill.losses.compose import weighted_sum
-        from distill.module import DistillationModule
-        from distill.optimizer import build_optimizer, set_dropout
-        from distill.training import TrainConfig
+        from distill.train.config import TrainConfig
+        from distill.train.module import DistillationModule
+        from distill.train.optimizer import build_optimizer, set_dropout
 
         train = TrainConfig(dropout=0, freeze_embeddings=True)  # as configs/demo.yaml
         module = DistillationModule(student.train(), loss=loss, train=train, signals=signals)
@@ -129,8 +131,8 @@ class Setup:
         return run
 
     def signals(self, way: str) -> Any:
-        from distill.samples import samples_of
-        from distill.teacher.cache import CacheReader, Dense, Identity, write_cache
+        from distill.cache import CacheReader, Dense, Identity, write_cache
+        from distill.cache.samples import samples_of
         from distill.teacher.online import OnlineTeacher
 
         if way == "labels":
@@ -192,7 +194,7 @@ def peak_memory(given: argparse.Namespace) -> int:
     """Trains ten steps; the cache is written by the teacher beforehand, so only growth from there on counts."""
     import torch
 
-    from pipelines.stage import peak_memory, reset_peak_memory
+    from pipelines.runs.stage import peak_memory, reset_peak_memory
 
     torch.set_num_threads(given.threads)
     setup = Setup(given)

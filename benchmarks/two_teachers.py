@@ -19,13 +19,13 @@ from transformers import AutoModelForSequenceClassification
 
 from benchmarks.command import command
 from benchmarks.kept import keep_to, only_checkpoint
+from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.config import DataConfig
-from distill.data.splits import load_splits
+from distill.data.splits.labelled import load_splits
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.ensemble import register
-from distill.teacher.load import load_tokenizer
-from pipelines.console import Console
-from pipelines.judge import said_of
+from pipelines.runs.console import Console
+from pipelines.stages.scoring import compute_outputs
 
 MAX_LENGTH = 128
 WAYS = ("first", "second", "both")
@@ -85,7 +85,7 @@ def score(given: argparse.Namespace, folder: Path) -> float:
     task = TextClassification(splits.labels)
     test = task.encode(tokenizer, splits.test, MAX_LENGTH)
     model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True)
-    return said_of(model, test, int(tokenizer.pad_token_id or 0), task).score
+    return compute_outputs(model, test, int(tokenizer.pad_token_id or 0), task).score
 
 
 def told(values: Sequence[float]) -> str:

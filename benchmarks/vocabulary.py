@@ -3,7 +3,7 @@
     python -m benchmarks.vocabulary --model runs/demo/student --data examples/data/banking77
 
 Words are chosen by the training split; every figure is of the test split, of a checkpoint that was saved and loaded
-again, in PyTorch. Bytes are those of the weights and the tokenizer's file. The row `default` is `choose_words` as it
+again, in PyTorch. Bytes are those of the weights and the tokenizer's file. The row `default` is `choose_tokens` as it
 is; `coverage` rows keep seen words only, `unseen` rows add words that the corpus lacks, at the default coverage.
 """
 
@@ -19,14 +19,14 @@ import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.prune.tokenizer import same_pieces
-from compress.prune.vocabulary import COVERAGE, UNSEEN, choose_words, count_words, prune_vocabulary
-from distill.data.batches import EvalBatches
+from compress.prune.vocabulary.tokenizer import same_pieces
+from compress.prune.vocabulary.vocabulary import COVERAGE, UNSEEN, choose_tokens, count_tokens, prune_vocabulary
+from distill.data.batches.batches import EvalBatches
+from distill.data.batches.encode import encode
 from distill.data.config import DataConfig
-from distill.data.encode import encode
-from distill.data.splits import Examples, Splits, load_splits
-from pipelines.console import Console
-from pipelines.machine import commit, describe
+from distill.data.splits.labelled import Examples, Splits, load_splits
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import commit, describe
 
 BATCH = 64
 HEADER = ("words", "kept", "MB", "saved", "accuracy", "points", "tokens a text", "texts cut anew", "new [UNK]")
@@ -81,7 +81,7 @@ def compared(
     splits: Splits,
     console: Console,
 ) -> list[tuple[str, ...]]:
-    counts = count_words(tokenizer, texts_of(splits.train))
+    counts = count_tokens(tokenizer, texts_of(splits.train))
     console.say(f"{len(splits.train):,} training texts use {int((counts > 0).sum()):,} of {len(counts):,} words")
     before, _ = measured(model, tokenizer, splits.test, given.max_length)
     rows = [row("as it was", before, before, "", "")]
@@ -89,7 +89,7 @@ def compared(
     wanted += [(f"coverage {c:g}", {"coverage": c, "unseen": 1}) for c in given.coverage]
     wanted += [(f"unseen {u:g}", {"unseen": u}) for u in given.unseen]
     for label, asked in wanted:
-        small, words = prune_vocabulary(model, tokenizer, choose_words(tokenizer, counts, **asked))  # type: ignore[arg-type]
+        small, words = prune_vocabulary(model, tokenizer, choose_tokens(tokenizer, counts, **asked))  # type: ignore[arg-type]
         after, reloaded = measured(small, words, splits.test, given.max_length)
         texts = texts_of(splits.test)
         anew = np.mean([not same_pieces(tokenizer, reloaded, text) for text in texts])

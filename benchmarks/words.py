@@ -17,8 +17,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 
-from distill.data.language import read_texts
-from pipelines.console import Console
+from distill.data.sources.text_files import read_texts
+from pipelines.runs.console import Console
 
 SENTENCE = re.compile(r"[^.!?\n]+[.!?]")
 WORD = re.compile(r"\w+(?:['’]\w+)?|[^\w\s]")
@@ -27,7 +27,7 @@ WORDS = (6, 30)  # of a sentence
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="what distill.data.language.read_texts reads")
+    parser.add_argument("--data", required=True, help="what distill.data.sources.text_files.read_texts reads")
     parser.add_argument("--rows", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", default="runs/words.parquet")

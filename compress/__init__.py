@@ -1,1 +1,1 @@
-"""Big to small: precision, export and the measurement of what came out."""
+"""Model compression: pruning, quantization, export and measurement of the resulting models."""

@@ -1,4 +1,4 @@
-"""The layers of a model by the block that they are in, as their names tell."""
+"""Grouping of a model's layers by the transformer block that contains them, inferred from module names."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -9,7 +9,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def by_block(layers: Mapping[str, M]) -> list[dict[str, M]]:
-    """The layers in groups of one block of the model each, in the order of their first layers."""
+    """Groups the layers by the block that contains them, ordered by the first layer of each block."""
     blocks: dict[str, dict[str, M]] = {}
     for name, layer in layers.items():
         blocks.setdefault(block_of(name), {})[name] = layer
@@ -17,7 +17,9 @@ def by_block(layers: Mapping[str, M]) -> list[dict[str, M]]:
 
 
 def block_of(name: str) -> str:
-    """`model.layers.3` of `model.layers.3.mlp.up_proj`; a layer outside of blocks is its own."""
+    """Returns the block of a layer, or the layer itself outside blocks: `model.layers.3` for
+    `model.layers.3.mlp.up_proj`.
+    """
     parts = name.split(".")
     numbers = [i for i, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[0] + 1]) if numbers else name

@@ -1,13 +1,13 @@
-"""The errors of this package that a person can mend."""
+"""Exceptions of this package that the user can act on."""
 
 
 class ArtefactError(RuntimeError):
-    """An exported artefact could not be written, or doesn't reproduce the model it was made from."""
+    """An exported artefact could not be written or doesn't reproduce the model that it was exported from."""
 
 
 class CompressError(ValueError):
-    """Something asked of a model or runtime that it can't give: names the thing, the expected and the found."""
+    """A request that a model or runtime doesn't support; the message has the setting, expected and found value."""
 
 
 class VerificationError(RuntimeError):
-    """The comparison of an exported artefact with its model was cut short: nothing is known of the artefact."""
+    """The comparison of an exported artefact with its model was interrupted, so the artefact is unverified."""

@@ -1,32 +1,32 @@
-"""Teacher to student. The public names load on first use, so that importing the package touches no torch."""
+"""Knowledge distillation of transformers; public names are imported on first use, so importing loads no torch."""
 
 from importlib import import_module
 
 EXPORTS = {
-    "CacheReader": "distill.teacher.cache",
+    "CacheReader": "distill.cache",
     "DataConfig": "distill.data.config",
-    "Dense": "distill.teacher.cache",
-    "DistillationModule": "distill.module",
-    "Generated": "distill.teacher.cache",
-    "Hidden": "distill.teacher.cache",
-    "Identity": "distill.teacher.cache",
+    "Dense": "distill.cache",
+    "DistillationModule": "distill.train.module",
+    "Generated": "distill.cache",
+    "Hidden": "distill.cache",
+    "Identity": "distill.cache",
     "InputError": "distill.errors",
     "LossConfig": "distill.losses.config",
-    "OnPolicy": "distill.onpolicy",
-    "OnPolicyConfig": "distill.onpolicy_config",
+    "OnPolicy": "distill.train.steps.on_policy",
+    "OnPolicyConfig": "distill.train.steps.on_policy_config",
     "OnlineTeacher": "distill.teacher.online",
-    "PackedRows": "distill.data.packing",
-    "PooledModel": "distill.pooling",
-    "Relations": "distill.teacher.cache",
-    "Sampled": "distill.teacher.cache",
+    "PackedRows": "distill.data.batches.packing",
+    "PooledModel": "distill.models.sentence_encoder",
+    "Relations": "distill.cache",
+    "Sampled": "distill.cache",
     "TextClassification": "distill.tasks.text_classification",
-    "TextDataModule": "distill.data.module",
-    "TopK": "distill.teacher.cache",
-    "TrainConfig": "distill.training",
+    "TextDataModule": "distill.data.batches.data_module",
+    "TopK": "distill.cache",
+    "TrainConfig": "distill.train.config",
     "build_student": "distill.student.build",
-    "load_splits": "distill.data.splits",
-    "samples_of": "distill.samples",
-    "write_cache": "distill.teacher.cache",
+    "load_splits": "distill.data.splits.labelled",
+    "samples_of": "distill.cache.samples",
+    "write_cache": "distill.cache",
 }
 __all__ = list(EXPORTS)
 

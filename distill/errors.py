@@ -1,14 +1,15 @@
-"""The error for input that a person can mend."""
+"""The error for invalid input that the user can correct."""
 
 
 class InputError(ValueError):
-    """Names the thing, what was expected, what was found and what would follow from going on."""
+    """Invalid input; the message names the item, what was expected, what was found and the consequence."""
 
 
 def expect(config: object, name: str, good: bool, wanted: str) -> None:
-    """
+    """Checks a setting of `config`; `name` is its full name, such as `on_policy.share`.
+
     Raises:
-        InputError: The setting of `config` that goes by this name, such as `on_policy.share`, isn't `good`.
+        InputError: `good` is False.
     """
     if not good:
         raise InputError(f"{name}: expected {wanted}, found {getattr(config, name.rpartition('.')[2])}")

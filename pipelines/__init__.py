@@ -1,11 +1,14 @@
-"""Joins distill and compress; the only place with command lines, files, terminals and process groups."""
+"""The commands, which combine distill and compress.
+
+Only this package handles command lines, files, terminals and process groups.
+"""
 
 import sys
 
-from compress.readers import READERS
-from pipelines import stops
+from distill.checkpoint.readers import READERS
+from pipelines.runs import stops
 
-READERS["modules.json"] = "distill.pooling:PooledModel"
+READERS["modules.json"] = "distill.models.sentence_encoder:PooledModel"
 
-if sys.argv[:1] == ["-m"]:  # by `python -m pipelines.…` this is imported first: a stop may come during other imports
+if sys.argv[:1] == ["-m"]:  # `python -m pipelines.…` imports this module first; a stop may come during later imports
     stops.begin()

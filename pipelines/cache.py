@@ -1,22 +1,22 @@
-"""`python -m pipelines.cache`: writes a teacher's signals, says what a cache holds, checks it, mends it."""
+"""`python -m pipelines.cache`: writes, inspects, verifies and repairs a cache of teacher signals."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.errors import InputError
-from distill.layout import parse_layout
-from pipelines import cli
-from pipelines.cache_config import SHORT, InspectConfig, RebuildConfig, VerifyConfig, WriteConfig
-from pipelines.console import Console
-from pipelines.launch import launch
+from distill.parallel.layout import parse_layout
+from pipelines.runs import cli
+from pipelines.runs.console import Console
+from pipelines.runs.launch import launch
+from pipelines.runs.processes import World, join_world, launched, leave_world, processes
+from pipelines.settings.cache_config import SHORT, InspectConfig, RebuildConfig, VerifyConfig, WriteConfig
 from pipelines.settings.places import check_data, check_models
-from pipelines.world import World, join_world, launched, leave_world, processes
 
 if TYPE_CHECKING:
-    from distill.layout import Layout
-    from distill.teacher.cache import CacheReader
-    from pipelines.cache_task import Job
+    from distill.cache import CacheReader
+    from distill.parallel.layout import Layout
+    from pipelines.stages.cached_signals import Job
 
 EXAMPLES = {
     "write": """\
@@ -41,7 +41,7 @@ ABOUT = {
     "verify": "Read every byte of a cache and name the samples of each that changed; exit code 1 if there are any.",
     "rebuild": "Compute again what is damaged or missing, and nothing else.",
 }
-SHOWN = 20  # faults named one by one
+SHOWN = 20  # maximum number of faults listed individually
 
 
 def main(argv: Sequence[str]) -> None:
@@ -74,21 +74,21 @@ def write(argv: Sequence[str]) -> None:
     parse_layout(config.layout, config.devices if not launched() else processes(), "layout")
     if config.devices > 1 and not launched() and not config.dry_run:
         check_layout(config, config.devices)
-        from pipelines.cache_task import open_teacher
+        from pipelines.stages.cached_signals import open_teacher
 
-        open_teacher(config)  # before a process is started
+        open_teacher(config)  # reports errors before any process is started
         launch("pipelines.cache", ["write", *argv], config.devices)
         return
     world, console = join_world(config.timeout), Console()
     layout = check_layout(config, world.size)
-    from pipelines.cache_task import prepare, record
-    from pipelines.data import say_reading
+    from pipelines.stages.cached_signals import prepare, record
+    from pipelines.stages.data import say_reading
 
     set_threads(config.threads)
     mesh = None
     if layout.sharded:
-        from distill.sharding.mesh import mesh_of
-        from pipelines.placing import device_type
+        from distill.parallel.mesh import mesh_of
+        from pipelines.runs.placement import device_type
 
         mesh = mesh_of(layout, device_type())
     job = prepare(config, layout, mesh)
@@ -100,19 +100,24 @@ def write(argv: Sequence[str]) -> None:
     if world.size == 1:
         fill(console, config, job, record(config))
     else:
-        from pipelines.whereabouts import told
+        from pipelines.runs.watchdog import explain_failures
 
-        with told(world):
+        with explain_failures(world):
             fill_together(console, config, job, world, mesh)
     leave_world()
 
 
 def check_layout(config: WriteConfig, processes: int) -> "Layout":
-    """The teacher's layout, checked before a process loads a weight."""
+    """Returns the teacher's layout, checked before any process loads weights.
+
+    Raises:
+        InputError: The layout doesn't fit the processes or the model, or a device other than the machine's default is
+            requested for a sharded teacher.
+    """
     from distill.checkpoint.config import load_config
-    from distill.layout import fitting_model
-    from distill.teacher.load import checkpoint_folder
-    from pipelines.placing import device_type
+    from distill.checkpoint.folder import checkpoint_folder
+    from distill.parallel.layout import fitting_model
+    from pipelines.runs.placement import device_type
 
     layout = parse_layout(config.layout, processes, "layout")
     fitting_model(layout, load_config(checkpoint_folder(config.teacher), "teacher"), "layout")
@@ -122,8 +127,8 @@ def check_layout(config: WriteConfig, processes: int) -> "Layout":
 
 
 def fill_together(console: Console, config: WriteConfig, job: "Job", world: World, mesh: Any) -> None:
-    from pipelines.cache_task import record
-    from pipelines.caching import write_together
+    from pipelines.stages.cache_writing import write_together
+    from pipelines.stages.cached_signals import record
 
     write_together(
         console,
@@ -137,12 +142,12 @@ def fill_together(console: Console, config: WriteConfig, job: "Job", world: Worl
         force=config.force,
         made_from=record(config),
     )
-    if world.leads:
+    if world.is_rank_zero:
         show(console, Path(config.cache))
 
 
 def fill(console: Console, config: WriteConfig, job: "Job", made_from: dict[str, Any]) -> None:
-    from pipelines.caching import write_with_progress
+    from pipelines.stages.cache_writing import write_with_progress
 
     written = write_with_progress(
         console,
@@ -162,11 +167,11 @@ def fill(console: Console, config: WriteConfig, job: "Job", made_from: dict[str,
 
 
 def dry_run(console: Console, config: WriteConfig, job: "Job") -> None:
-    from distill.teacher.cache.plan import cut_shards, new_rows
-    from distill.teacher.cache.preflight import forecast, measure, table_bytes
-    from distill.teacher.cache.store import ABOUT, open_store
-    from distill.teacher.cache.writer import known_to
-    from pipelines.caching import forecast_line
+    from distill.cache.format.store import ABOUT, open_store
+    from distill.cache.plan import cut_shards, new_rows
+    from distill.cache.preflight import forecast, measure, table_bytes
+    from distill.cache.writer import known_to
+    from pipelines.stages.cache_writing import forecast_line
 
     folder, signals = Path(config.cache), job.identity.signals
     known = known_to(open_store(folder, job.identity)) if (folder / ABOUT).exists() else None
@@ -184,9 +189,9 @@ def dry_run(console: Console, config: WriteConfig, job: "Job") -> None:
 
 def inspect(argv: Sequence[str]) -> None:
     config = parsed("inspect", InspectConfig, argv)
-    from distill.teacher.cache import CacheReader
-    from distill.teacher.cache.store import open_store
-    from pipelines.cache_task import prepare, recorded
+    from distill.cache import CacheReader
+    from distill.cache.format.store import open_store
+    from pipelines.stages.cached_signals import prepare, recorded
 
     set_threads(config.threads)
     console, folder = Console(), Path(config.cache)
@@ -203,9 +208,9 @@ def inspect(argv: Sequence[str]) -> None:
 
 
 def show(console: Console, folder: Path) -> None:
-    """The table of what a cache is and where."""
-    from distill.teacher.cache.shard import shard_path
-    from distill.teacher.cache.store import open_store
+    """Prints a table that describes a cache."""
+    from distill.cache.format.shard import shard_path
+    from distill.cache.format.store import open_store
 
     store = open_store(folder)
     there = [n for n in range(len(store.shard_rows)) if shard_path(folder, n).is_file()]
@@ -233,11 +238,11 @@ def described(settings: dict[str, Any]) -> str:
 def show_fidelity(console: Console, config: InspectConfig, reader: "CacheReader", job: "Job") -> None:
     import numpy as np
 
+    from distill.cache.fidelity import fidelity, halved
+    from distill.cache.preflight import spread_batches
+    from distill.checkpoint.folder import checkpoint_folder
     from distill.losses.compose import distribution_loss
     from distill.tasks.choose import TASKS
-    from distill.teacher.cache.fidelity import fidelity, halved
-    from distill.teacher.cache.preflight import spread_batches
-    from distill.teacher.load import checkpoint_folder
     from distill.teacher.online import OnlineTeacher
 
     model, task = job.model, TASKS[job.task](())
@@ -268,7 +273,7 @@ def show_fidelity(console: Console, config: InspectConfig, reader: "CacheReader"
 
 def verify(argv: Sequence[str]) -> None:
     config = parsed("verify", VerifyConfig, argv)
-    from distill.teacher.cache.verify import verify as faults_of
+    from distill.cache.verify import verify as faults_of
 
     console = Console()
     faults = faults_of(Path(config.cache))
@@ -286,15 +291,15 @@ def verify(argv: Sequence[str]) -> None:
 
 def rebuild(argv: Sequence[str]) -> None:
     config = parsed("rebuild", RebuildConfig, argv)
-    from distill.teacher.cache.store import locked, mend, open_store
-    from pipelines.cache_task import prepare, recorded
+    from distill.cache.format.store import locked, open_store, repair_files
+    from pipelines.stages.cached_signals import prepare, recorded
 
     set_threads(config.threads)
     console, folder = Console(), Path(config.cache)
     if not folder.is_dir():
         raise InputError(f"cache {str(folder)!r}: no such folder: not a cache")
     with locked(folder):
-        mended = mend(folder)
+        mended = repair_files(folder)
     for name in mended:
         console.say(f"  cache: {name} taken from its other copy")
     about = open_store(folder).about

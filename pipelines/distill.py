@@ -1,4 +1,4 @@
-"""`python -m pipelines.distill`: from a teacher and a data set to a small model, its files and the proof."""
+"""`python -m pipelines.distill`: distils a teacher into a small model, exports it and reports on it."""
 
 import json
 from collections.abc import Sequence
@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distill.errors import InputError
-from pipelines import cli
-from pipelines.config import SHORT, DistillConfig
-from pipelines.console import Console
-from pipelines.launch import launch
-from pipelines.world import flat, is_first, join_world, launched, leave_world, processes
+from pipelines.runs import cli
+from pipelines.runs.console import Console
+from pipelines.runs.launch import launch
+from pipelines.runs.processes import flat, is_first, join_world, launched, leave_world, processes
+from pipelines.settings.distill_config import SHORT, DistillConfig
 
 if TYPE_CHECKING:
-    from compress.export.targets import Target
-    from pipelines.layouts import Layouts
-    from pipelines.stage import Artefact, Run
-    from pipelines.students import Trained
+    from compress.export.common.targets import Target
+    from pipelines.runs.stage import Artefact, Run
+    from pipelines.settings.layouts import Layouts
+    from pipelines.stages.students import Trained
 
-PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; what lies there may not
-BLOCKS = 8  # of a language model's, whose logits take tens of megabytes each, on which exports are compared
+PATHS = ("data.path", "data.unlabelled", "teacher.model")  # may differ between machines; the contents may not
+BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
 EXAMPLES = """\
   python -m pipelines.distill --config configs/demo.yaml --output runs/demo
   python -m pipelines.distill --teacher bert-base-uncased --student distilbert --data my_texts/ --output runs/mine
@@ -43,29 +43,29 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short=SHORT,
     )
-    follow("pipelines.distill", argv, config)
+    run_command("pipelines.distill", argv, config)
 
 
-def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
-    """The whole run of a command with these words, on as many processes as it asks for."""
-    from pipelines.output import check_output
-    from pipelines.settings.machine import check_accelerator
-    from pipelines.settings.rules import refuse
+def run_command(command: str, argv: Sequence[str], config: DistillConfig) -> None:
+    """Runs all stages of a command with these arguments, on the number of processes that it requests."""
+    from pipelines.runs.output import check_output
+    from pipelines.settings.machine_facts import check_accelerator
+    from pipelines.settings.rules import check_run
 
-    if not launched():  # else the first process may be at work there already
+    if not launched():  # otherwise the first process may already be writing there
         check_output(Path(config.output))
-    starts = config.machine.devices > 1 and not launched()  # processes, or shows what they would do
+    starts = config.machine.devices > 1 and not launched()  # starts processes, or plans for them
     count = max(processes(), config.machine.devices if starts or config.dry_run else 1)
-    refuse(config, count)  # what can be refused without torch, which takes seconds to import
+    check_run(config, count)  # checks that don't need torch, which takes seconds to import
 
-    from pipelines.layouts import layouts_of
-    from pipelines.stage import Run
-    from pipelines.tasks import settled
-    from pipelines.teaching import dismiss_teacher, teach
-    from pipelines.whereabouts import told
+    from pipelines.runs.stage import Run
+    from pipelines.runs.watchdog import explain_failures
+    from pipelines.settings.layouts import layouts_of
+    from pipelines.settings.task_settings import resolve_task
+    from pipelines.stages.online_teacher import dismiss_teacher, serve_teacher
 
     check_accelerator(config.machine.accelerator)
-    config, why = settled(config)
+    config, why = resolve_task(config)
     source = check_inputs(config)
     layouts = layouts_of(config, source, count)
     if starts and not config.dry_run:
@@ -74,9 +74,9 @@ def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
     world = join_world(config.machine.timeout, 0 if config.dry_run else config.teacher.ranks)
     asked = settings_of(config) | {"until": config.until}
     world.everyone.agree({name: value for name, value in flat(asked).items() if name not in PATHS})
-    with told(world.everyone):
+    with explain_failures(world.everyone):
         if world.teaches:
-            teach(world, config, layouts.teacher)
+            serve_teacher(world, config, layouts.teacher)
         else:
             run = Run(Path(config.output), config.seed, Console(), dry=config.dry_run, world=world)
             run.console.say(f"  task: {config.task} ({why})")
@@ -86,25 +86,29 @@ def follow(command: str, argv: Sequence[str], config: DistillConfig) -> None:
 
 
 def check_inputs(config: DistillConfig) -> Path:
-    """Folder of the teacher; everything that can be told to be wrong before the first long stage is told here."""
-    from compress.prune.checkpoint import admit
+    """Returns the teacher's folder, after all checks that are possible before the first long stage.
+
+    Raises:
+        InputError: The models, data or settings can't be used together.
+    """
+    from compress.prune.slicing.checkpoint import register_pruned
     from distill.checkpoint.config import load_config
+    from distill.checkpoint.folder import checkpoint_folder
     from distill.checkpoint.tokenizer import check_fast
-    from distill.losses.config import check_part, lessons
-    from distill.module import sizes_of
-    from distill.progressive import check_turns
+    from distill.losses.config import check_part, match_layers
     from distill.student.spec import is_relative
     from distill.tasks.choose import TASKS
     from distill.tasks.names import LANGUAGE
-    from distill.teacher.load import checkpoint_folder
-    from pipelines.ensemble import check_teachers
-    from pipelines.general import check_general
-    from pipelines.given import check_in_float
-    from pipelines.tasks import check_lengths, check_task_fits, check_tokenizer_of, check_tokenizers
-    from pipelines.teaching import config_of_student
+    from distill.train.module import sizes_of
+    from distill.train.steps.progressive import check_turns
+    from pipelines.settings.task_settings import check_lengths, check_task_fits, check_tokenizer_of, check_tokenizers
+    from pipelines.stages.ensemble import check_teachers
+    from pipelines.stages.general import check_general
+    from pipelines.stages.label_order import check_in_float
+    from pipelines.stages.online_teacher import config_of_student
 
     source = checkpoint_folder(config.teacher.model)
-    admit(source)
+    register_pruned(source)
     if config.quantize.scheme:
         check_in_float(source, "teacher")
     teacher, task = load_config(source, "teacher"), config.task
@@ -116,7 +120,7 @@ def check_inputs(config: DistillConfig) -> Path:
     kind.check_weights(source, "teacher", new_head=task not in LANGUAGE, finite=is_first())
     if not is_relative(config.student.spec):
         folder = checkpoint_folder(config.student.spec, "student")
-        admit(folder)
+        register_pruned(folder)
         kind.check(load_config(folder, "student"), config.student.spec)
         check_tokenizers(config, tokenizer, check_tokenizer_of(folder, "student", kind))
         new_head = task not in LANGUAGE and not config.student.given
@@ -127,33 +131,37 @@ def check_inputs(config: DistillConfig) -> Path:
     if config.general.data:
         check_general(config, source)
         own = sizes_of(config_of_student(config, source))
-        taught = lessons(config.general.loss, own, sizes_of(teacher))
+        taught = match_layers(config.general.loss, own, sizes_of(teacher))
         if config.general.progressive:
             check_turns(taught, own.layers)
     kept = TASKS[task].kept if config.keep.signals == "auto" else config.keep.signals
     if task in LANGUAGE and config.teacher.signals == "cached" and kept != "logits":
         check_part(config.loss, kept)
-    lessons(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
+    match_layers(config.loss, sizes_of(config_of_student(config, source)), sizes_of(teacher))
     check_lengths(config, source)
     return source
 
 
-def road(
+def run_stages(
     run: "Run", config: DistillConfig, source: Path, layouts: "Layouts"
 ) -> tuple[dict[str, "Artefact"], list["Trained"]]:
-    """Every stage up to the evaluation, or to the one that is to be the last, in order; and the students."""
-    from distill.module import sizes_of
-    from pipelines.answering import answers_stage
-    from pipelines.cache_stage import cache_stage
-    from pipelines.data import data_stage
-    from pipelines.ensemble import ensemble_stage
-    from pipelines.general import general_stage
-    from pipelines.precision import chosen_precision
-    from pipelines.stage import content_hash
-    from pipelines.students import check_schedule, train_students
-    from pipelines.tasks import how_of_run
-    from pipelines.teacher import teacher_stage
-    from pipelines.teaching import config_of_student
+    """Runs all stages in order up to the evaluation, or to the last one requested.
+
+    Returns:
+        (stage name -> artefact, the students)
+    """
+    from distill.train.module import sizes_of
+    from pipelines.runs.stage import content_hash
+    from pipelines.settings.task_settings import how_of_run
+    from pipelines.stages.cache import cache_stage
+    from pipelines.stages.data import data_stage
+    from pipelines.stages.ensemble import ensemble_stage
+    from pipelines.stages.general import general_stage
+    from pipelines.stages.online_teacher import config_of_student
+    from pipelines.stages.precision import chosen_precision
+    from pipelines.stages.students import check_schedule, train_students
+    from pipelines.stages.teacher import teacher_stage
+    from pipelines.stages.teacher_answers import answers_stage
 
     made: dict[str, Artefact] = {}
     digest, task = content_hash(source), config.task
@@ -189,12 +197,12 @@ def export_and_evaluate(
     run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
 ) -> dict[str, "Artefact"]:
     from distill.tasks.language import Language
-    from pipelines.compared_texts import spoken
-    from pipelines.data import read_data, read_task
-    from pipelines.evaluate import Candidate, evaluate_stage
-    from pipelines.export import export_stage
-    from pipelines.schemes import is_dynamic_reduced
-    from pipelines.teacher import MODEL
+    from pipelines.settings.schemes import is_dynamic_reduced
+    from pipelines.stages.compared_texts import as_plain_texts
+    from pipelines.stages.data import read_data, read_task
+    from pipelines.stages.evaluate import Candidate, evaluate_stage
+    from pipelines.stages.export import export_stage
+    from pipelines.stages.teacher import MODEL
 
     waiting = next((each.made for each in students if each.made.digest is None), None)
     if waiting is not None:
@@ -203,9 +211,15 @@ def export_and_evaluate(
         return {}
     splits, task = read_data(made["data"]), read_task(made["data"])
     exports, candidates = {}, []
-    wanted = [("export-teacher", "teacher", made["teacher"], forms_of_teacher(config), judged_of(config))]
+    wanted = [("export-teacher", "teacher", made["teacher"], forms_of_teacher(config), scored_target(config))]
     wanted += [
-        (f"export{each.suffix}", each.name, each.made, forms_of(config, each.scheme), judged_of(config, each))
+        (
+            f"export{each.suffix}",
+            each.name,
+            each.made,
+            student_targets(config, each.scheme),
+            scored_target(config, each),
+        )
         for each in students
     ]
     for stage, name, model, targets, judged in wanted:
@@ -214,7 +228,7 @@ def export_and_evaluate(
             stage,
             model,
             model.folder / MODEL,
-            spoken(splits.test),
+            as_plain_texts(splits.test),
             parity=min(config.measure.parity, BLOCKS) if isinstance(task, Language) else config.measure.parity,
             max_length=config.data.max_length,
             targets=targets,
@@ -226,24 +240,25 @@ def export_and_evaluate(
 
 
 def forms_of_teacher(config: DistillConfig) -> list["Target"]:
-    """What the teacher is exported as, for the comparison: all that students are, in float."""
-    from compress.export.targets import Target, formats_of
-    from pipelines.export import ALWAYS
+    """Returns the teacher's export targets, for the comparison: all float targets of the students."""
+    from compress.export.common.targets import Target, formats_of
+    from pipelines.stages.export import ALWAYS
 
     asked = config.budget.asked and config.budget.runtime != "pytorch"
     names = [*formats_of(config.export), *([config.budget.runtime] if asked else [])]
     return list(dict.fromkeys((*ALWAYS, *(Target(name) for name in names if Target(name).kind.floats))))
 
 
-def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
-    """What a student is exported as: in float, and where it was quantized by a scheme as the formats that take it, in
-    float too, so that the report tells what few bits win on each runtime.
+def student_targets(config: DistillConfig, scheme: str = "") -> list["Target"]:
+    """Returns a student's export targets: float targets and, if `scheme` is given, the formats that support it.
+
+    Those formats are exported in float too, so that the report shows the gain of quantization on each runtime.
     """
-    from compress.export.targets import Target, formats_of
+    from compress.export.common.targets import Target, formats_of
     from compress.quantize.schemes import scheme_of
     from distill.tasks.names import WRITING
-    from pipelines.export import HUGGINGFACE, rounded_targets
-    from pipelines.schemes import is_dynamic, schemes_of
+    from pipelines.settings.schemes import is_dynamic, schemes_of
+    from pipelines.stages.export import HUGGINGFACE, rounded_targets
 
     floats, schemes = forms_of_teacher(config), schemes_of(config)
     if config.task in WRITING and "onnx" in formats_of(config.export):
@@ -251,55 +266,57 @@ def forms_of(config: DistillConfig, scheme: str = "") -> list["Target"]:
     if not scheme:
         return [*floats, *([Target("onnxruntime", "int8")] if is_dynamic(config) else [])]
     taken = rounded_targets(schemes[scheme], scheme_of(scheme).precision)
-    if scheme != next(iter(schemes)):  # beside the main one
+    if scheme != next(iter(schemes)):  # a student in addition to the main one
         floats = [HUGGINGFACE, *(Target(each.format) for each in taken if each.kind.floats)]
     others = {name for each, names in schemes.items() if each != scheme for name in names}
     return [*(each for each in floats if each.format not in others), *taken]
 
 
 def finish(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
-    """Runs the road, then reports and says where everything is."""
-    from pipelines.data import read_task
-    from pipelines.export import check_refused
-    from pipelines.publication import check_publishable
-    from pipelines.report import REPORT, STUDENT, publish, report_stage, show
-    from pipelines.stage import write_json
+    """Runs all stages, then writes the report and prints where the results are."""
+    from pipelines.runs.publication import check_publishable
+    from pipelines.runs.stage import write_json
+    from pipelines.stages.data import read_task
+    from pipelines.stages.export import check_refused
+    from pipelines.stages.report import REPORT, STUDENT, publish, report_stage, show
 
-    if run.world.leads:
+    if run.world.is_rank_zero:
         check_publishable(run.output / STUDENT)
         write_json(run.output / "config.json", asdict(config))
-    made, students = road(run, config, source, layouts)
+    made, students = run_stages(run, config, source, layouts)
     if config.until != "report":
         rows = [(name, f"{stage.manifest['wall_seconds']:.1f}", str(stage.folder)) for name, stage in made.items()]
         run.console.table("Made", ("stage", "seconds", "where"), rows)
         return
     report = report_stage(run, settings_of(config), read_task(made["data"]), made["evaluate"])
     exports = {each.name: made[f"export{each.suffix}"] for each in students}
-    if run.world.leads:
+    if run.world.is_rank_zero:
         places = publish(run, report, exports)
         show(run.console, json.loads((report.folder / REPORT).read_text()), places)
     check_scores(config, made["evaluate"])
     check_refused(list(exports.values()))
 
 
-def judged_of(config: DistillConfig, student: "Trained | None" = None) -> "Target | None":
-    """The file of a student, or of the teacher, that the budget's least score is asked of."""
-    from pipelines.timing import target_for
+def scored_target(config: DistillConfig, student: "Trained | None" = None) -> "Target | None":
+    """Returns the export target of a student, or of the teacher, to which the budget's minimum score applies."""
+    from pipelines.stages.budget_timing import target_for
 
     if not (config.budget.asked and config.budget.min_score):
         return None
     wanted = target_for(config.budget, teacher=student is None)
-    forms = forms_of(config, student.scheme) if student is not None else [wanted]
+    forms = student_targets(config, student.scheme) if student is not None else [wanted]
     return wanted if wanted in forms else forms[-1]
 
 
 def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
-    """Says which deployed students keep less of the teacher's validation score than was asked for; their files stay.
+    """Checks that the deployed students preserve the requested share of the teacher's validation score.
+
+    The students' files are retained either way.
 
     Raises:
-        InputError: There are some.
+        InputError: A student preserves less; the message names all such students.
     """
-    from pipelines.road_text import shares_kept
+    from pipelines.reports.steps_text import shares_kept
 
     least = config.budget.min_score
     if not (config.budget.asked and least):
@@ -321,18 +338,18 @@ def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
 
 
 def settings_of(config: DistillConfig) -> dict[str, Any]:
-    """The configuration as the report shows it."""
-    from pipelines.schemes import resolved_reduced
+    """Returns the configuration as shown in the report."""
+    from pipelines.settings.schemes import resolved_reduced
 
     settings = {name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run")}
     return settings | {"quantize": settings["quantize"] | {"reduced": resolved_reduced(config)}}
 
 
 def show_plan(run: "Run", config: DistillConfig, source: Path, layouts: "Layouts") -> None:
-    """Prints the stages, what would be skipped, and the sizes."""
-    from pipelines.plan import planned_sizes
+    """Prints the stages with their planned actions, and the estimated sizes."""
+    from pipelines.stages.dry_run import planned_sizes
 
-    road(run, config, source, layouts)
+    run_stages(run, config, source, layouts)
     run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)
     run.console.table("Sizes", ("what", "size"), planned_sizes(config, source, config.task))
     run.console.say("dry run: nothing was written")

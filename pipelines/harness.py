@@ -1,4 +1,4 @@
-"""Tasks of the language model evaluation harness (`lm-eval`, an extra), for any causal checkpoint.
+"""Evaluation of causal checkpoints on tasks of the language model evaluation harness (`lm-eval`, an extra).
 
 python -m pipelines.harness --model runs/lm/student --tasks hellaswag,arc_easy --output runs/harness
 """
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from distill.errors import InputError
-from pipelines import cli
-from pipelines.console import Console
+from pipelines.runs import cli
+from pipelines.runs.console import Console
 from pipelines.settings.places import check_models
 
 RESULT = "harness.json"
@@ -27,14 +27,14 @@ class HarnessConfig:
     """Settings of `python -m pipelines.harness`.
 
     Args:
-        model: A causal language model's checkpoint: a local folder or a hub id.
-        teacher: Another one to compare with.
+        model: Checkpoint of a causal language model: a local folder or a hub id.
+        teacher: Checkpoint to compare with: a local folder or a hub id; if omitted, only the model is evaluated.
         tasks: Names of the harness's tasks, separated by commas.
-        include: Folder with YAML files of further tasks.
-        output: Folder for harness.json.
-        limit: Most examples of each task; 0 takes all.
-        fewshot: Examples in each prompt; -1 leaves it to the tasks.
-        batch_size: Rows a call.
+        include: Folder with YAML files of additional tasks.
+        output: Folder that harness.json is written to.
+        limit: Maximum number of examples per task; 0 uses all.
+        fewshot: Number of examples in each prompt; -1 uses each task's default.
+        batch_size: Number of rows per batch.
     """
 
     model: str = ""
@@ -54,7 +54,7 @@ class HarnessConfig:
             if getattr(self, name) < least:
                 raise InputError(f"--{name}: expected at least {least}, found {getattr(self, name)}")
         if find_spec("lm_eval") is None:
-            raise InputError("lm-eval: not installed: no task could be run; pip install 'stillroom[lm-eval]'")
+            raise InputError("lm-eval: not installed: no task could be run; pip install -e '.[lm-eval]'")
         if self.include and not Path(self.include).is_dir():
             raise InputError(
                 f"--include {self.include!r}: expected a folder with YAML files of tasks, found none there"
@@ -87,25 +87,25 @@ def main(argv: Sequence[str]) -> None:
 
 
 def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
-    """Task -> metric -> value.
+    """Returns task -> metric -> value.
 
     Raises:
-        InputError: A model without a head for the next token, a task that the harness doesn't know, or data that can't
-            be had.
+        InputError: The model has no language-modelling head, the harness doesn't have the task, or the task's data are
+            unavailable.
     """
     from datasets.exceptions import DatasetNotFoundError
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from compress.prune.checkpoint import admit, load_pruned
+    from compress.prune.slicing.checkpoint import load_pruned, register_pruned
     from distill.checkpoint.config import load_config
+    from distill.checkpoint.folder import checkpoint_folder
     from distill.tasks.language import CausalLM
-    from distill.teacher.load import checkpoint_folder
-    from pipelines.tasks import check_tokenizer_of
+    from pipelines.settings.task_settings import check_tokenizer_of
 
     folder = checkpoint_folder(model, "model")
-    admit(folder)
+    register_pruned(folder)
     CausalLM.check(load_config(folder), model)
     CausalLM(()).check_weights(folder, "model")
     manager = TaskManager(include_path=config.include or None)

@@ -1,12 +1,12 @@
-"""`python -m pipelines.prune`: a trained model cut to a measured speed, and recovered under a teacher."""
+"""`python -m pipelines.prune`: prunes a trained model to a measured speed and trains it with a teacher."""
 
 from collections.abc import Mapping, Sequence
 
 from distill.errors import InputError
-from pipelines import cli
-from pipelines.config import SHORT, DistillConfig
-from pipelines.distill import follow
+from pipelines.distill import run_command
+from pipelines.runs import cli
 from pipelines.settings.command_line import full_flag
+from pipelines.settings.distill_config import SHORT, DistillConfig
 
 EXAMPLES = """\
   python -m pipelines.prune --model runs/bert --data examples/data/banking77 --speedup 4 --output runs/quick
@@ -32,11 +32,14 @@ def main(argv: Sequence[str]) -> None:
     )
     if not config.budget.asked:
         raise InputError("budget: none given; name a --speedup such as 10 or 2,4,8,15, or a --latency-ms")
-    follow("pipelines.prune", argv, config)
+    run_command("pipelines.prune", argv, config)
 
 
 def with_teacher(argv: Sequence[str], short: Mapping[str, str] = MODEL_SHORT) -> list[str]:
-    """Where only a model is named, it is its own teacher and is pruned whole."""
+    """Returns the arguments with full flag names; a model given without a teacher becomes its own teacher.
+
+    The student then starts as the whole teacher. With `--config`, the arguments aren't reassigned.
+    """
     words = [full_flag(word, short) for word in argv]
     if named(words) & {"--teacher.model", "--config"}:
         return words
@@ -48,7 +51,7 @@ def with_teacher(argv: Sequence[str], short: Mapping[str, str] = MODEL_SHORT) ->
 
 
 def named(words: Sequence[str]) -> set[str]:
-    """The flags among the words, without their values."""
+    """Returns the names of the flags among the arguments, without their values."""
     return {word.partition("=")[0] for word in words}
 
 

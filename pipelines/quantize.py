@@ -1,12 +1,12 @@
-"""`python -m pipelines.quantize`: a trained model made to compute in few bits, and trained for that."""
+"""`python -m pipelines.quantize`: quantizes a trained model and trains it to compute at low precision."""
 
 from collections.abc import Sequence
 
 from distill.errors import InputError
-from pipelines import cli
-from pipelines.config import DistillConfig
-from pipelines.distill import follow
+from pipelines.distill import run_command
 from pipelines.prune import MODEL_SHORT, named, with_teacher
+from pipelines.runs import cli
+from pipelines.settings.distill_config import DistillConfig
 
 EXAMPLES = """\
   python -m pipelines.quantize --model runs/demo/student --data examples/data/banking77 --output runs/int8
@@ -30,11 +30,15 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short=OWN,
     )
-    follow("pipelines.quantize", argv, config)
+    run_command("pipelines.quantize", argv, config)
 
 
 def with_defaults(argv: Sequence[str]) -> list[str]:
-    """The words, with what this command takes for granted: the model is trained, and gets 8 bits."""
+    """Returns the arguments with this command's defaults: the model is already trained, and the scheme is int8.
+
+    Raises:
+        InputError: `--student.given` is set explicitly.
+    """
     words = with_teacher(argv, OWN)
     found = named(words)
     if "--student.given" in found:

@@ -1,1 +1,1 @@
-"""One file a target. Each writes, and `verify.py` proves in a fresh process that what was written is the model."""
+"""Model export, one file per target format, and verification of the exported files in a fresh process."""

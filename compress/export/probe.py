@@ -1,4 +1,4 @@
-"""Looks into written files: what each of their products reads and gives on a batch, in the runtime they are for."""
+"""Input and output of each matrix product in exported files, computed on a batch in the runtime they are for."""
 
 import json
 import tempfile
@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.export.onnx import FILE, open_session
-from compress.export.parity import Product
-from compress.export.quiet import quiet
-from compress.export.rounded import PRODUCTS
-from compress.export.source import Source
-from compress.export.targets import Target
-from compress.prune.checkpoint import load_pruned
+from compress.export.common.parity import Product
+from compress.export.common.quiet import quiet
+from compress.export.common.source import Source
+from compress.export.common.targets import Target
+from compress.export.onnx.graph import FILE, open_session
+from compress.export.onnx.rounded import PRODUCTS
+from compress.prune.slicing.checkpoint import load_pruned
 
 Inputs = Mapping[str, np.ndarray]
 Probe = Callable[[Source, Target, Path, Inputs], dict[str, Product]]
 
 
-def opened_up(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
-    """An ONNX file with what its products read and give as outputs too, and their names by layer."""
+def expose_products(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
+    """Returns an ONNX file with its products' inputs and outputs as extra outputs, and their names by layer."""
     import onnx
 
     model = onnx.load(str(file))
@@ -36,7 +36,7 @@ def opened_up(file: Path) -> tuple[Any, dict[str, tuple[str, str]]]:
 
 
 def probe_onnx(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    model, products = opened_up(folder / str(target) / FILE)
+    model, products = expose_products(folder / str(target) / FILE)
     session = open_session(model.SerializeToString(), threads=1)
     wanted = list(dict.fromkeys(name for pair in products.values() for name in pair))
     given = {value.name: inputs[value.name] for value in session.get_inputs()}
@@ -45,14 +45,14 @@ def probe_onnx(source: Source, target: Target, folder: Path, inputs: Inputs) -> 
 
 
 def probe_openvino(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    """Of the ONNX file that OpenVINO's was made from, converted and run in the same way."""
+    """Returns the products of the ONNX file behind the OpenVINO target, converted and run in the same way."""
     import onnx
 
-    from compress.export.openvino import FILE as OWN
-    from compress.export.openvino import OpenVinoModel, export_openvino
+    from compress.export.openvino.ir import FILE as OWN
+    from compress.export.openvino.ir import OpenVinoModel, export_openvino
 
     assert target.made_from is not None
-    model, products = opened_up(folder / str(target.made_from) / FILE)
+    model, products = expose_products(folder / str(target.made_from) / FILE)
     with tempfile.TemporaryDirectory() as place:
         onnx.save(model, str(Path(place) / FILE))
         export_openvino(Path(place) / FILE, Path(place) / OWN)
@@ -61,21 +61,21 @@ def probe_openvino(source: Source, target: Target, folder: Path, inputs: Inputs)
 
 
 def probe_executorch(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    from compress.export.executorch import probe
+    from compress.export.executorch.program import probe
 
     return probe(source, inputs)
 
 
 def probe_litert(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    from compress.export.litert import FILE as OWN
-    from compress.export.litert import probe
+    from compress.export.litert.model import FILE as OWN
+    from compress.export.litert.model import probe
 
     return probe(folder / str(target) / OWN, source, inputs)
 
 
 @torch.inference_mode()
 def probe_checkpoint(source: Source, target: Target, folder: Path, inputs: Inputs) -> dict[str, Product]:
-    """Of the linear layers of the checkpoint, loaded again."""
+    """Returns the products of the linear layers of the reloaded checkpoint."""
     assert source.rounding is not None
     found: dict[str, Product] = {}
     with quiet():

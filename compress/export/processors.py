@@ -1,14 +1,14 @@
-"""Processors whose products of bytes saturate, and whether an export takes weights of 7 bits for them.
+"""Processors with saturating byte products, and the choice of 7-bit weights for them.
 
-ONNX Runtime and OpenVINO multiply unsigned bytes by signed ones. x86 processors without VNNI add pairs of such products
-in 16 bits (VPMADDUBSW): 255 x 127 twice doesn't fit there and is cut off, 255 x 63 twice does. ARM adds in 32 bits.
+ONNX Runtime and OpenVINO multiply unsigned bytes by signed bytes. x86 processors without VNNI add pairs of such
+products in 16 bits (VPMADDUBSW): twice 255 x 127 overflows and saturates, twice 255 x 63 fits. ARM adds in 32 bits.
 """
 
 from collections.abc import Iterable
 
 from compress.errors import CompressError
-from compress.export.int8 import products_saturate
-from compress.export.targets import FORMATS
+from compress.export.common.targets import FORMATS
+from compress.export.onnx.int8 import products_saturate
 from compress.quantize.config import Processor, Reduced
 
 WITHOUT_VNNI = ("avx2", "avx512")
@@ -17,16 +17,17 @@ WITHOUT_VNNI = ("avx2", "avx512")
 def resolve_reduced(
     reduced: Reduced, processor: Processor, formats: Iterable[str], *, group: str = "quantize."
 ) -> bool:
-    """Whether weights whose inputs have 8 bits get 7, in files of these formats.
+    """Returns whether weights whose inputs have 8 bits get 7 bits, in files of these formats.
 
     Args:
-        reduced: As requested; auto takes 7 bits where the processor needs them.
-        processor: Where the files will run.
-        formats: Of the files.
-        group: Of the settings, for the message.
+        reduced: As requested; auto selects 7 bits if the processor needs them.
+        processor: Processor the files will run on.
+        formats: Formats of the files.
+        group: Prefix of the settings' names, for the message.
 
     Raises:
-        CompressError: Files with weights of 8 bits, which can't be proven here, where products saturate.
+        CompressError: Files with 8-bit weights are requested, but products saturate here, so that they can't be
+            verified.
     """
     saturating = [name for name in formats if FORMATS[name].saturates]
     if reduced is True or not saturating:

@@ -1,16 +1,16 @@
-"""Opens what an export wrote in the runtime it was written for; each is called with arrays and gives logits."""
+"""Opens exported artefacts in the runtimes they were written for; each maps arrays to logits."""
 
 from pathlib import Path
 from typing import Any
 
-from compress.export.targets import Target, target_of
+from compress.export.common.targets import Target, target_of
 
 
 def open_export(target: Target | str, folder: Path, threads: int) -> Any:
-    """The artefact of kind `target` in `folder`, on `threads` threads (PyTorch's are set by its caller).
+    """Opens the artefact of kind `target` in `folder`, with `threads` threads (PyTorch's are set by the caller).
 
-    The result maps a padded batch of ids, mask and types, each [batch, length] int64, to logits [batch, classes], and
-    has the `names` of the inputs that it reads.
+    The returned model maps a padded batch of ids, mask and types, each [batch, length] int64, to logits [batch,
+    classes], and has the `names` of its inputs.
 
     Raises:
         CompressError: The runtime isn't installed.
@@ -18,25 +18,25 @@ def open_export(target: Target | str, folder: Path, threads: int) -> Any:
     target = target_of(target) if isinstance(target, str) else target
     runtime, _ = target.where
     if target.format == "onnx-decoder":
-        from compress.export.generate import OnnxDecoder
+        from compress.export.onnx.generate import OnnxDecoder
 
         return OnnxDecoder(folder, threads)
     if runtime == "onnxruntime":
-        from compress.export.onnx import OnnxModel
+        from compress.export.onnx.graph import OnnxModel
 
         return OnnxModel(folder, threads)
     if runtime == "openvino":
-        from compress.export.openvino import OpenVinoModel
+        from compress.export.openvino.ir import OpenVinoModel
 
         return OpenVinoModel(folder, threads)
     if runtime == "executorch":
-        from compress.export.executorch import ExecutorchModel
+        from compress.export.executorch.program import ExecutorchModel
 
         return ExecutorchModel(folder, threads)
     if runtime == "litert":
-        from compress.export.litert import LitertModel
+        from compress.export.litert.model import LitertModel
 
         return LitertModel(folder, threads)
-    from compress.export.huggingface import TorchModel
+    from compress.export.common.huggingface import TorchModel
 
     return TorchModel(folder)

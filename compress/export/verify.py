@@ -1,6 +1,6 @@
-"""Reloads an exported artefact in a fresh process and compares its answers with the model's.
+"""Verification of an exported artefact: reloads it in a fresh process and compares its logits with the model's.
 
-Run as `python -m compress.export.verify TARGET FOLDER SAMPLES OUT`, this file is that fresh process.
+The fresh process runs this file as `python -m compress.export.verify TARGET FOLDER SAMPLES OUT`.
 """
 
 import json
@@ -17,29 +17,29 @@ from typing import Any
 import numpy as np
 
 from compress.errors import ArtefactError, VerificationError
-from compress.export.decisions import Kind, same
+from compress.export.common.decisions import Kind, predictions_agree
+from compress.export.common.targets import Target, target_of
 from compress.export.runtimes import open_export
-from compress.export.targets import Target, target_of
-from compress.lifetime import end_with_parent, signal_name
-from compress.memory import peak_memory
-from compress.readers import READERS
+from compress.measure.memory import peak_memory
+from compress.subprocesses import end_with_parent, signal_name
+from distill.checkpoint.readers import READERS
 
-SAME = 0.995  # share of the texts that a model which rounds has to class alike: a flip of a last bit may move one
+SAME = 0.995  # share of predictions that must agree if activations are rounded: a last-bit difference may flip one
 BATCH = 16
 NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Parity:
-    """How an artefact answers beside the model it was made from.
+    """Agreement of an artefact with the model it was made from.
 
     Args:
-        target: Its name.
-        texts: How many answers were compared: one a text, or one a token where each has some.
+        target: Name of the target.
+        texts: Number of compared predictions: one per text, or one per token for token-level models.
         max_difference, mean_difference: Of logits, absolute.
-        same_class: Share of the answers that come to the same: of a classifier, its classes.
-        load_ms: From nothing to a model that can be called, the runtime's own start included.
-        peak_bytes: Most memory of the process that loaded and ran it, Python included.
+        same_class: Share of predictions that agree; for a classifier, those of the same class.
+        load_ms: Time until the model can be called, including the start of the runtime.
+        peak_bytes: Peak memory of the process that loaded and ran it, Python included.
     """
 
     target: str
@@ -62,24 +62,25 @@ def verify(
     rounds: bool = False,
     kind: Kind = "class",
 ) -> tuple[Parity, np.ndarray]:
-    """Compares the artefact in `folder`, reloaded with its own tokenizer in a fresh process, with `expected`.
+    """Reloads the artefact in `folder` with its own tokenizer in a fresh process and compares it with `expected`.
 
     Args:
-        target: Its name.
+        target: Name of the target.
         folder: The artefact.
         texts, pairs: Real texts, or the words of each.
         max_length: Longest text in tokens.
-        expected: Logits of the trained model for them, [texts, classes]; where each token has some, [tokens, classes].
-        rounds: Activations are rounded, so that a last bit may move logits by a step: what they come to is compared.
-        kind: What they come to.
+        expected: Logits of the trained model for them, [texts, classes]; for token-level models [tokens, classes].
+        rounds: Whether activations are rounded: a difference of the last bit may then move logits by a step, so that
+            predictions are compared instead.
+        kind: Kind of predictions.
 
     Returns:
         The comparison, and the artefact's logits.
 
     Raises:
-        VerificationError: The fresh process was ended by a signal, for want of memory for example.
-        ArtefactError: The fresh process fails, the logits differ by more than rounding of float32, or, of a model that
-            `rounds`, more than 1 - SAME of what they come to.
+        VerificationError: The fresh process was ended by a signal, for example for lack of memory.
+        ArtefactError: The fresh process fails; the logits differ by more than rounding of float32; or, with `rounds`,
+            more than 1 - SAME of the predictions differ.
     """
     with tempfile.TemporaryDirectory() as scratch:
         samples, out = Path(scratch) / "samples.json", Path(scratch) / "answers.npz"
@@ -108,7 +109,7 @@ def verify(
     found = answers["logits"]
     parity = compare(target, found, expected, kind, answers["lengths"])
     parity = replace(parity, load_ms=float(answers["load_ms"]), peak_bytes=int(answers["peak_bytes"]))
-    refuse(parity, folder, rounds=rounds)
+    check_parity(parity, folder, rounds=rounds)
     return parity, found
 
 
@@ -118,14 +119,15 @@ def compare(
     if found.shape != expected.shape:
         raise ArtefactError(f"{target}: expected logits {expected.shape}, found {found.shape}")
     difference = np.abs(found.astype(np.float64) - expected)
-    alike = float(same(kind, found, expected, lengths).mean())
+    alike = float(predictions_agree(kind, found, expected, lengths).mean())
     return Parity(target, len(expected), float(difference.max()), float(difference.mean()), alike)
 
 
-def refuse(parity: Parity, folder: Path, *, rounds: bool) -> None:
-    """
+def check_parity(parity: Parity, folder: Path, *, rounds: bool) -> None:
+    """Checks that the artefact agrees with the model within the tolerance of its target.
+
     Raises:
-        ArtefactError: The artefact isn't the model.
+        ArtefactError: The difference is larger.
     """
     most = target_of(parity.target).kind.tolerance
     if rounds and not (parity.same_class >= SAME and np.isfinite(parity.max_difference)):
@@ -140,8 +142,8 @@ def refuse(parity: Parity, folder: Path, *, rounds: bool) -> None:
         )
 
 
-def answers(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, Any]:
-    """Logits of the samples from the artefact and the tokenizer beside it, nothing else, and what that took."""
+def run_samples(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, Any]:
+    """Returns logits of the samples, load time and peak memory, using only the artefact and the tokenizer beside it."""
     from tokenizers import Tokenizer
 
     READERS.update(samples["readers"])
@@ -157,15 +159,15 @@ def answers(target: Target, folder: Path, samples: dict[str, Any]) -> dict[str, 
     for first in range(0, len(rows), BATCH):
         encoded = tokenizer.encode_batch(rows[first : first + BATCH], is_pretokenized=words)
         mask = np.asarray([each.attention_mask for each in encoded])
-        parts.append(flat(model(arrays(encoded, model)), mask))
+        parts.append(flatten_tokens(model(arrays(encoded, model)), mask))
         lengths.append(mask.sum(1))
     most = peak_memory()
     told = {"logits": np.concatenate(parts), "lengths": np.concatenate(lengths)}
     return told | {"load_ms": load_ms, "peak_bytes": most}
 
 
-def flat(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Logits of a batch as rows: a text's, or a token's that isn't padding."""
+def flatten_tokens(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Returns the logits of a batch as rows: one per text, or one per token that isn't padding."""
     return logits if logits.ndim == 2 else logits[mask.astype(bool)]
 
 
@@ -181,7 +183,7 @@ def arrays(encodings, model) -> dict[str, np.ndarray]:
 def main(target: str, folder: str, samples: str, out: str) -> None:
     asked = json.loads(Path(samples).read_text())
     end_with_parent(asked["parent"])
-    np.savez(out, **answers(target_of(target), Path(folder), asked))
+    np.savez(out, **run_samples(target_of(target), Path(folder), asked))
 
 
 if __name__ == "__main__":

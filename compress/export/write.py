@@ -1,36 +1,36 @@
-"""Writes a model in any of the formats, with its tokenizer and config beside it."""
+"""Writes a model in any export format, with its tokenizer and config beside it."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from compress.errors import ArtefactError, CompressError
-from compress.export.fuse import fuse
-from compress.export.huggingface import export_huggingface
-from compress.export.int8 import products_saturate, quantize_int8
-from compress.export.onnx import FILE, export_onnx
-from compress.export.parity import worst_layer
+from compress.export.common.huggingface import export_huggingface
+from compress.export.common.parity import worst_layer
+from compress.export.common.source import Source
+from compress.export.common.targets import Target, by_scheme, with_sources
+from compress.export.onnx.fuse import fuse
+from compress.export.onnx.graph import FILE, export_onnx
+from compress.export.onnx.int8 import products_saturate, quantize_int8
+from compress.export.onnx.rounded import round_fused, round_graph
 from compress.export.probe import PROBES, Inputs
-from compress.export.rounded import round_graph, round_joined
-from compress.export.source import Source
-from compress.export.targets import Target, by_scheme, with_sources
 from compress.quantize.store import save_rounding
 
-LAYER = 1e-5  # a product of a deployed layer differs by at most this share of its largest value
+LAYER = 1e-5  # largest allowed difference of a deployed product, as a share of its largest value
 Write = Callable[[Source, Target, Path], None]  # (model, target, folder of all targets)
 
 
 def write_targets(source: Source, targets: Iterable[Target], folder: Path) -> None:
-    """Writes the targets, and what they are made from, each into a folder of its name."""
+    """Writes the targets, and the targets they are made from, each into a folder of its name."""
     for target in with_sources(targets):
         write_target(source, target, folder)
 
 
 def write_target(source: Source, target: Target, folder: Path) -> None:
-    """Writes one target into a folder of its name; what it is made from is in `folder` already.
+    """Writes one target into a folder of its name; the target it is made from must be in `folder` already.
 
     Raises:
         ArtefactError: The format can't express the model.
-        CompressError: The format's library isn't installed, or it can't hold the model's scheme.
+        CompressError: The format's library isn't installed, or the format doesn't support the model's scheme.
     """
     if target.rounded:
         check_rounded(source, target)
@@ -44,7 +44,7 @@ def write_target(source: Source, target: Target, folder: Path) -> None:
 def check_rounded(source: Source, target: Target) -> None:
     if source.rounding is None:
         if target == Target("onnxruntime", "int8"):
-            return  # its own int8 needs no numbers
+            return  # ONNX Runtime's own int8 needs no stored scales
         raise CompressError(
             f"export {target}: expected a quantized model, found one in float; python -m pipelines.quantize makes one"
         )
@@ -53,12 +53,12 @@ def check_rounded(source: Source, target: Target) -> None:
 
 
 def check_layers(source: Source, target: Target, folder: Path, inputs: Inputs) -> float:
-    """Largest difference of a product of the written file from its layer's, on the input that it gets there.
+    """Returns the largest difference between a product of the written file and its layer, on the file's own inputs.
 
     `inputs` are a padded batch of ids, mask and types, each [batch, length] int64.
 
     Raises:
-        ArtefactError: It is more than rounding of float32.
+        ArtefactError: The difference is larger than rounding of float32.
     """
     name, difference = worst_layer(PROBES[target.format](source, target, folder, inputs), source.reference)
     if not difference <= LAYER:  # also catches NaN
@@ -91,7 +91,7 @@ def write_onnx(source: Source, target: Target, folder: Path) -> None:
 
 
 def write_decoder(source: Source, target: Target, folder: Path) -> None:
-    from compress.export.decoder import export_decoder
+    from compress.export.onnx.decoder import export_decoder
 
     export_decoder(source.model, source.tokenizer, folder / str(target))
 
@@ -103,38 +103,38 @@ def write_onnxruntime(source: Source, target: Target, folder: Path) -> None:
     elif source.rounding is None:
         quantize_int8(folder / "onnxruntime" / FILE, place, reduced=source.reduced)
     elif all(layer.inputs in ("tensor", "table") for layer in source.layers.values()):
-        round_joined(folder / "onnxruntime" / FILE, place, source.layers)
-    else:  # no joined operator takes scales that come with each call
+        round_fused(folder / "onnxruntime" / FILE, place, source.layers)
+    else:  # no fused operator takes scales computed in each call
         round_graph(folder / "onnx" / FILE, place, source.layers)
 
 
 def write_openvino(source: Source, target: Target, folder: Path) -> None:
-    from compress.export import openvino
+    from compress.export.openvino import ir
 
     assert target.made_from is not None
-    openvino.export_openvino(folder / str(target.made_from) / FILE, folder / str(target) / openvino.FILE)
+    ir.export_openvino(folder / str(target.made_from) / FILE, folder / str(target) / ir.FILE)
 
 
 def write_executorch(source: Source, target: Target, folder: Path) -> None:
-    from compress.export.executorch import export_executorch
+    from compress.export.executorch.program import export_executorch
 
     export_executorch(source, folder / str(target), rounded=target.rounded)
 
 
 def write_litert(source: Source, target: Target, folder: Path) -> None:
-    from compress.export.litert import export_litert
+    from compress.export.litert.model import export_litert
 
     export_litert(source, folder / str(target), rounded=target.rounded)
 
 
 def write_torchao(source: Source, target: Target, folder: Path) -> None:
-    from compress.export.torchao import export_torchao
+    from compress.export.pytorch.torchao import export_torchao
 
     export_torchao(source, folder / str(target))
 
 
 def write_compressed(source: Source, target: Target, folder: Path) -> None:
-    from compress.export.compressed import export_compressed
+    from compress.export.pytorch.compressed_tensors import export_compressed
 
     export_compressed(source, folder / str(target))
 

@@ -1,1 +1,1 @@
-"""Structured pruning: what can go, what should go, how much of it, and taking it out."""
+"""Structured pruning: tracing of prunable axes, importance scores, search of a shape within a budget, and slicing."""

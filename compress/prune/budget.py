@@ -1,4 +1,4 @@
-"""What a pruned model may cost: a speed, a size, a score to keep, and under which conditions they are measured."""
+"""The budget of a pruned model: speed, size and minimum score, and the conditions under which they are measured."""
 
 import re
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from compress.errors import CompressError
 
 UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
 RUNTIMES = ("onnxruntime", "openvino", "pytorch")
-TOLERANCE = 0.05  # by how much the speed asked for may be overshot: more would have bought accuracy
+TOLERANCE = 0.05  # accepted relative overshoot of the requested speed; more would come at the cost of accuracy
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Settings of a measured budget; without a speed and a latency nothing is pruned.
+    """Settings of a measured budget; nothing is pruned unless a speed-up or a latency is set.
 
     Args:
-        speedup: How many times faster than the teacher in fp32 on the same runtime, such as 10; several, such as
-            2,4,8,15, give a family.
-        latency_ms: Or the milliseconds a call may take.
-        max_bytes: The most that the deployed files may take, such as 10MB; for a family one bound for all, or one for
-            each speed-up in their order, such as 14MB,10MB,8MB.
-        min_score: The least share of the teacher's score on the validation split, such as 0.98.
-        runtime: Where latency is measured: onnxruntime, pytorch, or openvino (an extra).
-        precision: The student's: int8 (dynamic, on ONNX Runtime) or fp32; auto is int8 where there is a choice. The
-            teacher's is fp32.
-        batch: Texts a call.
-        length: Tokens a text; 0 takes the data set's own lengths.
+        speedup: Required speed-up over the teacher in fp32 on the same runtime, such as 10; a comma-separated list,
+            such as 2,4,8,15, gives a family of students.
+        latency_ms: Maximum milliseconds per call, instead of a speed-up.
+        max_bytes: Maximum size of the deployed files, such as 10MB; for a family one bound for all, or one for each
+            speed-up in the same order, such as 14MB,10MB,8MB.
+        min_score: Minimum share of the teacher's score on the validation split, such as 0.98.
+        runtime: Runtime on which latency is measured: onnxruntime, pytorch, or openvino (an extra).
+        precision: Precision of the student: int8 (dynamic, on ONNX Runtime) or fp32; auto selects int8 on onnxruntime
+            and fp32 elsewhere. The teacher is always measured in fp32.
+        batch: Texts per call.
+        length: Tokens per text; 0 uses the lengths of the data set.
         threads: Threads of the runtime.
-        uniform: Every layer gets the same sizes and the checkpoint loads in the stock class.
+        uniform: Give every layer the same sizes, so that the checkpoint loads in the stock class.
     """
 
     speedup: str = ""
@@ -59,7 +59,7 @@ class Budget:
             if getattr(self, name) < least:
                 raise CompressError(f"budget.{name}: expected at least {least}, found {getattr(self, name)}")
         check_runtime(self.runtime, self.precision)
-        if self.asked and self.precision == "auto":  # a default that is resolved would be taken for what was asked
+        if self.asked and self.precision == "auto":  # stays auto if there is no budget to resolve it for
             object.__setattr__(self, "precision", "int8" if self.runtime == "onnxruntime" else "fp32")
         if len(self.bounds) not in (0, 1, len(self.speedups)):
             raise CompressError(
@@ -68,12 +68,12 @@ class Budget:
 
     @property
     def asked(self) -> bool:
-        """Whether there is anything to prune for."""
+        """Whether a speed-up or a latency is set, so that the model is pruned."""
         return bool(self.speedup or self.latency_ms)
 
     @property
     def speedups(self) -> tuple[float, ...]:
-        """The speed-ups asked for, the smallest first."""
+        """The requested speed-ups in ascending order."""
         parts = [part.strip() for part in self.speedup.split(",")] if self.speedup else []
         if not all(re.fullmatch(r"\d+(\.\d+)?", part) for part in parts):
             raise CompressError(f"budget.speedup: expected numbers such as 10 or 2,4,8,15, found {self.speedup!r}")
@@ -87,27 +87,28 @@ class Budget:
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """The sizes asked for, in the order of the speed-ups as they were given."""
+        """The requested maximum sizes in bytes, in the order in which the speed-ups were given."""
         return tuple(parse_bytes(part) for part in self.max_bytes.split(",")) if self.max_bytes else ()
 
     def most_bytes(self, speedup: float = 0.0) -> int | None:
-        """The most that the files at a speed-up may take."""
+        """Returns the maximum size in bytes of the files at a speed-up, None if unbounded."""
         if len(self.bounds) < 2:
             return self.bounds[0] if self.bounds else None
         return self.bounds[[float(part) for part in self.speedup.split(",")].index(speedup)]
 
 
 def check_runtime(runtime: str, precision: str) -> None:
-    """
+    """Checks that the runtime is installed and supports the precision.
+
     Raises:
-        CompressError: A runtime that isn't known, isn't installed or can't run the precision.
+        CompressError: The runtime is unknown, isn't installed or can't run the precision.
     """
     if runtime not in RUNTIMES:
         raise CompressError(f"budget.runtime: expected {', '.join(RUNTIMES)}, found {runtime!r}")
     if runtime != "pytorch" and find_spec(runtime) is None:
         raise CompressError(
             f"budget.runtime {runtime!r}: not installed here, so nothing could be measured on it; "
-            f"pip install 'stillroom[{runtime}]'"
+            f"pip install -e '.[{runtime}]'"
         )
     if runtime != "onnxruntime" and precision == "int8":
         raise CompressError(
@@ -116,10 +117,10 @@ def check_runtime(runtime: str, precision: str) -> None:
 
 
 def parse_bytes(text: str) -> int:
-    """`10MB` -> 10,000,000; `8MiB` -> 8,388,608.
+    """Parses a size: `10MB` -> 10,000,000; `8MiB` -> 8,388,608.
 
     Raises:
-        CompressError: No number with one of these units.
+        CompressError: The text isn't a number with one of the known units.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if not found or found.group(2).lower() not in UNITS:

@@ -1,4 +1,4 @@
-"""How a model is pruned: what its units are judged by, and when they go."""
+"""Settings of pruning: how units are scored and when they are removed."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,19 +11,22 @@ class PruneConfig:
     """Settings of pruning.
 
     Args:
-        scores: What units are worth: fisher or taylor (of the distillation loss), activation, magnitude.
-        schedule: oneshot prunes before the student is trained; iterative in `rounds` with training between them;
-            gradual closes units one after another while the student trains, then takes them out and trains on.
-        masks: Which units a gradual schedule closes: by movement (their gradients), or learned (L0 gates pushed to the
-            size by a Lagrangian).
+        scores: Importance score of units: fisher or taylor (of the distillation loss), activation, magnitude.
+        schedule: oneshot prunes before the student is trained; iterative prunes in `rounds` with training in between;
+            gradual masks units one after another while the student trains, then removes them and continues training.
+        masks: How a gradual schedule selects the units to mask: movement (by their gradients), or learned (L0 gates
+            driven to the target size by a Lagrangian).
         rounds: Rounds of the iterative schedule.
-        gradual: Share of the training's epochs in which a gradual schedule closes units.
-        samples: Training texts that scores are measured on.
-        trials: Steps before the last comparison of candidate shapes; 0 takes the one of least estimated loss.
-        vocabulary: Also remove words that the training texts don't use; never of a language model: it answers with
+        gradual: Share of the training epochs in which a gradual schedule masks units.
+        samples: Training texts on which scores are measured.
+        trials: Training steps before the final comparison of candidate shapes; 0 takes the shape with the lowest
+            estimated loss.
+        vocabulary: Also remove tokens that the training texts don't use; never applied to a language model, whose
+            outputs are tokens.
+        unseen: Share of tokens in unseen text that may be split into smaller tokens because the training texts lack
             them.
-        unseen: Share of further text's words that may be spelt in pieces since the training texts lack them.
-        embedding_rank: Columns of the word table, which a projection then takes to the hidden width; 0 leaves it whole.
+        embedding_rank: Columns of the token embedding, which a projection maps to the hidden width; 0 keeps the full
+            embedding.
     """
 
     scores: Literal["fisher", "taylor", "activation", "magnitude"] = "fisher"

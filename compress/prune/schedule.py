@@ -1,15 +1,16 @@
-"""How much is pruned at which step."""
+"""The sparsity schedule: the pruned share at each training step."""
 
 from compress.errors import CompressError
 
 
 def cubic(step: int, begin: int, end: int, start: float, target: float) -> float:
-    """Share pruned at `step`: `start` until `begin`, `target` from `end` on, between target + (start - target) u^3.
+    """Returns the share pruned at `step`: `start` until `begin`, `target` from `end` on, and a cubic in between.
 
-    u is the part of the way from `begin` to `end` that is left: most goes early, while there is the most to spare.
+    The cubic is target + (start - target) u^3, where u is the remaining part of the way from `begin` to `end`: most is
+    pruned early, while the model has the most redundancy.
 
     Raises:
-        CompressError: `end` before `begin`.
+        CompressError: `end` is before `begin`.
 
     Source: Zhu and Gupta 2017 (arXiv 1710.01878), equation 1, at every step instead of every delta-t steps.
     """

@@ -1,1 +1,1 @@
-"""Weights and activations in few bits: trained as they will be deployed, with the scales they are deployed with."""
+"""Quantization of weights and activations, with training that simulates the deployed arithmetic and scales."""

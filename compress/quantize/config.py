@@ -1,4 +1,4 @@
-"""How a model is quantized: the scheme, and how its numbers are found."""
+"""Quantization settings: the scheme, and how scales and rounded weights are determined."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ from compress.quantize.schemes import SCHEMES, multiplies_bytes, schemes_named
 
 Reduced = bool | Literal["auto"]
 Processor = Literal["here", "avx2", "avx512", "vnni", "arm"]
-AUTO = 0.99  # share of the score that --quantize auto keeps
+AUTO = 0.99  # share of the float score that --quantize auto preserves
 
 
 @dataclass(frozen=True)
@@ -17,25 +17,26 @@ class QuantizeConfig:
 
     Args:
         scheme: int8-static, int8-dynamic, int8-weights, int4-weights, int4-dynamic, fp8-weights or fp8-dynamic, see
-            `SCHEMES`; int8 takes int8-static for each format that holds it, int8-dynamic for the others, and makes a
-            student of each that is needed; so does int4 with int4-weights; fp8 is fp8-dynamic; auto is int8 with a
-            min_score of 0.99; empty: in float.
-        method: qat trains the student as it will be deployed, on the teacher's signals; ptq only calibrates it.
-        ranges: Of activations with a scale a tensor: minmax, percentile, or mse (least squared error).
-        weights: nearest: to the nearest integer; gptq: those not yet rounded make up for errors; awq: weights that meet
-            large inputs get finer steps.
-        smooth: SmoothQuant's alpha: how far outliers of activations move into weights; 0: not at all.
-        min_score: Share of the float model's validation score that calibration has to keep: layers that bear rounding
-            least get 8 bits instead of 4, or stay in float, until it does.
-        learned: Also train the scales, those of weights and of activations (LSQ).
-        reduced: 7 bits for weights whose inputs have 8: x86 processors without VNNI saturate larger products on ONNX
-            Runtime and OpenVINO. auto takes them where one of these files is exported and `processor` needs it.
-        processor: Where the files will run, which reduced auto is about: here is this machine; avx2 and avx512 are x86
-            without VNNI, vnni is x86 with it, arm is any ARM.
-        samples: Training texts that ranges are told from.
-        epochs: Of qat.
-        learning_rate: Of qat; its schedule and the rest are those of the student's training.
-        keep: Patterns of layers that stay in float, separated by commas, as `*.pooler.dense,classifier`.
+            `SCHEMES`. int8 selects int8-static for each format that supports it and int8-dynamic for the others, and
+            produces one student per scheme needed; int4 does the same, preferring int4-weights; fp8 is fp8-dynamic;
+            auto is int8 with a min_score of 0.99; empty: no quantization.
+        method: qat trains the student with simulated quantization on the teacher's signals; ptq only calibrates it.
+        ranges: Range estimator for activations with per-tensor scales: minmax, percentile, or mse (least squared
+            error).
+        weights: nearest: round to nearest; gptq: weights not yet rounded compensate for rounding errors; awq: weights
+            that multiply large inputs get finer steps.
+        smooth: SmoothQuant's alpha: how far activation outliers are moved into the weights; 0: not at all.
+        min_score: Share of the float model's validation score that calibration must preserve: the most sensitive layers
+            get 8 bits instead of 4, or stay in float, until it is reached.
+        learned: Also train the scales of weights and activations (LSQ).
+        reduced: 7 bits for weights whose inputs have 8: x86 processors without VNNI saturate larger products in ONNX
+            Runtime and OpenVINO. auto uses 7 bits if one of these formats is exported and `processor` needs it.
+        processor: Processor the files will run on; only used by reduced auto. here is this machine; avx2 and avx512 are
+            x86 without VNNI, vnni is x86 with it, arm is any ARM.
+        samples: Number of training texts used for calibration.
+        epochs: Epochs of qat.
+        learning_rate: Learning rate of qat; its schedule and the other training settings are those of the student.
+        keep: Patterns of layers that stay in float, separated by commas, such as `*.pooler.dense,classifier`.
     """
 
     scheme: str = ""
@@ -73,9 +74,10 @@ class QuantizeConfig:
             raise CompressError(f"quantize.learning_rate: expected more than 0, found {self.learning_rate}")
 
     def check_scheme(self) -> None:
-        """
+        """Checks that the scheme exists and that the other settings apply to it.
+
         Raises:
-            CompressError: A scheme that isn't known, or a setting that no scheme of that name reads.
+            CompressError: The scheme is unknown, or a setting has no effect with any of the schemes it selects.
         """
         schemes = [SCHEMES[name] for name in schemes_named(self.scheme)]
         if self.ranges != "minmax" and all(each.inputs != "tensor" for each in schemes):

@@ -1,9 +1,9 @@
-"""Where a model may be scaled channel by channel without changing what it computes: found by trying.
+"""Search for places where channels can be rescaled without changing the model's output.
 
-What a layer reads is divided by a number a channel, and its weights are multiplied by them: outliers of activations
-move into weights, or weights that meet large inputs get finer steps. The division costs nothing where the layer that
-makes these inputs takes it up: a norm before linear layers, values before the output of attention, the linear half of
-a gated unit before the last layer.
+The inputs of a layer are divided by a scale per channel and its weights are multiplied by the same scales, which moves
+activation outliers into weights, or gives weights that multiply large inputs finer steps. The division is free if the
+layer that produces the inputs can absorb it: a norm before linear layers, values before the attention output
+projection, the linear half of a gated unit before the last layer.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,20 +16,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from compress.blocks import block_of
-from compress.export.huggingface import logits_of
-from compress.prune.sizes import head_width
+from compress.prune.slicing.sizes import head_width
+from distill.checkpoint.outputs import logits_of
 
-SAME = 1e-4  # of the largest output: what scaling may move by another order of sums
+SAME = 1e-4  # of the largest output: tolerance for a different order of summation
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Layers whose inputs may be scaled.
+    """Linear layers whose inputs can be rescaled, and the layer that absorbs the scales.
 
     Args:
-        producer: Name of the norm or linear layer that makes these inputs and takes the scales up.
-        readers: Names of the linear layers.
-        shift: What a norm adds to its weight before it multiplies by it, as 1 in Gemma's.
+        producer: Name of the norm or linear layer that produces the inputs and absorbs the scales.
+        readers: Names of the linear layers that consume them.
+        shift: Constant that a norm adds to its weight before multiplying, such as 1 in Gemma.
     """
 
     producer: str
@@ -39,30 +39,30 @@ class Fold:
 
 @torch.no_grad()
 def find_folds(model: nn.Module, batch: Mapping[str, Tensor]) -> list[Fold]:
-    """Every place where scales can be taken up, each tried: the model with scales drawn at random gives what it gave.
+    """Returns every fold that preserves the model's logits, tested by applying random scales to each candidate.
 
     Args:
-        model: In eval mode and float32; afterwards as it was.
-        batch: A small batch of its inputs.
+        model: In eval mode and float32; restored afterwards.
+        batch: A small batch of model inputs.
     """
     expected, found = logits_of(model(**batch)), []
     seeded = torch.Generator().manual_seed(0)
-    for fold in suspects(model, batch):
+    for fold in candidate_folds(model, batch):
         inputs = weight_of(model, fold.readers[0]).shape[1]
-        scales = tied(torch.rand(inputs, generator=seeded) + 0.5, model, fold)
-        apply(model, fold, scales)
+        scales = tie_scales(torch.rand(inputs, generator=seeded) + 0.5, model, fold)
+        apply_scales(model, fold, scales)
         moved = (logits_of(model(**batch)) - expected).abs().max()
-        apply(model, fold, 1 / scales)
+        apply_scales(model, fold, 1 / scales)
         if moved <= SAME * expected.abs().max():
             found.append(fold)
     return found
 
 
-def suspects(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[Fold]:
-    """Norms before linear layers, and linear layers of a block whose outputs are as many as another's inputs."""
+def candidate_folds(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[Fold]:
+    """Yields candidate folds: a norm and the linear layers it feeds, or linear layers of a block with fitting sizes."""
     norms = {n: m for n, m in model.named_modules() if type(m).__name__.endswith("Norm") and hasattr(m, "weight")}
     linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-    made: dict[int, tuple[str, Tensor]] = {}  # the tensors are held, so that no other gets the id of one
+    made: dict[int, tuple[str, Tensor]] = {}  # keeps the tensors alive so that their ids aren't reused
     read: dict[str, Tensor] = {}
     hooks = [m.register_forward_hook(partial(note_output, made, n)) for n, m in norms.items()]
     hooks += [m.register_forward_pre_hook(partial(note_input, read, n)) for n, m in linears.items()]
@@ -94,8 +94,11 @@ def note_input(read: dict[str, Tensor], name: str, module: nn.Module, given: tup
     read[name] = given[0]
 
 
-def tied(scales: Tensor, model: nn.Module, fold: Fold) -> Tensor:
-    """Scales [inputs] that the producer can take up: where heads share values, one for all that read the same."""
+def tie_scales(scales: Tensor, model: nn.Module, fold: Fold) -> Tensor:
+    """Returns scales [inputs] that the producer can absorb.
+
+    Input heads that share a value head get the mean of their scales.
+    """
     outputs = weight_of(model, fold.producer).shape[0]
     if outputs == len(scales):
         return scales
@@ -105,7 +108,7 @@ def tied(scales: Tensor, model: nn.Module, fold: Fold) -> Tensor:
 
 
 def tied_width(model: nn.Module, outputs: int) -> int:
-    """Outputs that scales are tied in: a head's."""
+    """Returns the number of outputs per tied group: the head width."""
     own = head_width(cast(PreTrainedModel, model).config)
     return own if outputs % own == 0 else outputs
 
@@ -115,13 +118,13 @@ def weight_of(model: nn.Module, name: str) -> Tensor:
 
 
 @torch.no_grad()
-def apply(model: nn.Module, fold: Fold, scales: Tensor) -> None:
-    """Multiplies the readers' weights by `scales` [inputs], and divides what the producer gives."""
+def apply_scales(model: nn.Module, fold: Fold, scales: Tensor) -> None:
+    """Multiplies the readers' weights by `scales` [inputs] and divides the producer's outputs by them, in place."""
     for name in fold.readers:
         weight_of(model, name).mul_(scales)
     weight, bias = weight_of(model, fold.producer), getattr(model.get_submodule(fold.producer), "bias", None)
     outputs = weight.shape[0]
-    own = scales if outputs == len(scales) else one_of_each(scales, outputs, tied_width(model, outputs))
+    own = scales if outputs == len(scales) else untie_scales(scales, outputs, tied_width(model, outputs))
     if weight.dim() == 1:
         weight.add_(fold.shift).div_(own).sub_(fold.shift)
     else:
@@ -130,6 +133,6 @@ def apply(model: nn.Module, fold: Fold, scales: Tensor) -> None:
         bias.div_(own)
 
 
-def one_of_each(scales: Tensor, outputs: int, width: int) -> Tensor:
-    """Scales [outputs] of tied ones."""
+def untie_scales(scales: Tensor, outputs: int, width: int) -> Tensor:
+    """Returns the scales [outputs] of the producer, one per tied group of inputs."""
     return scales.view(outputs // width, -1, width)[:, 0].reshape(-1)

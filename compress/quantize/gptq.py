@@ -1,7 +1,7 @@
-"""GPTQ: weights are rounded input by input, and those not yet rounded make up for the error.
+"""GPTQ: weights are rounded one input at a time, and the weights not yet rounded compensate for the error.
 
-Source: Frantar et al. 2023 (arXiv 2210.17323), algorithm 1. Inputs go in the order of their energy ("act order"), and
-scales are those of the weights before any is changed, so that groups stay where they are.
+Source: Frantar et al. 2023 (arXiv 2210.17323), algorithm 1. Inputs are processed in decreasing order of energy ("act
+order"). Scales are computed from the original weights, so that groups stay contiguous.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,12 +14,12 @@ from compress.blocks import by_block
 from compress.errors import CompressError
 from compress.quantize.grid import nearest_
 from compress.quantize.layers import QuantizedLinear
-from compress.quantize.prepare import shared
-from compress.quantize.ranges import Batch, Reader, words
+from compress.quantize.prepare import is_tied
+from compress.quantize.ranges import Batch, InputObserver, drop_padding
 from compress.quantize.schemes import Numbers
 
-DAMP = 0.01  # of the mean energy, added to each input's: inputs that hardly vary have no inverse
-BLOCK = 128  # inputs between two corrections of all that follow
+DAMP = 0.01  # share of the mean energy added to the diagonal: near-constant inputs make it singular
+BLOCK = 128  # inputs between two lazy updates of the remaining weights
 
 
 def gptq(
@@ -28,16 +28,16 @@ def gptq(
     scales: Float[Tensor, "rows groups"],
     numbers: Numbers,
 ) -> Float[Tensor, "rows inputs"]:
-    """The weight on its grid with about the least squared error of its products.
+    """Returns the weight on its grid, with approximately the least squared error of its products.
 
     Args:
-        weight: Of a linear layer.
-        energy: Sum of x xᵀ over the inputs x that the layer gets.
-        scales: Of groups of inputs of equal size.
-        numbers: That it may be in steps of its scale.
+        weight: Weight of a linear layer.
+        energy: Sum of x xᵀ over the layer's inputs x.
+        scales: Scales of equally sized groups of inputs.
+        numbers: Values that a weight can take, in units of its scale.
 
     Raises:
-        CompressError: Inputs that aren't finite.
+        CompressError: The inputs aren't finite.
     """
     order = energy.diagonal().argsort(descending=True, stable=True)
     spread = inverse_factor("gptq", energy[order][:, order], DAMP).to(weight.dtype)
@@ -58,15 +58,17 @@ def gptq(
 def inverse_factor(
     whose: str, energy: Float[Tensor, "inputs inputs"], damping: float
 ) -> Float[Tensor, "inputs inputs"]:
-    """Upper Cholesky factor of the inverse of the damped energy, float64; an input that is always 0 touches no other.
+    """Returns the upper Cholesky factor of the inverse of the damped energy, in float64.
+
+    An input that is always 0 is decoupled from all others.
 
     Args:
-        whose: The layer's, for errors.
-        energy: Sum of x xᵀ over the inputs x that the layer gets.
+        whose: Name of the layer, for error messages.
+        energy: Sum of x xᵀ over the layer's inputs x.
         damping: Added to the diagonal, as a share of its mean.
 
     Raises:
-        CompressError: There is no inverse.
+        CompressError: The damped energy isn't invertible.
     """
     damped = energy.double().clone()
     diagonal = damped.diagonal()  # a view
@@ -81,8 +83,8 @@ def inverse_factor(
     return torch.linalg.cholesky(torch.cholesky_inverse(lower), upper=True)
 
 
-class Energies(Reader):
-    """Sums x xᵀ of what layers read; layers that read the same tensor share a sum."""
+class Energies(InputObserver):
+    """Hooks that accumulate x xᵀ over layer inputs; layers that take the same tensor share a sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +93,7 @@ class Energies(Reader):
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.note(name, module, inputs)
         if self.first[name] == name:
-            rows = words(inputs[0], self.mask).float().flatten(0, -2)
+            rows = drop_padding(inputs[0], self.mask).float().flatten(0, -2)
             self.sums[name] = self.sums.get(name, torch.zeros(())) + rows.T @ rows
 
     def of(self, name: str) -> Tensor:
@@ -102,16 +104,15 @@ class Energies(Reader):
 def gptq_model(
     model: nn.Module, batches: Iterable[Batch], on_block: Callable[[int, int], None] = lambda done, total: None
 ) -> int:
-    """Rounds the weights of a `prepare`d model; the layers of a block together, on what the blocks before it, rounded
-    already, give them.
+    """Rounds the weights of a `prepare`d model block by block, on inputs computed by the already rounded blocks before.
 
     Args:
-        model: In eval mode; changed in place. Its scales are kept from here on.
+        model: In eval mode; changed in place. Its scales are fixed from here on.
         batches: Calibration inputs with `attention_mask`.
-        on_block: Told how many blocks of how many are done.
+        on_block: Called with the number of finished blocks and the total.
 
     Returns:
-        How many layers were rounded.
+        Number of quantized linear layers in the model.
     """
     kept, layers = list(batches), {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     if not kept:
@@ -121,7 +122,7 @@ def gptq_model(
         seen = Energies()
         seen.watch(model, block, kept)
         for name, layer in block.items():
-            if name in seen.first and not shared(model, layer):
+            if name in seen.first and not is_tied(model, layer):
                 layer.scales = layer.weight_scales().clone()
                 layer.weight.data = gptq(layer.weight.detach(), seen.of(name), layer.scales, layer.numbers)
         on_block(number, len(blocks))

@@ -1,7 +1,7 @@
-"""Numbers on a grid of integers or of 8-bit floats: scales, rounding, gradients through it. Pure functions of tensors.
+"""Quantization grids of integers or 8-bit floats: scales, rounding and its gradients, as pure functions of tensors.
 
-Every deployed form repeats these very operations, in this order and in float32: a product instead of a division, or
-another way of rounding ties, would move a number by a whole step now and then.
+Every deployed format repeats exactly these operations, in this order and in float32: multiplying by a reciprocal
+instead of dividing, or rounding ties differently, would occasionally move a value by a whole step.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from torch import Tensor
 from compress.errors import CompressError
 from compress.quantize.schemes import FLOAT8, Numbers
 
-LEVELS = 255  # of an 8-bit activation, from 0
-SMALLEST = 1e-9  # of a scale: a row of zeros stays zeros
-FRACTION, LEAST_EXPONENT = 3, -6  # of E4M3: bits after the point, and the exponent below which its steps stay the same
-EXPONENT = 0x7F800000  # bits of a float32
+LEVELS = 255  # largest 8-bit activation; the smallest is 0
+SMALLEST = 1e-9  # lower bound of a scale: a row of zeros stays zeros
+FRACTION, LEAST_EXPONENT = 3, -6  # of E4M3: mantissa bits, and the exponent below which the step size is constant
+EXPONENT = 0x7F800000  # exponent bits of a float32
 
 
 def nearest_(steps: Tensor, numbers: Numbers) -> Tensor:
-    """The nearest of the numbers, in place; of two as near the even one."""
+    """Rounds to the nearest representable number, in place; ties go to even."""
     if numbers.floats:
         apart = float_step(steps.clamp_(-numbers.largest, numbers.largest))
         return steps.div_(apart).round_().mul_(apart)
@@ -29,9 +29,9 @@ def nearest_(steps: Tensor, numbers: Numbers) -> Tensor:
 
 
 def float_step(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """How far from one another the 8-bit floats (E4M3) around a float32 are: a part of the power of two below it.
+    """Returns the spacing of 8-bit floats (E4M3) around float32 values: a fraction of the power of two below each.
 
-    On a CPU a cast to them and back takes six times as long as rounding with these.
+    On a CPU a cast to E4M3 and back takes six times as long as rounding with these steps.
     """
     power = (x.view(torch.int32) & EXPONENT).view(torch.float32)
     return power.mul_(2.0**-FRACTION).clamp_(min=2.0 ** (LEAST_EXPONENT - FRACTION))
@@ -40,12 +40,12 @@ def float_step(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def weight_scales(
     weight: Float[Tensor, "rows inputs"], numbers: Numbers, group: int = 0
 ) -> Float[Tensor, "rows groups"]:
-    """The largest magnitude of each row, or of each `group` inputs of it, over the largest number.
+    """Returns the largest magnitude of each row, or of each group of `group` inputs, over the largest number.
 
-    Those of groups are rounded to bfloat16, which is what XNNPACK's products of 4 bits have.
+    Group scales are rounded to bfloat16, the type that XNNPACK's 4-bit kernels use.
 
     Raises:
-        CompressError: Inputs that `group` doesn't divide.
+        CompressError: `group` doesn't divide the number of inputs.
     """
     scales = grouped(weight, group).abs().amax(-1).div_(numbers.largest).clamp_(min=SMALLEST)
     return scales.bfloat16().float() if group else scales
@@ -61,25 +61,25 @@ def grouped(weight: Float[Tensor, "rows inputs"], group: int) -> Float[Tensor, "
     return weight.view(rows, -1, group or inputs)
 
 
-def on_grid(
+def fake_quantize_weight(
     weight: Float[Tensor, "rows inputs"],
     scales: Float[Tensor, "rows groups"],
     numbers: Numbers,
     kind: torch.dtype | None = None,
 ) -> Float[Tensor, "rows inputs"]:
-    """Each weight at the nearest multiple of its scale that the numbers allow; the gradient passes where it is.
+    """Returns each weight rounded to the nearest representable multiple of its scale.
 
-    It is rounded in float32 and comes as `kind`, or as it came. Scales that are learned get a gradient too, and a
-    weight that is cut off then passes none.
+    The gradient passes straight through. Rounding is computed in float32; the result has the dtype `kind`, or the
+    weight's own. Learned scales get a gradient too, and clipped weights then get none.
 
     Source: straight-through estimator, Bengio et al. 2013 (arXiv 1308.3432); of learned scales LSQ, Esser et al. 2020
-    (arXiv 1902.08153), equations 3 and 4. Its factor on the scale's gradient is left out: Adam divides by it again.
+    (arXiv 1902.08153), equations 3 and 4. Its factor on the scale's gradient is left out: Adam cancels it.
     """
-    function = OnLearnedGrid if scales.requires_grad else OnGrid
+    function = FakeQuantizeWeightLearned if scales.requires_grad else FakeQuantizeWeight
     return function.apply(weight, scales, numbers, kind or weight.dtype)
 
 
-class OnLearnedGrid(torch.autograd.Function):
+class FakeQuantizeWeightLearned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, scales: Tensor, numbers: Numbers, kind: torch.dtype) -> Tensor:
         each = scales.reshape(-1, 1)
@@ -99,8 +99,8 @@ class OnLearnedGrid(torch.autograd.Function):
         return (rows * within).view(gradient.shape).to(gradient.dtype), (rows * slope).sum(1).view(shape), None, None
 
 
-class OnGrid(torch.autograd.Function):
-    """In place where it can be: on a CPU a third of the time that torch's own fake quantization takes."""
+class FakeQuantizeWeight(torch.autograd.Function):
+    """Rounding with fixed scales, in place if possible: on a CPU a third of the time of torch's fake quantization."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, scales: Tensor, numbers: Numbers, kind: torch.dtype) -> Tensor:
@@ -113,36 +113,46 @@ class OnGrid(torch.autograd.Function):
         return gradient, None, None, None
 
 
-def stored(weight: Float[Tensor, "rows inputs"], scales: Float[Tensor, "rows groups"], numbers: Numbers) -> Tensor:
-    """The numbers of a weight that is `on_grid` [rows, inputs], int8 or float8_e4m3fn."""
+def quantize_weight(
+    weight: Float[Tensor, "rows inputs"], scales: Float[Tensor, "rows groups"], numbers: Numbers
+) -> Tensor:
+    """Returns the numbers of a weight that is `fake_quantize_weight` [rows, inputs], as int8 or float8_e4m3fn."""
     rows = weight.detach().view(scales.numel(), -1)
     kind = torch.float8_e4m3fn if numbers.floats else torch.int8
     return nearest_(rows / scales.view(-1, 1), numbers).to(kind).view(weight.shape)
 
 
 def tensor_grid(low: Float[Tensor, "*shape"], high: Float[Tensor, "*shape"]) -> tuple[Tensor, Tensor]:
-    """(scale, zero point) of unsigned 8 bits from `low` to `high`, 0 among them: GELU's and the mask's stay exact."""
+    """Returns (scale, zero point) of unsigned 8 bits from `low` to `high`.
+
+    The range always includes 0, so that zeros from GELU and the mask stay exact.
+    """
     low, high = low.clamp(max=0), high.clamp(min=0)
     scale = ((high - low) / LEVELS).clamp(min=SMALLEST)
     return scale, (-low / scale).round().clamp(0, LEVELS)
 
 
-def snapped(x: Tensor, scale: Float[Tensor, ""], zero: Float[Tensor, ""], kind: torch.dtype | None = None) -> Tensor:
-    """Activations at the grid of a tensor, as `kind` or as they came; rounded in float32 as they will be deployed.
+def fake_quantize(
+    x: Tensor, scale: Float[Tensor, ""], zero: Float[Tensor, ""], kind: torch.dtype | None = None
+) -> Tensor:
+    """Returns activations rounded to a per-tensor grid, in float32 as when deployed, as `kind` or in their own dtype.
 
-    The gradient passes where they aren't cut off, and reaches a learned scale.
+    The gradient passes where activations aren't clipped, and reaches a learned scale.
 
     Source: gradient of the scale: LSQ, Esser et al. 2020 (arXiv 1902.08153), equations 3 and 4; of a zero point that
-    isn't 0: LSQ+, Bhalgat et al. 2020 (arXiv 2004.09576), with the zero point kept.
+    isn't 0: LSQ+, Bhalgat et al. 2020 (arXiv 2004.09576), with the zero point fixed.
     """
     kind = kind or x.dtype
     if x.device.type == "cpu" and not scale.requires_grad:
-        return SnappedInPlace.apply(x, float(scale), float(zero), kind)
-    return Snapped.apply(x, scale, zero, kind)
+        return FakeQuantizeInPlace.apply(x, float(scale), float(zero), kind)
+    return FakeQuantize.apply(x, scale, zero, kind)
 
 
-class SnappedInPlace(torch.autograd.Function):
-    """With a scale that stays, known as a number: a third of the time on a CPU. Elsewhere reading it would wait."""
+class FakeQuantizeInPlace(torch.autograd.Function):
+    """Rounding with a fixed scale given as a Python number: a third of the time on a CPU.
+
+    On other devices, reading the scale would force a synchronisation.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float, zero: float, kind: torch.dtype) -> Tensor:
@@ -157,7 +167,7 @@ class SnappedInPlace(torch.autograd.Function):
         return torch.ops.aten.hardtanh_backward(gradient.to(x.dtype), x, *ctx.edges), None, None, None
 
 
-class Snapped(torch.autograd.Function):
+class FakeQuantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero: Tensor, kind: torch.dtype) -> Tensor:
         steps = x.float() / scale
@@ -170,37 +180,39 @@ class Snapped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         whole, *rest = ctx.saved_tensors
-        through = inside(gradient, whole)
+        through = zero_clipped(gradient, whole)
         if not rest:
             return through, None, None, None
         steps, kept = rest
-        slope = kept - inside(steps, whole.float())
+        slope = kept - zero_clipped(steps, whole.float())
         return through, (gradient * slope).sum() / (gradient.numel() * (LEVELS // 2)) ** 0.5, None, None
 
 
-def inside(values: Tensor, whole: Tensor) -> Tensor:
-    """The values where the grid has the integer, 0 elsewhere: on a CPU a tenth of the time that a mask takes."""
+def zero_clipped(values: Tensor, whole: Tensor) -> Tensor:
+    """Returns the values where `whole` is on the grid, 0 elsewhere.
+
+    On a CPU this takes a tenth of the time of a mask.
+    """
     return torch.ops.aten.hardtanh_backward(values, whole, -0.5, LEVELS + 0.5)
 
 
 def near_tie(x: Tensor, scale: Tensor, within: float) -> Tensor:
-    """Where an activation lies so near the middle of two steps, in steps, that rounding may go either way."""
+    """Returns a mask of activations within `within` steps of a rounding tie, where rounding may go either way."""
     steps = x / scale
     return (steps - steps.floor() - 0.5).abs() < within
 
 
-def token_snapped(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
-    """Activations [..., inputs] at 8 bits, each row of inputs at the `tensor_grid` of its own; the gradient passes.
+def fake_quantize_tokens(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
+    """Returns activations [..., inputs] rounded to 8 bits, each row to its own `tensor_grid`.
 
-    They are rounded in float32, and come as `kind` or as they came.
-
-    The numbers are those of torchao's int8 activations, asymmetric per token, from which ExecuTorch's are made.
+    They are rounded in float32, and returned as `kind` or in their own dtype; the gradient passes through. The numbers
+    are those of torchao's int8 activations, asymmetric per token, from which ExecuTorch's are derived.
     """
-    return RowsSnapped.apply(x, token_rounded, kind or x.dtype)
+    return FakeQuantizeRows.apply(x, token_rounded, kind or x.dtype)
 
 
-class RowsSnapped(torch.autograd.Function):
-    """Activations as `rounded` makes them in float32; the gradient passes."""
+class FakeQuantizeRows(torch.autograd.Function):
+    """Activations rounded by the function `rounded` in float32; the gradient passes through."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rounded: Callable[[Tensor], Tensor], kind: torch.dtype) -> Tensor:
@@ -217,17 +229,17 @@ def token_rounded(x: Tensor) -> Tensor:
 
 
 def token_grid(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(scale, zero point) of each row, both [..., 1]."""
+    """Returns (scale, zero point) of each row, both [..., 1]."""
     return tensor_grid(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True))  # aminmax takes ten times as long
 
 
-def float_snapped(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
-    """Activations [..., inputs] as 8-bit floats times the scale of their row, its largest magnitude over 448.
+def fake_quantize_float8(x: Tensor, kind: torch.dtype | None = None) -> Tensor:
+    """Returns activations [..., inputs] as 8-bit floats times a per-row scale, the row's largest magnitude over 448.
 
-    They are rounded in float32, and come as `kind` or as they came; the gradient passes. The numbers are those of
-    torchao's float8 activations with a scale a row, and of compressed-tensors' with a scale a token.
+    They are rounded in float32, and returned as `kind` or in their own dtype; the gradient passes through. The numbers
+    are those of torchao's float8 activations with per-row scales, and of compressed-tensors' with per-token scales.
     """
-    return RowsSnapped.apply(x, float_rounded, kind or x.dtype)
+    return FakeQuantizeRows.apply(x, float_rounded, kind or x.dtype)
 
 
 def float_rounded(x: Tensor) -> Tensor:
@@ -236,11 +248,11 @@ def float_rounded(x: Tensor) -> Tensor:
 
 
 def float_scale(x: Tensor) -> Tensor:
-    """Of each row, [..., 1]."""
+    """Returns the scale of each row, [..., 1]."""
     return (x.abs().amax(-1, keepdim=True) / FLOAT8.largest).clamp_(min=SMALLEST)
 
 
 def near_float_tie(x: Tensor, within: float) -> Tensor:
-    """Where a value of `x` [..., inputs], in the scale of its row, lies so near the middle of two 8-bit floats."""
+    """Returns a mask of values of `x` [..., inputs] within `within` steps of the midpoint of two 8-bit floats."""
     steps = x.float() / float_scale(x.float())
     return near_tie(steps, float_step(steps), within)

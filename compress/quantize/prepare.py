@@ -1,4 +1,4 @@
-"""A model made ready to be trained as it will be deployed, and turned into plain weights with their scales again."""
+"""Preparation of a model for quantization-aware training, and its conversion back to plain weights with scales."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
-from compress.quantize.grid import grouped, on_grid, stored
+from compress.quantize.grid import fake_quantize_weight, grouped, quantize_weight
 from compress.quantize.layers import InputGrid, QuantizedEmbedding, QuantizedLinear, linear_as, table_as
 from compress.quantize.schemes import INT8, Numbers, Scheme
 
 
 @dataclass(frozen=True)
-class Rounded:
-    """How a layer is rounded, and by which numbers.
+class LayerQuantization:
+    """Scheme and grids by which a layer is quantized.
 
     Args:
-        scheme: Of a linear layer; None of a word table.
-        scales: Of the weights [outputs, groups], float32.
-        grid: (scale, zero point) of the inputs where the scheme has one a tensor.
+        scheme: Scheme of a linear layer; None for an embedding table.
+        scales: Weight scales [outputs, groups], float32.
+        grid: (scale, zero point) of the inputs if the scheme has per-tensor grids.
     """
 
     scheme: Scheme | None
@@ -33,15 +33,15 @@ class Rounded:
         return self.scheme.numbers if self.scheme is not None else INT8
 
     def stored(self, weight: Tensor) -> Tensor:
-        """The weight [outputs, inputs] as int8 or float8_e4m3fn."""
-        return stored(weight, self.scales, self.numbers)
+        """Returns the weight [outputs, inputs] as int8 or float8_e4m3fn."""
+        return quantize_weight(weight, self.scales, self.numbers)
 
 
-Rounding = Mapping[str, Rounded]  # name of a module -> how it is rounded
+Rounding = Mapping[str, LayerQuantization]  # name of a module -> how it is quantized
 
 
 def precision_of(rounding: Rounding) -> str:
-    """Of its smallest weights: int4, fp8 or int8."""
+    """Returns the lowest precision of the quantized linear layers: int4, fp8 or int8."""
     found = {rounded.scheme.precision for rounded in rounding.values() if rounded.scheme is not None}
     return min(found, key=("int4", "fp8", "int8").index, default="int8")
 
@@ -49,20 +49,20 @@ def precision_of(rounding: Rounding) -> str:
 def prepare(
     model: nn.Module, scheme: Scheme | Mapping[str, Scheme], *, keep: tuple[str, ...] = (), in_7_bits: bool = False
 ) -> list[str]:
-    """Puts layers that round in the place of every linear layer and word table; parameters stay the same objects.
+    """Replaces every linear layer and embedding table by a quantized one, with the same parameter objects.
 
     Args:
         model: Changed in place.
-        scheme: For every linear layer; or by name, those that aren't named stay in float.
-        keep: Patterns of names that stay in float, as `*.classifier`.
-        in_7_bits: No product of bytes has weights of 8 bits: of a head that is the word table too the inputs stay in
-            float. The scheme is `reduced` already.
+        scheme: For every linear layer, or by layer name: layers that aren't listed stay in float.
+        keep: Patterns of names that stay in float, such as `*.classifier`.
+        in_7_bits: Whether byte products may not use 8-bit weights: the inputs of a head tied to the token table then
+            stay in float. The scheme is `reduced` already.
 
     Returns:
-        Names of the layers that round.
+        Names of the quantized layers.
 
     Raises:
-        CompressError: A model that rounds already, weights that aren't finite, or nothing to round.
+        CompressError: The model is quantized already, its weights aren't finite, or it has no layer to quantize.
     """
     check_plain(model)
     tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
@@ -70,7 +70,7 @@ def prepare(
     for name, layer in rounded_layers(model, keep).items():
         chosen = scheme if isinstance(scheme, Scheme) else scheme.get(name)
         if isinstance(layer, nn.Linear) and chosen is not None:
-            if id(layer.weight) in tables:  # a decoder's head: one tensor can't be on two grids
+            if id(layer.weight) in tables:  # a tied decoder head: one tensor can't be on two grids
                 chosen = as_table(chosen, in_7_bits)
             check_finite(name, layer.weight)
             grouped(layer.weight, chosen.group)
@@ -87,18 +87,20 @@ def prepare(
 
 
 def as_table(scheme: Scheme, in_7_bits: bool) -> Scheme:
-    """The scheme for a layer whose weight is on the grid of a word table, which has 8 bits."""
-    if scheme.floats or in_7_bits:  # there are no products of integers with 8-bit floats
+    """Returns the scheme for a head that shares its weight with an embedding table, which has 8 bits."""
+    if scheme.floats or in_7_bits:  # no kernel multiplies integers by 8-bit floats
         return Scheme("int8-weights")
     return dataclasses.replace(scheme, bits=8, group=0)
 
 
 def rounded_layers(model: nn.Module, keep: tuple[str, ...] = ()) -> dict[str, nn.Linear | nn.Embedding]:
-    """Linear layers and tables that can be on a grid. A table that does more than look up rows, as Gemma 3's, which
-    multiplies them, isn't, nor one of `keep`, nor any layer that shares its weight with one of these.
+    """Returns the linear layers and embedding tables that can be quantized.
+
+    Excluded are tables that do more than look up rows (Gemma 3's multiplies them), layers that match `keep`, and any
+    layer that shares its weight with one of these.
 
     Raises:
-        CompressError: Layers of another kind that hold most of the weights.
+        CompressError: The model has Conv1D layers, which hold most of its weights.
     """
     layers: dict[str, nn.Linear | nn.Embedding] = {}
     apart: set[int] = set()
@@ -117,14 +119,14 @@ def rounded_layers(model: nn.Module, keep: tuple[str, ...] = ()) -> dict[str, nn
 
 
 def learn_scales(model: nn.Module) -> None:
-    """Makes the scales of a `prepare`d model's weights parameters, see `QuantizedLinear.learn_scales`."""
+    """Makes the weight scales of a `prepare`d model trainable, see `QuantizedLinear.learn_scales`."""
     for layer in model.modules():
-        if isinstance(layer, QuantizedLinear) and not shared(model, layer):
+        if isinstance(layer, QuantizedLinear) and not is_tied(model, layer):
             layer.learn_scales()
 
 
-def shared(model: nn.Module, layer: nn.Module) -> bool:
-    """A head that is the word table too is rounded as that."""
+def is_tied(model: nn.Module, layer: nn.Module) -> bool:
+    """Returns whether the layer shares its weight with an embedding table, whose grid it then uses."""
     return any(isinstance(m, nn.Embedding) and m.weight is layer.weight for m in model.modules())
 
 
@@ -154,24 +156,24 @@ def replace(model: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 @torch.no_grad()
-def convert(model: nn.Module) -> dict[str, Rounded]:
-    """Gives a prepared model its plain layers back, their weights on the grid, and says which grid.
+def convert(model: nn.Module) -> dict[str, LayerQuantization]:
+    """Restores a prepared model's plain layers, with their weights on the grid, and returns the grids by layer name.
 
     Raises:
-        CompressError: A layer whose inputs have no grid yet, or nothing that rounds.
+        CompressError: A layer has no input grid yet, or the model has no quantized layer.
     """
-    found: dict[str, Rounded] = {}
-    done: dict[int, Tensor] = {}  # a table that a decoder's head shares is rounded once
+    found: dict[str, LayerQuantization] = {}
+    done: dict[int, Tensor] = {}  # a table tied to a decoder's head is rounded once
     layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear | QuantizedEmbedding)}
     for name, layer in layers.items():
         if id(layer.weight) not in done:
             done[id(layer.weight)] = scales = layer.weight_scales().detach().clone()
-            layer.weight.data = on_grid(layer.weight, scales, layer.numbers)
+            layer.weight.data = fake_quantize_weight(layer.weight, scales, layer.numbers)
         scales = done[id(layer.weight)]
         if isinstance(layer, QuantizedLinear):
-            found[name] = Rounded(layer.scheme, scales, grid_of(name, layer))
+            found[name] = LayerQuantization(layer.scheme, scales, grid_of(name, layer))
         else:
-            found[name] = Rounded(None, scales)
+            found[name] = LayerQuantization(None, scales)
     as_plain(model, list(layers))
     if not found:
         raise CompressError(f"quantize: {type(model).__name__} has no layer that rounds: `prepare` it first")
@@ -179,7 +181,7 @@ def convert(model: nn.Module) -> dict[str, Rounded]:
 
 
 def as_plain(model: nn.Module, names: Iterable[str]) -> None:
-    """Puts plain layers with the same parameters in the place of layers that round."""
+    """Replaces quantized layers by plain ones with the same parameters."""
     for name in names:
         layer = model.get_submodule(name)
         if isinstance(layer, nn.Linear):
@@ -196,11 +198,11 @@ def grid_of(name: str, layer: QuantizedLinear) -> tuple[float, int] | None:
     return float(layer.grid.scale.abs()), int(layer.grid.zero)
 
 
-def restore(model: nn.Module, rounding: Rounding) -> None:
-    """Makes a converted model round again by the numbers it was converted with: the reference of what is deployed.
+def requantize(model: nn.Module, rounding: Rounding) -> None:
+    """Quantizes a converted model again with the numbers it was converted with: the reference for deployed files.
 
     Raises:
-        CompressError: A layer that the model hasn't.
+        CompressError: The model lacks one of the layers.
     """
     layers = dict(model.named_modules())
     for name, rounded in rounding.items():

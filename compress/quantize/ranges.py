@@ -1,4 +1,4 @@
-"""Ranges of activations from calibration texts: the extremes, a percentile, or the least squared error of rounding."""
+"""Activation ranges from calibration texts: minimum and maximum, percentiles, or least squared rounding error."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -13,13 +13,13 @@ from compress.quantize.layers import InputGrid, QuantizedLinear
 
 Method = Literal["minmax", "percentile", "mse"]
 Batch = Mapping[str, Tensor]
-KEPT = 2**16  # values of a layer's input that percentiles and errors are told from
+KEPT = 2**16  # sampled values per layer input, for percentiles and errors
 TAIL = 1e-4  # share of the values beyond each end of a percentile's range
-SHARES = torch.linspace(0.3, 1.0, 71)  # of the extremes, the ranges that are tried for the least error
+SHARES = torch.linspace(0.3, 1.0, 71)  # shares of the extremes that mse tries as ranges
 
 
-class Seen:
-    """What a layer reads: its extremes, and an even draw of KEPT of its values."""
+class InputStatistics:
+    """Statistics of a layer's inputs: minimum, maximum, and a uniform sample of KEPT values."""
 
     def __init__(self, seed: int):
         self.low = self.high = torch.zeros(())
@@ -27,7 +27,7 @@ class Seen:
         self.seeded = torch.Generator().manual_seed(seed)
 
     def add(self, values: Tensor) -> None:
-        """Keeps the values of the lowest random ranks: every value seen has the same chance."""
+        """Updates the extremes and the sample, which keeps the lowest random ranks: all values are equally likely."""
         flat = values.detach().float().flatten().cpu()
         self.low, self.high = torch.minimum(self.low, flat.min()), torch.maximum(self.high, flat.max())
         ranks = torch.rand(len(flat), generator=self.seeded)
@@ -50,10 +50,11 @@ class Seen:
         )
 
 
-class Reader:
-    """Watches layers read; this one notes which of them read the same tensor in a row.
+class InputObserver:
+    """Forward pre-hooks on layers; this base class records which layers take the same tensor in succession.
 
-    `first` maps a layer to the first of them, and `mask` [batch, tokens] is that of the batch under way.
+    `first` maps a layer to the first layer that took the same tensor; `mask` [batch, tokens] is that of the current
+    batch.
     """
 
     def __init__(self) -> None:
@@ -66,11 +67,11 @@ class Reader:
             self.last = inputs[0], name
         self.first.setdefault(name, self.last[1])
 
-    read = note  # what is done each time a layer reads
+    read = note  # called before each forward pass of a layer
 
     @torch.no_grad()
     def watch(self, model: nn.Module, layers: Mapping[str, nn.Module], batches: Iterable[Batch]) -> int:
-        """Runs the model on the batches; returns how many texts were seen."""
+        """Runs the model on the batches and returns the number of texts."""
         texts = 0
         hooks = [layer.register_forward_pre_hook(partial(self.read, name)) for name, layer in layers.items()]
         try:
@@ -84,22 +85,22 @@ class Reader:
         return texts
 
 
-class ValueReader(Reader):
-    """Notes what layers read, once for those that read the same; `seen` maps the first of them to its values."""
+class RangeObserver(InputObserver):
+    """Collects layer inputs once per shared tensor; `seen` maps the first layer that took it to its statistics."""
 
     def __init__(self, seed: int):
         super().__init__()
         self.seed = seed
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, InputStatistics] = {}
 
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.note(name, module, inputs)
         if self.first[name] == name:
-            self.seen.setdefault(name, Seen(self.seed)).add(words(inputs[0], self.mask))
+            self.seen.setdefault(name, InputStatistics(self.seed)).add(drop_padding(inputs[0], self.mask))
 
 
 def rounding_error(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Sum of squares of what the grid from `low` to `high` changes."""
+    """Returns the sum of squared rounding errors of the grid from `low` to `high`."""
     scale, zero = tensor_grid(low, high)
     rounded = ((values / scale).round() + zero).clamp(0, LEVELS) - zero
     return (rounded * scale - values).square().sum()
@@ -109,31 +110,31 @@ def rounding_error(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def calibrate(
     model: nn.Module, batches: Iterable[Batch], method: Method = "minmax", *, learned: bool = False, seed: int = 0
 ) -> int:
-    """Gives every layer whose scheme wants one the grid of its inputs; layers that read the same tensor share one.
+    """Sets the input grid of every layer whose scheme needs one; layers that take the same tensor share a grid.
 
-    Padding isn't counted. The model is in eval mode meanwhile.
+    Padding isn't counted. The model is in eval mode during calibration.
 
     Args:
         model: A `prepare`d model.
         batches: Mappings of its inputs.
         method: The range: `minmax`; `percentile`, all but 1 in 10,000 values at each end; `mse`, least squared error.
-        learned: The scales will be trained.
-        seed: Of the values that percentile and mse are told from.
+        learned: Whether the scales will be trained.
+        seed: Seed of the sample that percentile and mse use.
 
     Returns:
-        How many texts were seen.
+        Number of texts.
 
     Raises:
-        CompressError: No text, or values that aren't finite.
+        CompressError: There is no text, or an input isn't finite.
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear) and m.scheme.inputs == "tensor"}
-    reader = ValueReader(seed)
+    reader = RangeObserver(seed)
     mode = model.training
     grids = {name: layer.grid for name, layer in layers.items()}
     try:
         model.eval()
         for layer in layers.values():
-            layer.grid = None  # ranges are those of the values before they are rounded
+            layer.grid = None  # ranges are those of unrounded values
         texts = reader.watch(model, layers, batches)
     finally:
         for name, layer in layers.items():
@@ -141,25 +142,28 @@ def calibrate(
         model.train(mode)
     if not texts:
         raise CompressError("calibration: expected some texts, found none: no range can be told")
-    found = {name: InputGrid(*checked(name, seen.range(method)), learned=learned) for name, seen in reader.seen.items()}
+    found = {
+        name: InputGrid(*check_finite_range(name, seen.range(method)), learned=learned)
+        for name, seen in reader.seen.items()
+    }
     for name, layer in layers.items():
         layer.grid = found[reader.first[name]]
     return texts
 
 
 def same_inputs(model: nn.Module, layers: Mapping[str, nn.Module], batch: Batch) -> dict[str, str]:
-    """Each layer that the model calls -> the first of those that read the same tensor in a row."""
-    reader = Reader()
+    """Returns each layer that the model calls -> the first layer that took the same tensor in succession."""
+    reader = InputObserver()
     reader.watch(model, layers, [batch])
     return reader.first
 
 
-def words(values: Tensor, mask: Tensor) -> Tensor:
-    """The values of tokens that aren't padding; all of a tensor without tokens, such as a pooled one."""
+def drop_padding(values: Tensor, mask: Tensor) -> Tensor:
+    """Returns the values of tokens that aren't padding, or all values if there is no token axis, as after pooling."""
     return values[mask] if values.shape[:-1] == mask.shape else values
 
 
-def checked(name: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def check_finite_range(name: str, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     if not all(torch.isfinite(end) for end in ends):
         raise CompressError(
             f"calibration: {name} reads values from {ends[0]:g} to {ends[1]:g}, expected finite ones: no grid has them"

@@ -1,4 +1,4 @@
-"""A model made to round by its settings, in the order in which the steps build on one another."""
+"""Quantization of a model by its settings, with the steps in the order in which they depend on one another."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,15 +11,15 @@ from compress.quantize.config import QuantizeConfig
 from compress.quantize.folds import find_folds
 from compress.quantize.prepare import check_plain, prepare, rounded_layers
 from compress.quantize.ranges import Batch, calibrate
-from compress.quantize.schemes import reduced, scheme_of
+from compress.quantize.schemes import reduced_scheme, scheme_of
 from compress.quantize.smooth import awq, smooth
 
 ROUNDED = (nn.Linear, nn.Embedding)
 
 
 @torch.enable_grad()
-def unread(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
-    """Layers that move nothing of what the model says, as a pooler that nobody reads: no exported graph has them."""
+def unused_layers(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
+    """Returns layers that don't affect the model's outputs, such as an unused pooler: exported graphs omit them."""
     layers: dict[str, Any] = {name: each for name, each in model.named_modules() if isinstance(each, ROUNDED)}
     frozen = [each.weight for each in layers.values() if not each.weight.requires_grad]
     for weight in frozen:
@@ -37,21 +37,23 @@ def unread(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
 
 
 @torch.no_grad()
-def round_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batch], *, seed: int = 0) -> list[str]:
-    """Scales channels where that is asked for, puts layers that round in their places, and tells the ranges of what
-    these read. GPTQ, which changes weights for good, is left to the end (`gptq_model`).
+def quantize_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batch], *, seed: int = 0) -> list[str]:
+    """Rescales channels if requested, puts quantized layers in place, and calibrates the ranges of their inputs.
+
+    GPTQ, which changes weights permanently, comes later (`gptq_model`).
 
     Args:
         model: In float32 and eval mode; changed in place.
-        config: How; `reduced` auto, which is about files, is 8 bits here: `resolve_reduced` settles it before.
+        config: Settings. `reduced` auto depends on the exported files and means 8 bits here: `resolve_reduced` settles
+            it beforehand.
         batches: Calibration inputs with `attention_mask`.
-        seed: Of the values that ranges are told from.
+        seed: Seed of the sample from which ranges are estimated.
 
     Returns:
-        Names of the layers that round.
+        Names of the quantized layers.
 
     Raises:
-        CompressError: A model that can't be rounded, or texts that nothing can be told from.
+        CompressError: The model can't be quantized, or there are too few texts to calibrate on.
     """
     texts = sum(len(batch["input_ids"]) for batch in batches)
     if texts < 2:
@@ -61,8 +63,8 @@ def round_model(model: nn.Module, config: QuantizeConfig, batches: Sequence[Batc
     check_plain(model)
     scheme = scheme_of(config.scheme)
     in_7_bits = config.reduced is True
-    scheme = reduced(scheme) if in_7_bits else scheme
-    keep = (*config.kept, *unread(model, batches))
+    scheme = reduced_scheme(scheme) if in_7_bits else scheme
+    keep = (*config.kept, *unused_layers(model, batches))
     if config.smooth or config.weights == "awq":
         folds = find_folds(model, batches[0])
         if config.smooth:

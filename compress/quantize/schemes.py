@@ -1,4 +1,4 @@
-"""What is rounded to how many bits: the schemes by name."""
+"""Quantization schemes by name: which tensors are rounded, and to how many bits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ from compress.errors import CompressError
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a weight may be in steps of its scale.
+    """Values that a weight can take, in units of its scale.
 
     Args:
-        largest: Of them; the smallest is minus it.
-        floats: They are 8-bit floats (E4M3), whose steps grow with them, not integers.
+        largest: Largest value; the smallest is its negative.
+        floats: Whether they are 8-bit floats (E4M3), whose steps grow with magnitude, instead of integers.
     """
 
     largest: int
@@ -21,7 +21,7 @@ class Numbers:
 
     @property
     def edge(self) -> float:
-        """What is beyond it is cut off: half a step after the largest."""
+        """Clipping bound: half a step beyond the largest value."""
         return self.largest + (16 if self.floats else 0.5)
 
 
@@ -31,18 +31,18 @@ FLOAT8 = Numbers(448, floats=True)
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a layer is rounded.
+    """How a layer is quantized.
 
-    Weights are symmetric numbers with a scale for each output, or for each `group` of neighbours along the inputs;
-    word tables have a scale a row and are always integers of 8 bits.
+    Weights are symmetric, with a scale for each output or for each `group` of adjacent inputs; embedding tables always
+    have 8-bit integers and per-row scales.
 
     Args:
-        name: As it is asked for.
-        bits: Of a weight; 7 is 8 bits of which the largest aren't used, see `reduced`.
-        group: Inputs that share a scale; 0: all of an output's.
-        inputs: Of a linear layer: `float`, left as they are; `token`, 8 bits with a scale and zero point that each
-            token gets when the layer is called; `tensor`, 8 bits with one of both that calibration or training found.
-        floats: 8-bit floats (E4M3) in the place of integers, of weights and of inputs with a scale a token, which then
+        name: Name in the settings.
+        bits: Bits of a weight; 7 is 8 bits with the largest values unused, see `reduced_scheme`.
+        group: Inputs that share a scale; 0: all inputs of an output.
+        inputs: Of a linear layer: `float`, unrounded; `token`, 8 bits with a scale and zero point per token, computed
+            in each call; `tensor`, 8 bits with one scale and zero point from calibration or training.
+        floats: 8-bit floats (E4M3) instead of integers, for weights and for inputs with per-token scales, which then
             have no zero point.
     """
 
@@ -54,17 +54,17 @@ class Scheme:
 
     @property
     def numbers(self) -> Numbers:
-        """That a weight may be in steps of its scale."""
+        """Values that a weight can take, in units of its scale."""
         return FLOAT8 if self.floats else Numbers(2 ** (self.bits - 1) - 1)
 
     @property
     def stored(self) -> int:
-        """Bits that a weight takes in a file."""
+        """Bits per weight in a file."""
         return 4 if self.bits == 4 else 8
 
     @property
     def precision(self) -> str:
-        """As reports and files name it."""
+        """Name of the precision in reports and files."""
         return "fp8" if self.floats else f"int{self.stored}"
 
 
@@ -82,30 +82,33 @@ SCHEMES: Mapping[str, Scheme] = {
 }
 
 
-def reduced(scheme: Scheme) -> Scheme:
-    """The scheme with weights from -63 to 63 in the place of 127.
+def reduced_scheme(scheme: Scheme) -> Scheme:
+    """Returns the scheme with weights from -63 to 63 instead of -127 to 127, if it has byte products.
 
-    x86 processors without VNNI add pairs of products of bytes in 16 bits. 255 x 127 twice doesn't fit there and is cut
-    off; 255 x 63 twice does.
+    x86 processors without VNNI add pairs of byte products in 16 bits. Twice 255 x 127 overflows and saturates; twice
+    255 x 63 fits.
     """
     return replace(scheme, bits=7) if scheme.bits == 8 and multiplies_bytes(scheme) else scheme
 
 
 def multiplies_bytes(scheme: Scheme) -> bool:
-    """Whether products of integers may have weights of 8 bits: with 4, those of sensitive layers and tied heads do."""
+    """Returns whether integer products may have 8-bit weights.
+
+    4-bit schemes with rounded inputs use 8 bits in sensitive layers and tied heads.
+    """
     return scheme.inputs != "float" and not scheme.floats
 
 
-def wider(scheme: Scheme, *, in_7_bits: bool = False) -> Scheme | None:
-    """The scheme with more bits, for layers that don't bear it; None: they stay in float.
+def wider_scheme(scheme: Scheme, *, in_7_bits: bool = False) -> Scheme | None:
+    """Returns the scheme with more bits, for sensitive layers, or None if they stay in float.
 
-    With `in_7_bits` it is `reduced`.
+    With `in_7_bits` the wider scheme is `reduced_scheme`.
     """
     found = SCHEMES.get(scheme.name.replace("int4", "int8")) if scheme.bits == 4 else None
-    return reduced(found) if found is not None and in_7_bits else found
+    return reduced_scheme(found) if found is not None and in_7_bits else found
 
 
-BITS: Mapping[str, tuple[str, ...]] = {  # asked for by bits alone: each format takes the first that it holds
+BITS: Mapping[str, tuple[str, ...]] = {  # requested by bits alone: each format uses the first that it supports
     "int8": ("int8-static", "int8-dynamic"),
     "int4": ("int4-weights", "int4-dynamic"),
     "fp8": ("fp8-dynamic",),
@@ -113,10 +116,10 @@ BITS: Mapping[str, tuple[str, ...]] = {  # asked for by bits alone: each format 
 
 
 def schemes_named(name: str) -> tuple[str, ...]:
-    """The schemes that a name stands for, those to prefer first.
+    """Returns the schemes that a name stands for, in order of preference.
 
     Raises:
-        CompressError: A name that isn't known.
+        CompressError: The name is unknown.
     """
     if name not in BITS and name not in SCHEMES:
         raise CompressError(f"quantize.scheme: expected one of {', '.join((*SCHEMES, *BITS))}, found {name!r}")
@@ -124,9 +127,9 @@ def schemes_named(name: str) -> tuple[str, ...]:
 
 
 def scheme_of(name: str) -> Scheme:
-    """The scheme of a name, of several the first.
+    """Returns the scheme of a name, the preferred one if there are several.
 
     Raises:
-        CompressError: A name that isn't known.
+        CompressError: The name is unknown.
     """
     return SCHEMES[schemes_named(name)[0]]

@@ -1,4 +1,4 @@
-"""Which layers bear few bits: each group rounded alone, and what that moves in the model's answers."""
+"""Sensitivity of layers to quantization, measured by the change of the outputs with one group quantized alone."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,18 +11,18 @@ from compress.errors import CompressError
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
 from compress.quantize.prepare import as_plain
 from compress.quantize.ranges import same_inputs
-from compress.quantize.schemes import wider
+from compress.quantize.schemes import wider_scheme
 
 Layers = Mapping[str, QuantizedLinear | QuantizedEmbedding]
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What rounding a group of layers alone costs.
+    """Effect of quantizing one group of layers alone.
 
     Args:
-        layers: Names; those that read the same tensor go together, for deployed files join them.
-        divergence: Of the model's answers from those in float, as `judge` said.
+        layers: Names; layers that take the same tensor form one group, because deployed files merge them.
+        divergence: Divergence of the model's outputs from those in float, as returned by `judge`.
     """
 
     layers: tuple[str, ...]
@@ -33,19 +33,20 @@ class Sensitivity:
 def sensitivities(
     model: nn.Module, judge: Callable[[], float], batch: Mapping[str, torch.Tensor], *, in_7_bits: bool = False
 ) -> list[Sensitivity]:
-    """Every group of layers of a prepared and calibrated model, the one that bears its scheme least first: what the
-    model says when all others have more bits.
+    """Returns the sensitivity of every group of layers of a prepared and calibrated model, the most sensitive first.
+
+    Each group is measured with more bits in all other layers.
 
     Args:
-        model: In eval mode; afterwards as it was.
-        judge: Divergence of the model's answers, as it is when called, from those in float.
-        batch: A batch of the model's inputs, which tells what layers read the same tensor.
-        in_7_bits: More bits are at most 7 of a weight whose inputs have 8.
+        model: In eval mode; restored afterwards.
+        judge: Returns the divergence of the model's current outputs from those in float.
+        batch: A batch of model inputs, which determines the layers that take the same tensor.
+        in_7_bits: Whether wider schemes use at most 7 bits for weights whose inputs have 8.
     """
     layers = rounding_layers(model)
     found = []
     for group in grouped_layers(model, layers, batch):
-        with eased(layers, [name for name in layers if name not in group], in_7_bits):
+        with widened(layers, [name for name in layers if name not in group], in_7_bits):
             found.append(Sensitivity(group, judge()))
     return sorted(found, key=lambda each: each.divergence, reverse=True)
 
@@ -55,7 +56,7 @@ def rounding_layers(model: nn.Module) -> dict[str, QuantizedLinear | QuantizedEm
 
 
 def grouped_layers(model: nn.Module, layers: Layers, batch: Mapping[str, torch.Tensor]) -> list[tuple[str, ...]]:
-    """Linear layers that read the same tensor, and each table with the head that shares its weight."""
+    """Returns groups of linear layers that take the same tensor, and each table with the head tied to it."""
     linears = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
     tables = {id(layer.weight): name for name, layer in layers.items() if name not in linears}
     groups: dict[str, list[str]] = {name: [name] for name in tables.values()}
@@ -65,11 +66,11 @@ def grouped_layers(model: nn.Module, layers: Layers, batch: Mapping[str, torch.T
 
 
 @contextmanager
-def eased(layers: Layers, names: Collection[str], in_7_bits: bool = False) -> Iterator[None]:
-    """Inside the block these layers have more bits, or none of the scheme's."""
+def widened(layers: Layers, names: Collection[str], in_7_bits: bool = False) -> Iterator[None]:
+    """Gives the named layers more bits inside the block, or turns off their quantization."""
     before = {name: (layer.rounds, getattr(layer, "scheme", None)) for name, layer in layers.items()}
     for name in names:
-        ease(layers[name], in_7_bits)
+        widen(layers[name], in_7_bits)
     try:
         yield
     finally:
@@ -80,8 +81,8 @@ def eased(layers: Layers, names: Collection[str], in_7_bits: bool = False) -> It
                 layer.scheme = scheme
 
 
-def ease(layer: QuantizedLinear | QuantizedEmbedding, in_7_bits: bool) -> None:
-    more = wider(layer.scheme, in_7_bits=in_7_bits) if isinstance(layer, QuantizedLinear) else None
+def widen(layer: QuantizedLinear | QuantizedEmbedding, in_7_bits: bool) -> None:
+    more = wider_scheme(layer.scheme, in_7_bits=in_7_bits) if isinstance(layer, QuantizedLinear) else None
     if isinstance(layer, QuantizedLinear) and more is not None:
         layer.scheme = more
     else:
@@ -89,7 +90,7 @@ def ease(layer: QuantizedLinear | QuantizedEmbedding, in_7_bits: bool) -> None:
 
 
 @torch.no_grad()
-def ease_most_sensitive(
+def widen_most_sensitive(
     model: nn.Module,
     ranked: Sequence[Sensitivity],
     score: Callable[[], float],
@@ -97,27 +98,28 @@ def ease_most_sensitive(
     *,
     in_7_bits: bool = False,
 ) -> tuple[list[str], float]:
-    """Gives the fewest of the most sensitive groups more bits that leave a score of `least`, in place: 8 instead of 4,
-    or float.
+    """Gives more bits to the fewest of the most sensitive groups that reach a score of `least`, in place.
+
+    These layers then have 8 bits instead of 4, or stay in float.
 
     Args:
         model: Prepared and calibrated.
-        ranked: As `sensitivities` gave them.
-        score: Of the model as it is when called, higher is better.
-        least: To reach.
-        in_7_bits: More bits are at most 7 of a weight whose inputs have 8.
+        ranked: Result of `sensitivities`.
+        score: Returns the score of the model as it currently is; higher is better.
+        least: Score to reach.
+        in_7_bits: Whether wider schemes use at most 7 bits for weights whose inputs have 8.
 
     Returns:
         Names of the layers that have more bits, and the score.
 
     Raises:
-        CompressError: The score isn't reached as long as one group has the scheme.
+        CompressError: The score isn't reached even with a single group left in the scheme.
     """
     layers = rounding_layers(model)
     low, high, found = 0, len(ranked), dict[int, float]()
     while low < high:
         middle = (low + high) // 2
-        with eased(layers, [name for group in ranked[:middle] for name in group.layers], in_7_bits):
+        with widened(layers, [name for group in ranked[:middle] for name in group.layers], in_7_bits):
             found[middle] = score()
         low, high = (low, middle) if found[middle] >= least else (middle + 1, high)
     if low == len(ranked):
@@ -128,6 +130,6 @@ def ease_most_sensitive(
         )
     names = [name for group in ranked[:low] for name in group.layers]
     for name in names:
-        ease(layers[name], in_7_bits)
+        widen(layers[name], in_7_bits)
     as_plain(model, [name for name in names if not layers[name].rounds])
     return names, found[low]

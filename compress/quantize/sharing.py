@@ -1,4 +1,4 @@
-"""Rounds a tensor once for the layers that read it in a row, as queries, keys and values do."""
+"""Cache that rounds a tensor once for all layers that take it in succession, such as queries, keys and values."""
 
 import weakref
 from collections.abc import Callable
@@ -9,25 +9,28 @@ from torch import Tensor
 
 
 class Last(NamedTuple):
-    """What was read last, and what came out; neither is kept alive."""
+    """The most recent input and its rounded result, held by weak references."""
 
     x: weakref.ref[Tensor]
     rounded: weakref.ref[Tensor]
     state: tuple[Any, ...]
 
 
-class Sharing:
-    """Remembers one tensor. A copy of it remembers nothing."""
+class RoundingCache:
+    """Cache of one rounded tensor; a copy or pickle of it starts empty."""
 
     def __init__(self) -> None:
         self.last: Last | None = None
 
-    def __reduce__(self) -> tuple[type["Sharing"], tuple[()]]:
-        return Sharing, ()
+    def __reduce__(self) -> tuple[type["RoundingCache"], tuple[()]]:
+        return RoundingCache, ()
 
     def of(self, x: Tensor, make: Callable[[], Tensor], *reads: Tensor) -> Tensor:
-        """`make()` of `x`, or what it gave for the same `x` before; `reads` are what else it depends on."""
-        if x.is_inference():  # has no version: whether it was changed can't be told
+        """Returns `make()`, or its earlier result for the same `x`.
+
+        `reads` are other tensors that the result depends on.
+        """
+        if x.is_inference():  # has no version counter, so changes can't be detected
             return make()
         state = (x._version, torch.is_grad_enabled(), products_dtype(x), *(each._version for each in reads))
         if self.last is not None and self.last.x() is x and self.last.state == state:
@@ -40,6 +43,6 @@ class Sharing:
 
 
 def products_dtype(x: Tensor) -> torch.dtype:
-    """In which products of `x` are computed here."""
+    """Returns the dtype in which matrix products of `x` are computed here."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

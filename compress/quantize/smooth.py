@@ -1,4 +1,4 @@
-"""Scales of channels that make rounding easier: SmoothQuant for activations, AWQ for weights."""
+"""Channel scales that make rounding more accurate: SmoothQuant for activations, AWQ for weights."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -6,19 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import CompressError
-from compress.quantize.folds import Fold, apply, tied, weight_of
-from compress.quantize.grid import on_grid, weight_scales
-from compress.quantize.ranges import Batch, Reader, words
+from compress.quantize.folds import Fold, apply_scales, tie_scales, weight_of
+from compress.quantize.grid import fake_quantize_weight, weight_scales
+from compress.quantize.ranges import Batch, InputObserver, drop_padding
 from compress.quantize.schemes import Scheme
 
-HALF = 0.5  # SmoothQuant's alpha
-SHARES = [i / 20 for i in range(21)]  # AWQ's alphas
-KEPT = 512  # tokens that AWQ's errors are told from
-LEAST = 1e-4  # of a scale: a channel that is nothing stays as it is
+HALF = 0.5  # SmoothQuant's default alpha
+SHARES = [i / 20 for i in range(21)]  # exponents that AWQ tries
+KEPT = 512  # sampled tokens for AWQ's errors
+LEAST = 1e-4  # lower bound, so that a channel of zeros has a finite scale
 
 
-class Channels(Reader):
-    """What the readers of each fold get: the largest and the mean magnitude of each channel, and some tokens."""
+class ChannelStatistics(InputObserver):
+    """Statistics of fold inputs: largest and mean magnitude per channel, and a sample of tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Channels(Reader):
         self.some: dict[str, Tensor] = {}
 
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        rows = words(inputs[0].detach(), self.mask).float().flatten(0, -2)
+        rows = drop_padding(inputs[0].detach(), self.mask).float().flatten(0, -2)
         most, total = rows.abs().amax(0), rows.abs().sum(0)
         self.most[name] = torch.maximum(self.most.get(name, most), most)
         self.sums[name] = self.sums.get(name, torch.zeros_like(total)) + total
@@ -40,13 +40,13 @@ class Channels(Reader):
         return self.sums[name] / self.count[name]
 
 
-def watch(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch]) -> Channels:
-    """Runs the batches and notes what the folds' readers get.
+def watch(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch]) -> ChannelStatistics:
+    """Runs the batches and returns statistics of the inputs of each fold's readers.
 
     Raises:
-        CompressError: No texts.
+        CompressError: There are no texts.
     """
-    seen, firsts = Channels(), [fold.readers[0] for fold in folds]
+    seen, firsts = ChannelStatistics(), [fold.readers[0] for fold in folds]
     texts = seen.watch(model, {name: model.get_submodule(name) for name in firsts}, batches)
     if folds and not texts:
         raise CompressError("smooth: expected some texts, found none: no channel is known to be large")
@@ -55,7 +55,7 @@ def watch(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch]) -> 
 
 @torch.no_grad()
 def smooth(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], alpha: float = HALF) -> None:
-    """Moves outliers of activations into the weights that read them, in place; what the model computes stays.
+    """Moves activation outliers into the weights that multiply them, in place; the model's function is preserved.
 
     Source: SmoothQuant, Xiao et al. 2023 (arXiv 2211.10438), equation 4.
     """
@@ -64,22 +64,22 @@ def smooth(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], al
         most = seen.most[fold.readers[0]]
         weights = torch.stack([weight_of(model, name).abs().amax(0) for name in fold.readers]).amax(0)
         scales = most.clamp(min=LEAST) ** alpha / weights.clamp(min=LEAST) ** (1 - alpha)
-        apply(model, fold, tied(steady(scales), model, fold))
+        apply_scales(model, fold, tie_scales(normalize_scales(scales), model, fold))
 
 
 @torch.no_grad()
 def awq(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], schemes: Mapping[str, Scheme]) -> None:
-    """Gives weights that meet large inputs finer steps, in place; what the model computes in float stays.
+    """Gives weights that multiply large inputs finer steps, in place; the model's function in float is preserved.
 
-    Of the channels' mean magnitudes to the powers SHARES, the one whose rounded products are nearest counts.
+    The scales are the channels' mean magnitudes to the power in SHARES whose rounded products have the smallest error.
 
-    Source: AWQ, Lin et al. 2024 (arXiv 2306.00978), section 3.2; without its search for where to cut weights off.
+    Source: AWQ, Lin et al. 2024 (arXiv 2306.00978), section 3.2; without its search for clipping thresholds.
 
     Args:
         model: In float, changed in place.
-        folds: Where scales can be taken up.
+        folds: Places where scales can be absorbed.
         batches: Calibration inputs.
-        schemes: How each linear layer will be rounded.
+        schemes: Scheme of each linear layer.
     """
     seen = watch(model, folds, batches)
     for fold in folds:
@@ -87,21 +87,21 @@ def awq(model: nn.Module, folds: Sequence[Fold], batches: Iterable[Batch], schem
         if not readers:
             continue
         mean, tokens = seen.mean(fold.readers[0]).clamp(min=LEAST), seen.some[fold.readers[0]]
-        tried = [tied(steady(mean**share), model, fold) for share in SHARES]
+        tried = [tie_scales(normalize_scales(mean**share), model, fold) for share in SHARES]
         errors = [
             sum(product_error(weight_of(model, name), tokens, scales, schemes[name]) for name in readers)
             for scales in tried
         ]
-        apply(model, fold, tried[min(range(len(errors)), key=lambda i: errors[i])])
+        apply_scales(model, fold, tried[min(range(len(errors)), key=lambda i: errors[i])])
 
 
 def product_error(weight: Tensor, tokens: Tensor, scales: Tensor, scheme: Scheme) -> float:
-    """Mean squared error of the products of tokens [tokens, inputs] once the weight is scaled and rounded."""
+    """Returns the mean squared error of the products of tokens [tokens, inputs] with the scaled, rounded weight."""
     scaled = weight * scales
-    rounded = on_grid(scaled, weight_scales(scaled, scheme.numbers, scheme.group), scheme.numbers) / scales
+    rounded = fake_quantize_weight(scaled, weight_scales(scaled, scheme.numbers, scheme.group), scheme.numbers) / scales
     return float((tokens @ (rounded - weight).T).square().mean())
 
 
-def steady(scales: Tensor) -> Tensor:
-    """Scales around 1: their size as a whole is the grid's business."""
+def normalize_scales(scales: Tensor) -> Tensor:
+    """Returns scales normalised around 1; the grid's own scales absorb their overall size."""
     return (scales / (scales.amax() * scales.amin()).sqrt()).clamp(min=LEAST)

@@ -1,1 +1,1 @@
-"""Zeros in the weights: which ones, when, and how they stay zero until a plain checkpoint is written."""
+"""Sparse training and one-shot pruning of weights: scores, masks, schedules and plain checkpoints with zeros."""

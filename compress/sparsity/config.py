@@ -1,4 +1,4 @@
-"""What a sparse model shall look like and how training gets there."""
+"""Configuration of weight sparsity: pattern, score and training schedule."""
 
 import math
 import re
@@ -13,29 +13,29 @@ SCOPES = ("row", "layer", "global")
 
 @dataclass(frozen=True)
 class Sparsity:
-    """A pattern of zeros, the score that chooses them and the schedule of a training.
+    """A sparsity pattern, the score that selects the zeros, and the training schedule.
 
     Sizes are those of a linear layer's weight [output, input].
 
     Args:
-        pattern: `unstructured`; `N:M`, of every M neighbours along the input at most N stay, such as `2:4`; or `RxC`,
-            blocks of R outputs x C inputs live and die together. `4x1` is what Intel's kernel for VNNI wants: four
-            outputs share one index of the input, and four such blocks fill the instruction's sum over inputs. Papers
-            that write the weight transposed call it 1x4.
-        amount: Share of the weights that become zero; N:M has its own, 1 - N/M, and takes none.
-        score: What a weight is worth. `magnitude`: |w|. `movement`: -w * gradient summed over the training's steps.
-            `wanda`: |w| times the norm of its input. `sparsegpt`: the error that is left when the other weights make up
-            for it. The last two need calibration data.
-        scope: Weights that compete for their place: those of a row, of a layer, or of all layers (`global`). Left out:
-            `row` for wanda, else `layer`.
+        pattern: `unstructured`; `N:M`, at most N of every M adjacent inputs stay, such as `2:4`; or `RxC`, blocks of R
+            outputs x C inputs that are kept or removed together. `4x1` matches Intel's VNNI kernel: four outputs share
+            one input index, and four such blocks fill the instruction's sum over inputs. Papers that write the weight
+            transposed call it 1x4.
+        amount: Share of the weights that become zero; N:M implies its own, 1 - N/M, and takes none.
+        score: Importance of a weight. `magnitude`: |w|. `movement`: -w * gradient summed over the training steps.
+            `wanda`: |w| times the norm of its input. `sparsegpt`: the error that remains after the other weights
+            compensate for its removal. The last two need calibration data.
+        scope: Weights that are ranked together: those of a row, of a layer, or of all layers (`global`). Default: `row`
+            for wanda, else `layer`.
         start: Share of zeros before `begin`.
-        begin, end, every: Steps of the optimizer. The share rises by a cubic from `start` at `begin` to all of it at
-            `end`, the mask changes every `every` steps and at `end`, then no more. Left out: all zeros at once.
-        rewire: Share of a layer's live weights that change place at `begin`, falling to 0 at `end`; the smallest go,
-            and the places with the largest gradients come, every `every` steps. 0: the mask stays where it is.
+        begin, end, every: Optimizer steps. The share rises by a cubic from `start` at `begin` to its final value at
+            `end`; the mask changes every `every` steps and at `end`, then no more. Default: all zeros at once.
+        rewire: Share of a layer's live weights that are swapped at `begin`, falling to 0 at `end`: every `every` steps
+            the smallest are dropped and the positions with the largest gradients grow. 0: the mask isn't rewired.
 
     Raises:
-        CompressError: Values that can't be, or don't go together.
+        CompressError: A value is out of range, or settings contradict each other.
 
     Source: schedule: Zhu & Gupta 2017 (arXiv 1710.01878), equation 1. Rewiring: Evci et al. 2020, RigL (arXiv
     1911.11134), algorithm 1. 4x1: Shen et al. 2022 (arXiv 2211.07715) and the VNNI kernel's description in
@@ -102,28 +102,28 @@ class Sparsity:
 
     @property
     def n_m(self) -> tuple[int, int] | None:
-        """N and M of an N:M pattern."""
+        """N and M of an N:M pattern, else None."""
         n, colon, m = self.pattern.partition(":")
         return (int(n), int(m)) if colon else None
 
     @property
     def block(self) -> tuple[int, int]:
-        """Outputs and inputs of the pieces that live and die together."""
+        """Outputs and inputs of the blocks that are kept or removed together."""
         found = re.fullmatch(r"(\d+)x(\d+)", self.pattern)
         return (int(found[1]), int(found[2])) if found else (1, 1)
 
     @property
     def share(self) -> float:
-        """Share of zeros in the end."""
+        """Final share of zeros."""
         return 1 - self.n_m[0] / self.n_m[1] if self.n_m else float(self.amount or 0)
 
     @property
     def compared(self) -> Literal["row", "layer", "global"]:
-        """The scope, with its default."""
+        """The scope, with its default resolved."""
         return self.scope or ("row" if self.score == "wanda" else "layer")
 
     def share_at(self, step: int) -> float:
-        """Share of zeros that the schedule has reached after `step` steps."""
+        """Returns the scheduled share of zeros after `step` steps."""
         if self.rewire or step >= self.end:
             return self.share
         if step < self.begin:
@@ -132,11 +132,11 @@ class Sparsity:
         return self.share + (self.start - self.share) * left**3
 
     def rewired_at(self, step: int) -> float:
-        """Share of the live weights that changes place after `step` steps: rewire/2 * (1 + cos(pi * progress))."""
+        """Returns the share of live weights to swap after `step` steps: rewire/2 * (1 + cos(pi * progress))."""
         if not self.begin <= step < self.end:
             return 0.0
         return self.rewire / 2 * (1 + math.cos(math.pi * (step - self.begin) / (self.end - self.begin)))
 
     def is_due(self, step: int) -> bool:
-        """Whether the mask changes after `step` steps."""
+        """Returns whether the mask changes after `step` steps."""
         return self.begin <= step <= self.end and ((step - self.begin) % self.every == 0 or step == self.end)

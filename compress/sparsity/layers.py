@@ -1,4 +1,4 @@
-"""Which linear layers become sparse, and what reaches them."""
+"""Selection of the linear layers to make sparse, and statistics of their inputs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ Batch = Mapping[str, Any]
 
 
 def sparse_layers(model: nn.Module, chosen: Chosen | None = None) -> dict[str, nn.Linear]:
-    """Name -> linear layers that `chosen(name, layer)` takes; left out: all inside the model's lists of layers.
+    """Returns name -> linear layer for which `chosen(name, layer)` is true; by default all in the model's layer lists.
 
-    Lists of layers are `nn.ModuleList`s, so embeddings, pooler and classifier stay as they are.
+    Layer lists are `nn.ModuleList`s, so embeddings, pooler and classifier stay dense.
 
     Raises:
-        CompressError: There are none, or a weight is spread over processes.
+        CompressError: No layer matches, or a weight is sharded across processes.
     """
     lists = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
     take = chosen or (lambda name, layer: name.startswith(lists))
@@ -39,7 +39,7 @@ def sparse_layers(model: nn.Module, chosen: Chosen | None = None) -> dict[str, n
 
 
 def zero_share(model: nn.Module, chosen: Chosen | None = None) -> dict[str, float]:
-    """Name of each layer's weight -> share of it that is exactly zero."""
+    """Returns the name of each layer's weight -> its share of exact zeros."""
     layers = sparse_layers(model, chosen)
     return {f"{name}.weight": (layer.weight == 0).double().mean().item() for name, layer in layers.items()}
 
@@ -50,13 +50,13 @@ def sum_over_inputs(
     batches: Iterable[Batch],
     of: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor]:
-    """Runs the model on all batches and sums `of(inputs [tokens, width], float64)` for each layer.
+    """Runs the model on all batches and returns the sum of `of(inputs [tokens, width], float64)` for each layer.
 
     Args:
-        batches: Keyword arguments of the model; tokens that their `attention_mask` leaves out aren't counted.
+        batches: Keyword arguments of the model; tokens masked out by their `attention_mask` aren't counted.
 
     Raises:
-        CompressError: A layer that no batch reaches.
+        CompressError: No batch reaches one of the layers.
     """
     sums: dict[str, Tensor] = {}
     real: dict[str, Tensor | None] = {"mask": None}
@@ -85,7 +85,7 @@ def sum_over_inputs(
 
 
 def tokens_of(inputs: Tensor, mask: Tensor | None) -> Tensor:
-    """Rows [tokens, width] of a layer's input, without padding where the mask's shape [batch, length] tells it."""
+    """Returns rows [tokens, width] of a layer's input, without padding if the mask's shape [batch, length] matches."""
     if mask is not None and inputs.shape[:-1] == mask.shape:
         return inputs[mask.bool()]
     return inputs.flatten(0, -2)

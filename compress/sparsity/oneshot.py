@@ -1,4 +1,4 @@
-"""Sparse at once, from the weights alone or with calibration data; no training."""
+"""One-shot sparsification without training, from the weights alone or with calibration data."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from compress.blocks import by_block
 from compress.errors import CompressError
 from compress.sparsity.config import Sparsity
 from compress.sparsity.layers import Batch, Chosen, sparse_layers, sum_over_inputs
-from compress.sparsity.patterns import Masks, check_shape, keep
+from compress.sparsity.patterns import Masks, check_shape, choose_masks
 from compress.sparsity.sparsegpt import sparsegpt
 
 
@@ -17,23 +17,23 @@ from compress.sparsity.sparsegpt import sparsegpt
 def sparsify(
     model: nn.Module, config: Sparsity, batches: Iterable[Batch] | None = None, *, chosen: Chosen | None = None
 ) -> Masks:
-    """Sets weights of the model to exact zeros, in place; the schedule of `config` doesn't matter here.
+    """Sets weights of the model to exact zeros, in place; the schedule of `config` is ignored.
 
-    Wanda and SparseGPT go block by block, so that a block's inputs are those that the sparse blocks before it give.
+    Wanda and SparseGPT go block by block, so that the inputs of a block are computed by the sparse blocks before it.
 
     Args:
         model: Any module with linear layers.
         config: Pattern, amount and score.
-        batches: Calibration data for wanda and sparsegpt: keyword arguments of the model, kept in memory; padding is
-            left out where there is an `attention_mask` [batch, length].
-        chosen: Which linear layers; see `sparse_layers`.
+        batches: Calibration data for wanda and sparsegpt: keyword arguments of the model, held in memory; padding is
+            skipped if there is an `attention_mask` [batch, length].
+        chosen: Filter for linear layers; see `sparse_layers`.
 
     Returns:
-        Name of each weight -> bool [output, input], True where it stays; `prepare` takes it to train on.
+        Name of each weight -> bool [output, input], True for weights that stay; `prepare` accepts it for training.
 
     Raises:
-        CompressError: movement, which needs training; no data for a score that needs some; a shape that the pattern
-            doesn't divide.
+        CompressError: The score is movement, which needs training; the score needs calibration data and there is none;
+            or the pattern doesn't divide a shape.
 
     Source: Sun et al. 2023, Wanda (arXiv 2306.11695), equation 1 and algorithm 1; the norm runs over all real tokens.
     """
@@ -43,7 +43,9 @@ def sparsify(
     if config.score == "movement":
         raise CompressError("sparsity.score: movement's scores come from training; use `prepare`, found `sparsify`")
     if config.score == "magnitude":
-        masks = keep({f"{name}.weight": layer.weight.abs() for name, layer in layers.items()}, config, config.share)
+        masks = choose_masks(
+            {f"{name}.weight": layer.weight.abs() for name, layer in layers.items()}, config, config.share
+        )
         for name, layer in layers.items():
             layer.weight.masked_fill_(~masks[f"{name}.weight"], 0)
         return masks
@@ -55,7 +57,7 @@ def sparsify(
         masks |= (
             wanda_stage(model, stage, held, config)
             if config.score == "wanda"
-            else obs_stage(model, stage, held, config)
+            else sparsegpt_stage(model, stage, held, config)
         )
     return masks
 
@@ -63,18 +65,18 @@ def sparsify(
 def wanda_stage(model: nn.Module, layers: dict[str, nn.Linear], batches: list[Batch], config: Sparsity) -> Masks:
     squares = sum_over_inputs(model, layers, batches, lambda rows: rows.square().sum(0))
     scores = {f"{name}.weight": wanda_scores(layer.weight, squares[name]) for name, layer in layers.items()}
-    masks = keep(scores, config, config.share)
+    masks = choose_masks(scores, config, config.share)
     for name, layer in layers.items():
         layer.weight.masked_fill_(~masks[f"{name}.weight"], 0)
     return masks
 
 
 def wanda_scores(weight: Tensor, squares: Tensor) -> Tensor:
-    """|w_ij| times the norm of input j; weight [output, input], sums of squares [input]."""
+    """Returns |w_ij| times the norm of input j, from weight [output, input] and sums of squares [input]."""
     return weight.abs().double() * squares.sqrt()
 
 
-def obs_stage(model: nn.Module, layers: dict[str, nn.Linear], batches: list[Batch], config: Sparsity) -> Masks:
+def sparsegpt_stage(model: nn.Module, layers: dict[str, nn.Linear], batches: list[Batch], config: Sparsity) -> Masks:
     grams = sum_over_inputs(model, layers, batches, lambda rows: rows.T @ rows)
     masks = {}
     for name, layer in layers.items():

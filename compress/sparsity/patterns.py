@@ -1,4 +1,4 @@
-"""From scores to masks: which weights of a pattern stay."""
+"""Masks from scores: the weights of a pattern that stay."""
 
 from collections.abc import Mapping
 
@@ -9,22 +9,22 @@ from torch import Tensor
 from compress.errors import CompressError
 from compress.sparsity.config import Sparsity
 
-Masks = dict[str, Tensor]  # name of a weight -> bool [output, input], True where it stays
+Masks = dict[str, Tensor]  # name of a weight -> bool [output, input], True for weights that stay
 
 
-def keep(scores: Mapping[str, Tensor], config: Sparsity, share: float) -> Masks:
-    """Masks that leave out round(share * n) of n units: the lowest-scoring of each row, each layer or of all layers.
+def choose_masks(scores: Mapping[str, Tensor], config: Sparsity, share: float) -> Masks:
+    """Returns masks that remove round(share * n) of n units: the lowest-scoring of each row, each layer, or all layers.
 
-    A unit is a weight, or a block with the sum of its weights' scores. Of an N:M pattern only the M - N lowest of a
-    group can go, so a share below 1 - N/M leaves some groups whole. Of equal scores the one that comes first goes.
+    A unit is a weight, or a block with the sum of its weights' scores. In an N:M pattern only the M - N lowest of a
+    group can be removed, so a share below 1 - N/M leaves some groups dense. Among equal scores the first is removed.
 
     Args:
         scores: Name -> scores [output, input].
         config: Pattern and scope.
-        share: From 0 to the pattern's own.
+        share: From 0 to the pattern's final share.
 
     Raises:
-        CompressError: A size that the pattern doesn't divide; a score that is no number.
+        CompressError: The pattern doesn't divide a size, or a score is NaN.
     """
     units = {name: unit_scores(name, score, config) for name, score in scores.items()}
     if config.compared == "global":
@@ -36,11 +36,11 @@ def keep(scores: Mapping[str, Tensor], config: Sparsity, share: float) -> Masks:
         for name, unit in units.items():
             groups = unit if config.compared == "row" else unit.reshape(1, -1)
             kept[name] = without_lowest(groups, round(share * groups.shape[1])).view_as(unit)
-    return {name: spread(mask, config.block) for name, mask in kept.items()}
+    return {name: expand_units(mask, config.block) for name, mask in kept.items()}
 
 
 def unit_scores(name: str, score: Float[Tensor, "out in"], config: Sparsity) -> Float[Tensor, "units_out units_in"]:
-    """Scores of a weight's units; +inf for what an N:M pattern protects."""
+    """Returns the scores of a weight's units; +inf for weights that an N:M pattern protects."""
     check_shape(name, score, config)
     score = score.float()
     if score.isnan().any():
@@ -52,7 +52,11 @@ def unit_scores(name: str, score: Float[Tensor, "out in"], config: Sparsity) -> 
 
 
 def check_shape(name: str, weight: Tensor, config: Sparsity) -> None:
-    """Raises CompressError where the pattern doesn't divide the weight: it would be left dense, or partly so."""
+    """Checks that the pattern divides the weight, which would otherwise stay dense, fully or in part.
+
+    Raises:
+        CompressError: The pattern doesn't divide the weight's shape.
+    """
     rows, columns = (1, config.n_m[1]) if config.n_m else config.block
     for dim, size, what in ((0, rows, "outputs"), (1, columns, "inputs")):
         if weight.shape[dim] % size:
@@ -63,16 +67,16 @@ def check_shape(name: str, weight: Tensor, config: Sparsity) -> None:
 
 
 def lowest_of_groups(score: Float[Tensor, "out in"], size: int, count: int) -> Bool[Tensor, "out in"]:
-    """True for the `count` lowest of every `size` neighbours along the input; of equals the first."""
+    """Returns True for the `count` lowest of every `size` adjacent inputs; among equals the first."""
     groups = score.reshape(-1, size)
     return ~without_lowest(groups, count).view_as(score)
 
 
 def without_lowest(scores: Float[Tensor, "groups units"], count: int) -> Bool[Tensor, "groups units"]:
-    """False for the `count` lowest of each group; of equals the first."""
+    """Returns False for the `count` lowest of each group, True elsewhere; among equals the first are removed."""
     if not count:
         return torch.ones_like(scores, dtype=torch.bool)
-    edge = scores.kthvalue(count, dim=1, keepdim=True).values  # a sort of all takes three times as long
+    edge = scores.kthvalue(count, dim=1, keepdim=True).values  # a full sort takes three times as long
     lower, equal = scores < edge, scores == edge
     room = count - lower.sum(1, keepdim=True)
     return ~(lower | equal & (equal.cumsum(1) <= room))
@@ -85,7 +89,7 @@ def block_sums(values: Float[Tensor, "out in"], block: tuple[int, int]) -> Float
     return values.reshape(len(values) // rows, rows, -1, columns).sum((1, 3))
 
 
-def spread(units: Bool[Tensor, "units_out units_in"], block: tuple[int, int]) -> Bool[Tensor, "out in"]:
-    """Each unit's value at every weight of its block."""
+def expand_units(units: Bool[Tensor, "units_out units_in"], block: tuple[int, int]) -> Bool[Tensor, "out in"]:
+    """Returns each unit's value at every weight of its block."""
     rows, columns = block
     return units.repeat_interleave(rows, 0).repeat_interleave(columns, 1)

@@ -1,4 +1,4 @@
-"""Zeros of a run: the pattern, and when in its training they come."""
+"""Sparsity settings of a run: the pattern, and the part of training in which zeros are introduced."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 from compress.errors import CompressError
 from compress.sparsity.config import Sparsity
 
-UPDATES = 50  # changes of the mask on the way
+UPDATES = 50  # approximate number of mask changes in the schedule
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,11 @@ class SparseConfig:
 
     Args:
         pattern: unstructured; N:M, such as 2:4; or blocks of outputs x inputs, such as 4x1.
-        amount: Share of the weights of the layers that become zero; N:M has its own.
-        score: What a weight is worth: magnitude, or movement (weight times gradient, summed over the steps).
-        rewire: Share of the live weights that change place at `begin`, falling to 0 at `end` (RigL); 0 for none.
-        begin, end: Shares of the steps between which the zeros come by a cubic; the rest trains what stays.
+        amount: Share of the layers' weights that become zero; N:M implies its own.
+        score: Importance of a weight: magnitude, or movement (weight times gradient, summed over the steps).
+        rewire: Share of the live weights that are swapped at `begin`, falling to 0 at `end` (RigL); 0 for none.
+        begin, end: Shares of the steps between which zeros are introduced by a cubic; the remaining steps train the
+            weights that stay.
     """
 
     pattern: str = ""
@@ -40,17 +41,17 @@ class SparseConfig:
                 f"{self.begin:g} and {self.end:g}"
             )
         if self.pattern:
-            self.over(100)
+            self.schedule(100)
 
     @property
     def asked(self) -> bool:
         return bool(self.pattern)
 
-    def over(self, steps: int) -> Sparsity:
-        """The schedule over so many steps.
+    def schedule(self, steps: int) -> Sparsity:
+        """Returns the schedule over `steps` steps.
 
         Raises:
-            CompressError: Settings that can't be, or don't go together.
+            CompressError: A value is out of range, or settings contradict each other.
         """
         begin, end = int(self.begin * steps), max(int(self.end * steps), int(self.begin * steps) + 1)
         given: dict[str, Any] = {"amount": self.amount or None, "score": self.score, "rewire": self.rewire}

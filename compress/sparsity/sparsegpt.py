@@ -1,4 +1,4 @@
-"""SparseGPT: what a removed weight did is made up for by the weights that come after it in its row."""
+"""SparseGPT: later weights of a row compensate for each removed weight."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,8 +8,8 @@ from compress.quantize.gptq import inverse_factor
 from compress.sparsity.config import Sparsity
 from compress.sparsity.patterns import check_shape, lowest_of_groups, without_lowest
 
-COLUMNS = 128  # inputs whose mask is chosen together, the paper's blocks
-DAMPING = 0.01  # of the mean of the diagonal, the paper's
+COLUMNS = 128  # inputs whose mask is chosen together: the paper's block size
+DAMPING = 0.01  # share of the mean of the diagonal, as in the paper
 
 
 def sparsegpt(
@@ -21,25 +21,26 @@ def sparsegpt(
     columns: int = COLUMNS,
     damping: float = DAMPING,
 ) -> tuple[Float[Tensor, "out in"], Bool[Tensor, "out in"]]:
-    """The pruned weight, and its mask, with a small sum of squares of (W - W_pruned) X.
+    """Returns the pruned weight and its mask, with a small sum of squares of (W - W_pruned) X.
 
-    Inputs are gone through in order. A weight w of input j is worth w²/c_j², where c is the diagonal of the Cholesky
-    factor C (upper, C^T C = H^-1) and H the damped gram matrix; of each block of inputs the lowest go. With w goes
-    w/c_j * C[j, j:] from its row: the optimal change of the weights that are still to come.
+    Inputs are processed in order. The importance of a weight w of input j is w²/c_j², where c is the diagonal of the
+    Cholesky factor C (upper, C^T C = H^-1) and H the damped Gram matrix; the lowest of each block of inputs are
+    removed. Removing w subtracts w/c_j * C[j, j:] from its row: the optimal update of the weights that are still to
+    come.
 
     Args:
-        name: The weight's, for errors.
+        name: Name of the weight, for error messages.
         weight: W.
         gram: X X^T of its inputs, summed over tokens.
-        config: Pattern (single weights or N:M), share and scope; `row` takes as many from each row.
-        columns: Inputs a block.
+        config: Pattern (single weights or N:M), share and scope; `row` removes the same number from each row.
+        columns: Inputs per block.
         damping: Added to the diagonal, as a share of its mean.
 
     Raises:
-        CompressError: The gram matrix has no inverse.
+        CompressError: The pattern doesn't divide the weight, or the Gram matrix isn't invertible.
 
-    Source: Frantar & Alistarh 2023 (arXiv 2301.00774), algorithm 1; in float64, and over several blocks the counts are
-    rounded so that the layer's is exact. An input that is always 0 keeps no weight.
+    Source: Frantar & Alistarh 2023 (arXiv 2301.00774), algorithm 1; in float64, and with per-block counts rounded so
+    that the layer's total is exact. All weights of an input that is always 0 become 0.
     """
     check_shape(name, weight, config)
     work, factor = weight.double().clone(), inverse_factor(f"weight {name!r}", gram, damping)
@@ -49,17 +50,19 @@ def sparsegpt(
     for begin in range(0, work.shape[1], step):
         end = min(begin + step, work.shape[1])
         if not config.n_m:
-            mask[:, begin:end] = choose(work, factor, begin, end, config)
+            mask[:, begin:end] = choose_block_mask(work, factor, begin, end, config)
         errors = prune_block(work, factor, mask, begin, end, config)
         work[:, end:] -= errors @ factor[begin:end, end:]
     return work.to(weight.dtype).masked_fill(~mask, 0), mask
 
 
-def choose(work: Tensor, factor: Tensor, begin: int, end: int, config: Sparsity) -> Bool[Tensor, "out block"]:
-    """Which weights of the block stay; the counts of all blocks add up to round(share * n)."""
+def choose_block_mask(
+    work: Tensor, factor: Tensor, begin: int, end: int, config: Sparsity
+) -> Bool[Tensor, "out block"]:
+    """Returns the mask of the block's remaining weights; the counts of all blocks add up to round(share * n)."""
     worth = (work[:, begin:end] / factor.diagonal()[begin:end]).square()
     groups = worth if config.compared == "row" else worth.reshape(1, -1)
-    per_input = groups.shape[1] // (end - begin)  # units of a group at each input
+    per_input = groups.shape[1] // (end - begin)  # units per group at each input
     count = round(config.share * per_input * end) - round(config.share * per_input * begin)
     return without_lowest(groups, count).view_as(worth)
 
@@ -67,7 +70,10 @@ def choose(work: Tensor, factor: Tensor, begin: int, end: int, config: Sparsity)
 def prune_block(
     work: Tensor, factor: Tensor, mask: Tensor, begin: int, end: int, config: Sparsity
 ) -> Float[Tensor, "out block"]:
-    """Removes what the mask leaves out, in place; returns each removed weight divided by its input's c."""
+    """Removes the block's weights outside the mask, in place; N:M masks are chosen here, group by group.
+
+    Returns each removed weight divided by its input's c.
+    """
     errors = torch.zeros_like(work[:, begin:end])
     for j in range(begin, end):
         if config.n_m and (j - begin) % config.n_m[1] == 0:

@@ -1,4 +1,4 @@
-"""Training with masks: they hold under every step, move as the schedule says, and leave plain weights with zeros."""
+"""Sparse training: masks that hold at every step, follow a schedule, and end in plain weights with zeros."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,33 +11,33 @@ from torch.optim import Optimizer
 from compress.errors import CompressError
 from compress.sparsity.config import Sparsity
 from compress.sparsity.layers import Chosen, sparse_layers
-from compress.sparsity.patterns import Masks, block_sums, check_shape, keep, spread
+from compress.sparsity.patterns import Masks, block_sums, check_shape, choose_masks, expand_units
 
 
 class SparseTraining:
-    """Keeps a model's masks while it trains; `prepare` makes it.
+    """Maintains a model's masks during training; created by `prepare`.
 
-    The parameters themselves are masked at all times: the forward pass uses them as they are, a checkpoint has its
-    zeros at every step, and their gradients are dense, for a removed weight too. Call `after_backward` once a step of
-    the optimizer, after the last backward pass (and what averages gradients over processes) and before gradients are
-    cut to a norm, and `after_step` right after the step, or `attach` the optimizer, which then calls it.
+    The parameters themselves are masked at all times: the forward pass uses them directly, a checkpoint has its zeros
+    at every step, and gradients are dense, including those of removed weights. Call `after_backward` once per optimizer
+    step, after the last backward pass (and any gradient averaging across processes) and before gradient clipping; call
+    `after_step` right after the step, or `attach` the optimizer, which then calls it.
 
-    Everything that decides the rest of the training is in `state_dict`, the model's weights and the optimizer's own
-    state; processes that hold the same ones make the same masks.
+    The rest of the training is fully determined by `state_dict`, the model's weights and the optimizer's own state;
+    processes with the same state compute the same masks.
 
     Args:
         model: The model.
         config: Pattern, score, schedule.
         weights: Name -> weight.
-        masks: First masks. Fixed ones stay as they are unless they are rewired.
-        fixed: Whether `masks` were given rather than chosen.
+        masks: Initial masks. Fixed masks only change by rewiring.
+        fixed: Whether `masks` were passed in rather than chosen by score.
     """
 
     def __init__(self, model: nn.Module, config: Sparsity, weights: Mapping[str, Tensor], masks: Masks, *, fixed: bool):
         self.model, self.config, self.weights, self.masks, self.fixed = model, config, weights, masks, fixed
         self.step = 0
         self.scores: dict[str, Tensor] = {}
-        self.removed: dict[str, Tensor] = {}  # movement: values that weights had when they went
+        self.removed: dict[str, Tensor] = {}  # movement: last values of removed weights
         if config.score == "movement" and not fixed:
             self.scores = {name: torch.zeros_like(w, dtype=torch.float32) for name, w in weights.items()}
             self.removed = {name: torch.zeros_like(w) for name, w in weights.items()}
@@ -47,10 +47,10 @@ class SparseTraining:
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        """Reads the dense gradients, then sets those of removed weights to 0.
+        """Records the dense gradients, then zeroes those of removed weights.
 
         Raises:
-            CompressError: A weight without gradient, where the next masks depend on it.
+            CompressError: A weight whose next mask depends on its gradient has none.
         """
         grows, learns = self._rewires(self.step + 1), bool(self.scores) and self.step < self.config.end
         for name, weight in self.weights.items():
@@ -70,7 +70,7 @@ class SparseTraining:
 
     @torch.no_grad()
     def after_step(self, optimizer: Optimizer) -> None:
-        """Puts removed weights back to 0 and, where the schedule says so, changes the masks.
+        """Resets removed weights to 0 and, if the schedule requires it, changes the masks.
 
         Raises:
             CompressError: `after_backward` wasn't called.
@@ -90,21 +90,21 @@ class SparseTraining:
         self._gradients.clear()
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Calls `after_step` after every step of the optimizer from now on; `convert` ends it."""
+        """Calls `after_step` after every step of the optimizer, until `convert`."""
         self._handles.append(optimizer.register_step_post_hook(lambda made, args, kwargs: self.after_step(made)))
 
     def state_dict(self) -> dict[str, Any]:
-        """The masks, scores and the step, as plain values and tensors."""
+        """Returns the config, masks, scores and step as plain values and tensors."""
         state: dict[str, Any] = {"config": asdict(self.config), "step": self.step, "fixed": self.fixed}
         for part in ("masks", "scores", "removed"):
             state[part] = {name: value.clone() for name, value in getattr(self, part).items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on where `state_dict` was taken; the model and the optimizer are loaded by whoever saved them.
+        """Resumes from a `state_dict`; the caller restores the model and the optimizer.
 
         Raises:
-            CompressError: The state of another config or of other weights.
+            CompressError: The state belongs to another config or to other weights.
         """
         if state["config"] != asdict(self.config) or state["fixed"] != self.fixed:
             raise CompressError(
@@ -126,12 +126,12 @@ class SparseTraining:
         return self.config.is_due(step) and self.config.rewired_at(step) > 0
 
     def _chosen(self) -> Masks:
-        """Masks by the schedule's share; what a magnitude once removed stays away."""
+        """Returns masks for the scheduled share; weights once removed by magnitude stay removed."""
         scores = self.scores or {
             name: weight.abs().float().masked_fill(~self.masks[name], -torch.inf)
             for name, weight in self.weights.items()
         }
-        return keep(scores, self.config, self.config.share_at(self.step))
+        return choose_masks(scores, self.config, self.config.share_at(self.step))
 
     def _rewired(self) -> Masks:
         block, share = self.config.block, self.config.rewired_at(self.step)
@@ -139,11 +139,11 @@ class SparseTraining:
         for name, weight in self.weights.items():
             alive = block_sums(self.masks[name].float(), block) > 0
             sizes, gradients = block_sums(weight.abs(), block), block_sums(self._gradients[name], block)
-            masks[name] = spread(rewired(alive, sizes, gradients, share), block)
+            masks[name] = expand_units(rewire_units(alive, sizes, gradients, share), block)
         return masks
 
     def _change(self, masks: Masks, optimizer: Optimizer) -> None:
-        """From the masks that hold to others; who comes or goes leaves no trace in the optimizer's moments."""
+        """Replaces the masks; the optimizer's moments of weights that are removed or restored become 0."""
         for name, weight in self.weights.items():
             old, new = self.masks[name], masks[name]
             if self.removed:
@@ -156,11 +156,11 @@ class SparseTraining:
         self.masks = masks
 
 
-def rewired(alive: Tensor, sizes: Tensor, gradients: Tensor, share: float) -> Tensor:
-    """Drops floor(share * n) of n live units, the smallest, and grows as many of the others, the largest gradients.
+def rewire_units(alive: Tensor, sizes: Tensor, gradients: Tensor, share: float) -> Tensor:
+    """Drops the floor(share * n) smallest of n live units and grows the same number with the largest gradients.
 
-    A unit that was just dropped may grow again; it then keeps its weights. All tensors [units_out, units_in]; `alive`
-    is bool, `sizes` and `gradients` absolute values.
+    The number is at most that of the removed units. A unit that was just dropped may grow again; it then keeps its
+    weights. All tensors are [units_out, units_in]; `alive` is bool, `sizes` and `gradients` are absolute values.
     """
     flat = alive.flatten()
     count = min(int(share * int(flat.sum())), int((~flat).sum()))
@@ -174,24 +174,24 @@ def rewired(alive: Tensor, sizes: Tensor, gradients: Tensor, share: float) -> Te
 def prepare(
     model: nn.Module, config: Sparsity, *, masks: Masks | None = None, chosen: Chosen | None = None
 ) -> SparseTraining:
-    """Makes a model ready for sparse training: its weights get the zeros of the schedule's first step, in place.
+    """Prepares a model for sparse training: its weights get the zeros of the schedule's first step, in place.
 
     Args:
         model: Any module with linear layers.
         config: Pattern, score (magnitude or movement) and schedule.
-        masks: What `sparsify` returned: these masks are held instead, after any score, and only rewiring moves them.
-        chosen: Which linear layers; see `sparse_layers`.
+        masks: Masks returned by `sparsify`: they are held instead, whatever the score, and only rewiring changes them.
+        chosen: Filter for linear layers; see `sparse_layers`.
 
     Raises:
-        CompressError: A score that needs calibration, without masks; masks of other weights; a shape that the pattern
-            doesn't divide.
+        CompressError: The score needs calibration data and there are no masks; the masks belong to other weights; or
+            the pattern doesn't divide a shape.
 
-    Source: Zhu & Gupta 2017 (arXiv 1710.01878), section 3: weights that went by magnitude stay away. Sanh et al. 2020
-    (arXiv 2005.07683), section 4, hard movement pruning: scores S -= w * dL/dw' over all weights, w' the masked ones
-    and w with the removed ones' last values, the top of S stays; with a score rate of 1 and no optimizer for S, a
-    removed weight is not decayed, and after `end` the mask stays. Evci et al. 2020 (arXiv 1911.11134), algorithm 1:
-    new connections start at 0; the first mask is by magnitude instead of random, and the step of the optimizer is
-    taken in rewiring steps too.
+    Source: Zhu & Gupta 2017 (arXiv 1710.01878), section 3: weights removed by magnitude stay removed. Sanh et al. 2020
+    (arXiv 2005.07683), section 4, hard movement pruning: scores S -= w * dL/dw' over all weights, where w' are the
+    masked weights and w those with the removed ones' last values; the top of S stays. With a score rate of 1 and no
+    optimizer for S, a removed weight is not decayed, and after `end` the mask is fixed. Evci et al. 2020 (arXiv
+    1911.11134), algorithm 1: new connections start at 0; the first mask is by magnitude instead of random, and the
+    optimizer also steps in rewiring steps.
     """
     layers = sparse_layers(model, chosen)
     weights = {f"{name}.weight": layer.weight for name, layer in layers.items()}
@@ -206,7 +206,7 @@ def prepare(
             "masks that `sparsify` returned, found none"
         )
     else:
-        first = keep({name: weight.abs() for name, weight in weights.items()}, config, config.share_at(0))
+        first = choose_masks({name: weight.abs() for name, weight in weights.items()}, config, config.share_at(0))
     for name, weight in weights.items():
         weight.masked_fill_(~first[name], 0)
     return SparseTraining(model, config, weights, first, fixed=masks is not None)
@@ -222,10 +222,10 @@ def check_masks(masks: Masks, weights: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def convert(training: SparseTraining) -> nn.Module:
-    """Ends the training: the model with plain weights and exact zeros, no hook left.
+    """Ends the training and returns the model with plain weights, exact zeros and no hooks.
 
     Raises:
-        CompressError: The schedule isn't at its end, so there are fewer zeros than asked for.
+        CompressError: The schedule hasn't ended, so that the model has fewer zeros than requested.
     """
     step, config = training.step, training.config
     if not training.fixed and config.share_at(step) < config.share:

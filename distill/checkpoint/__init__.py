@@ -1,4 +1,4 @@
-"""Checkpoints as they come in: folder, config, weights and tokenizer, each checked before anything is built on it.
+"""Reading and validation of input checkpoints: folder, config, weights and tokenizer.
 
-`folder`, `config` and `headers` import no torch.
+`folder`, `config` and `headers` don't import torch.
 """

@@ -1,4 +1,4 @@
-"""Reads the config.json of a checkpoint and checks that it describes a model; imports no torch by itself."""
+"""Reading and checks of a checkpoint's config.json; this module doesn't import torch."""
 
 import difflib
 import json
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 CONFIG = "config.json"
-# Names of whole numbers in the configs of stock families.
+# Integer settings in the configs of stock families.
 SIZES = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings",
     "intermediate_size", "num_key_value_heads", "type_vocab_size", "embedding_size", "head_dim", "n_embd", "n_layer",
@@ -25,10 +25,11 @@ POSITIVE = (
 
 
 def check_config(folder: Path, role: str = "model") -> dict[str, Any]:
-    """The content of `config.json` in `folder`.
+    """Reads and checks `config.json` in `folder` and returns its content.
 
     Raises:
-        InputError: It can't be read, is no JSON object, names no known `model_type`, or a size is no whole number.
+        InputError: The file can't be read, isn't a JSON object, names no known `model_type`, has a size that isn't a
+            valid integer, or an invalid `auto_map` or `id2label`.
     """
     config = read_object(folder, role)
     if "model_type" not in config:
@@ -64,7 +65,7 @@ def read_object(folder: Path, role: str) -> dict[str, Any]:
 
 
 def kind_of(content: object) -> str:
-    """What JSON calls a value."""
+    """Returns the name of a value's JSON type, with its article."""
     names = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(content), "a number")
 
@@ -82,12 +83,12 @@ def check_model_type(config: dict[str, Any], folder: Path, role: str) -> None:
 
 
 def is_known(model_type: str) -> bool:
-    """Whether transformers, or a class registered with it in this process, has a config of this type."""
+    """Returns whether transformers has a config class for this type, built in or registered in this process."""
     from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
 
     if model_type in CONFIG_MAPPING_NAMES:
         return True
-    # Only where this module is loaded already can more be registered; it imports torch.
+    # More types can be registered only if this module is already loaded; importing it here would import torch.
     loaded = sys.modules.get("transformers.models.auto.configuration_auto")
     return loaded is not None and model_type in loaded.CONFIG_MAPPING
 
@@ -101,7 +102,7 @@ def check_auto_map(config: dict[str, Any], folder: Path, role: str) -> None:
 
 
 def check_size(name: str, value: object, folder: Path, role: str) -> None:
-    if value is None or isinstance(value, list):  # some families have one for each layer
+    if value is None or isinstance(value, list):  # some families have one value per layer
         return
     least = 1 if name in POSITIVE else None
     whole = isinstance(value, int) and not isinstance(value, bool)
@@ -123,10 +124,10 @@ def check_label_names(names: object, folder: Path, role: str) -> None:
 
 
 def load_config(folder: Path, role: str = "model") -> "PretrainedConfig":
-    """The checkpoint's config as its own class.
+    """Loads the checkpoint's config as an instance of its own class.
 
     Raises:
-        InputError: As `check_config`, and settings that the class of this model type refuses.
+        InputError: As in `check_config`, or the class of this model type rejects a setting.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
@@ -141,5 +142,5 @@ def load_config(folder: Path, role: str = "model") -> "PretrainedConfig":
 
 
 def in_one_line(error: BaseException) -> str:
-    """The error's message without its line breaks."""
+    """Returns the error's message without line breaks, or the error's type if there is no message."""
     return " ".join(str(error).split()) or type(error).__name__

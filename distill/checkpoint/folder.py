@@ -1,4 +1,4 @@
-"""Finds the folder of a checkpoint, here, in a package or on the hub, and checks that its files can be read."""
+"""Location of a checkpoint's folder (local, in a package or on the hub), and checks that its files can be read."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,12 +13,12 @@ NEEDED = ["*.safetensors", "*.json", "*.txt", "*.model"]
 
 
 def checkpoint_folder(model: str, role: str = "teacher") -> Path:
-    """Folder of a local checkpoint, of a hub id once downloaded (safetensors only, never pickles), or of a checkpoint
-    that an installed package carries (`package:NAME/FOLDER`).
+    """Returns the folder of a local checkpoint, of a hub model, which is downloaded (safetensors only, never pickles),
+    or of a checkpoint in an installed package (`package:NAME/FOLDER`).
 
     Raises:
-        InputError: No such folder or hub model; files that can't be read; no config, or one that describes no model;
-            weights only as a pickle; damaged safetensors.
+        InputError: The folder, hub model or package does not exist, a file can't be read, config.json is missing or
+            invalid, there are no weights in safetensors, or they are damaged.
     """
     if not model:
         raise InputError(f"{role}: none given; name a hub id or a local folder with --{role}")
@@ -35,10 +35,10 @@ def checkpoint_folder(model: str, role: str = "teacher") -> Path:
 
 
 def probe_path(look: Callable[[], bool], model: str, role: str) -> bool:
-    """What `look()` says of a place on disk.
+    """Returns the result of `look()`, a query of the file system.
 
     Raises:
-        InputError: The place can't be looked at: no permission, or a name that no file can have.
+        InputError: The query fails, for example without permission or with an invalid file name.
     """
     try:
         return look()
@@ -61,15 +61,16 @@ def download(model: str, role: str) -> Path:
 
     try:
         return Path(snapshot_download(model, allow_patterns=NEEDED))
-    except Exception as error:  # the hub client raises some twenty kinds
+    except Exception as error:  # the hub client raises about twenty exception types
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{role} {model!r}: no such folder here, and the hub gave no such model: {reason}") from error
 
 
 def check_files(folder: Path, role: str) -> None:
-    """
+    """Checks the weight files of a folder.
+
     Raises:
-        InputError: No weights in safetensors, or files of them that are damaged or can't be read.
+        InputError: There are no weights in safetensors, or a file is damaged or can't be read.
     """
     if not probe_path(lambda: any(folder.glob("*.safetensors")), str(folder), role):
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))

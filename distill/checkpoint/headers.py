@@ -1,4 +1,4 @@
-"""Names, shapes and types of a checkpoint's weights, from the headers of its safetensors files; imports no torch."""
+"""Names, shapes and types of a checkpoint's weights from its safetensors headers; this module doesn't import torch."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Header:
-    """One stored weight; `dtype` as safetensors writes it, such as F32 or I64."""
+    """The header of a stored weight; `dtype` in the notation of safetensors, such as F32 or I64."""
 
     file: Path
     shape: tuple[int, ...]
@@ -26,10 +26,11 @@ class Header:
 
 
 def weight_files(folder: Path, role: str = "checkpoint") -> list[Path]:
-    """The files that transformers reads: one, or those that the index names.
+    """Returns the weight files that transformers reads: a single one, or those listed in the index.
 
     Raises:
-        InputError: No such file; a damaged index; an index that leads out of the folder.
+        InputError: There is neither a weight file nor an index, or the index is damaged, empty, or refers to files
+            outside the folder.
     """
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
@@ -53,15 +54,15 @@ def weight_files(folder: Path, role: str = "checkpoint") -> list[Path]:
 
 
 def read_headers(folder: Path, role: str = "checkpoint") -> dict[str, Header]:
-    """Header of each weight, by the name that it has in the files.
+    """Returns the header of each weight, by its name in the files.
 
     Raises:
-        InputError: As `weight_files`, and files that are missing, damaged or can't be read.
+        InputError: As in `weight_files`, or a file is missing, damaged or can't be read.
     """
     headers: dict[str, Header] = {}
     for file in weight_files(folder, role):
         try:
-            file.open("rb").close()  # safetensors calls every file that it can't open missing
+            file.open("rb").close()  # safetensors reports every file that it can't open as missing
             with safe_open(file, framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118
                     stored = opened.get_slice(name)

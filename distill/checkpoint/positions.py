@@ -1,14 +1,16 @@
-"""How many tokens a model has positions for."""
+"""Maximum sequence length of a model."""
 
 from transformers import PretrainedConfig
 
-# Their first token has the position after that of the padding.
+# Families whose first token has the position after the padding id.
 SHIFTED = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "esm",
            "ibert", "longformer", "luke", "mpnet", "xmod")  # fmt: skip
 
 
 def positions_of(config: PretrainedConfig) -> int | None:
-    """Most tokens of a row; None where the config doesn't tell, or where positions are relative or stretched."""
+    """Returns the maximum number of tokens per row; None if the config doesn't set it, or if positions are relative or
+    scaled.
+    """
     most = getattr(config, "max_position_embeddings", None)
     rotary = getattr(config, "rope_parameters", None)
     relative = getattr(config, "alibi", False) or not getattr(config, "position_biased_input", True)

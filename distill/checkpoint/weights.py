@@ -1,4 +1,4 @@
-"""Whether a checkpoint's files hold the weights of the model that its config describes, by the loader's own report."""
+"""Checks that a checkpoint's files contain the weights of the model in its config, based on the loader's report."""
 
 import logging
 import re
@@ -17,26 +17,27 @@ from distill.checkpoint.config import in_one_line, load_config
 from distill.checkpoint.headers import Header, read_headers
 from distill.errors import InputError
 
-SHOWN = 4  # names of weights in an error
+SHOWN = 4  # maximum number of weight names in an error message
 POOLER = "pooler"
-COUNTS = ("position_ids", "token_type_ids", "num_batches_tracked")  # buffers that old files have
-MASKS = ("attn.bias", "attention.bias")  # of the first GPTs, in bytes
+COUNTS = ("position_ids", "token_type_ids", "num_batches_tracked")  # buffers in old files
+MASKS = ("attn.bias", "attention.bias")  # byte masks in files of the first GPT models
 LIBRARY = "transformers.modeling_utils"
-READ_HERE = ("LOAD REPORT", "The tied weights mapping for this model")  # messages about what `Report` holds
+# Log messages whose content is in `Report`.
+SUPPRESSED_LOGS = ("LOAD REPORT", "The tied weights mapping for this model")
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `from_pretrained` found of a model's weights in the files, by the names that they have in the model.
+    """The loading report of `from_pretrained` for a model's weights, by their names in the model.
 
     Args:
-        model: Name of its class.
-        head_missing: Weights of the head, and of a pooler that comes with it, that the files don't have.
-        head_reshaped: (name, shape in the files, shape in the model) of the head's weights of another shape.
+        model: Name of the model's class.
+        head_missing: Missing weights of the head, and of the pooler if the files have none of it.
+        head_reshaped: (name, shape in the files, shape in the model) of the head's weights with another shape.
         head_absent: Whether the files have no weight of the head.
-        left_over: Weights in the files that the model has no place for, and that are none of its body's.
-        problems: What is wrong with the weights of the body, in words.
+        left_over: Unexpected weights in the files, outside the model's body.
+        problems: Problems with the weights of the body, as text.
     """
 
     model: str
@@ -47,12 +48,13 @@ class Report:
     problems: tuple[str, ...]
 
     def check(self, folder: Path | str, role: str, *, new_head: bool = False) -> None:
-        """
+        """Checks that all weights were loaded.
+
         Args:
-            new_head: The head is meant to be new: it may be missing, or be of another shape.
+            new_head: Whether the head will be newly initialized: it may be missing or have another shape.
 
         Raises:
-            InputError: Weights are missing or of another shape, or the files have some that the body has no place for.
+            InputError: Weights are missing or have another shape, or the files have unexpected weights in the body.
         """
         problems = list(self.problems)
         if not new_head:
@@ -66,17 +68,18 @@ class Report:
 
 
 def load_model(auto: Any, folder: Path | str, *, role: str = "model", new_head: bool = False, **settings: Any) -> Any:
-    """`auto.from_pretrained(folder)`, whose loading report is read: no weight is ever filled in silently.
+    """Loads a model with `auto.from_pretrained` and checks the loading report, so that no weight is silently
+    initialized at random.
 
     Args:
-        auto: An auto class of transformers, or a class with its `from_pretrained`.
+        auto: An auto class of transformers, or a class with a compatible `from_pretrained`.
         folder: A local checkpoint in safetensors.
-        role: What the model is to the command, for errors.
-        new_head: Whether the head is meant to be new, see `Report.check`.
-        settings: For `from_pretrained`.
+        role: Role of the model in the command, for error messages.
+        new_head: Whether the head will be newly initialized, see `Report.check`.
+        settings: Arguments for `from_pretrained`.
 
     Raises:
-        InputError: As `Report.check`, or a config that no model can be built of.
+        InputError: As in `Report.check`, or no model can be built from the config.
     """
     with loading(folder, role):
         loaded: Any = auto.from_pretrained(
@@ -88,12 +91,12 @@ def load_model(auto: Any, folder: Path | str, *, role: str = "model", new_head: 
 
 
 def read_report(auto: Any, folder: Path, role: str = "model") -> Report | None:
-    """The loading report of the checkpoint in `folder`, from the headers of its files: no weight is read.
+    """Returns the loading report of the checkpoint in `folder`, from the headers of its files; weights are not read.
 
-    None of a quantized checkpoint, whose weights have other names and types until its own loader has read them.
+    None for a quantized checkpoint, whose weights have other names and types until its own loader has converted them.
 
     Raises:
-        InputError: A config that no model can be built of, damaged files, or integers where numbers are expected.
+        InputError: No model can be built from the config, a file is damaged, or weights are integers instead of floats.
     """
     config = load_config(folder, role)
     if getattr(config, "quantization_config", None) is not None:
@@ -102,7 +105,7 @@ def read_report(auto: Any, folder: Path, role: str = "model") -> Report | None:
     with loading(folder, role), torch.random.fork_rng(devices=[]):
         with torch.device("meta"):
             kind: Any = type(auto.from_config(config))
-        load: Any = PreTrainedModel.from_pretrained  # of sentence encoders too, whose own reads other files
+        load: Any = PreTrainedModel.from_pretrained  # also for sentence encoders, whose own reads other files
         loaded: Any = load.__func__(
             kind,
             None,
@@ -118,7 +121,7 @@ def read_report(auto: Any, folder: Path, role: str = "model") -> Report | None:
 
 
 class Unread:
-    """Stands for a weight of a file while transformers loads: what it reads is a tensor without content."""
+    """A placeholder for a stored weight while transformers loads: it is read as a tensor on the meta device."""
 
     def __init__(self, header: Header):
         self.shape = header.shape
@@ -132,20 +135,20 @@ class Unread:
 
 @contextmanager
 def loading(folder: Path | str, role: str) -> Iterator[None]:
-    """Within it the library's table of a loading report isn't printed, for it is read; and what its classes raise of a
-    config that contradicts itself is an error of the input.
+    """Context in which transformers' log of the loading report is suppressed, since the report is evaluated here, and
+    exceptions that model classes raise for an inconsistent config become InputError.
     """
     library = logging.getLogger(LIBRARY)
 
     def is_news(record: logging.LogRecord) -> bool:
-        return not any(text in record.getMessage() for text in READ_HERE)
+        return not any(text in record.getMessage() for text in SUPPRESSED_LOGS)
 
     library.addFilter(is_news)
     try:
         yield
     except InputError:
         raise
-    # A config may break its class in any line: heads that don't divide a width, an activation that isn't one.
+    # An inconsistent config can fail anywhere in its class: heads that don't divide the width, an unknown activation.
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError, ZeroDivisionError) as error:
         raise InputError(f"{role} {str(folder)!r}: {reason_of(error)}") from error
     finally:
@@ -153,8 +156,8 @@ def loading(folder: Path | str, role: str) -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """Why no model could be built; an auto class without the model's family lists all that it has, some ten thousand
-    characters.
+    """Returns why no model could be built, without the list of all supported families (about ten thousand characters)
+    that an auto class adds for an unsupported one.
     """
     message = in_one_line(error)
     auto = re.search(r"AutoModelFor\w+", message)
@@ -164,7 +167,7 @@ def reason_of(error: Exception) -> str:
 
 
 def report_of(model: PreTrainedModel, info: Mapping[str, Any]) -> Report:
-    """The loading report of `model`, its body's weights told from its head's."""
+    """Builds the loading report of `model`, with the weights of body and head separated."""
     missing, unexpected = in_order(info["missing_keys"]), in_order(info["unexpected_keys"])
     reshaped = sorted((name, list(stored), list(wanted)) for name, stored, wanted in info["mismatched_keys"])
     body, heads = body_prefix(model), head_names(model)
@@ -188,7 +191,7 @@ def report_of(model: PreTrainedModel, info: Mapping[str, Any]) -> Report:
 
 
 def body_prefix(model: PreTrainedModel) -> str:
-    """What names of the body's weights begin with; nothing where the model is a body."""
+    """Returns the prefix of the names of the body's weights; empty if the model is a body itself."""
     return "" if model.base_model is model else f"{model.base_model_prefix}."
 
 
@@ -197,17 +200,17 @@ def head_names(model: PreTrainedModel) -> set[str]:
 
 
 def pooler_names(model: PreTrainedModel) -> set[str]:
-    """The layer on the first token of an encoder, which is trained with a head on texts and read by nothing else."""
+    """Returns the weights of an encoder's pooler, the layer on the first token that only heads on whole texts use."""
     return {name for name in model.state_dict() if name.startswith(f"{body_prefix(model)}{POOLER}.")}
 
 
 def has_no_pooler(model: PreTrainedModel, missing: Iterable[str], unexpected: Iterable[str]) -> bool:
-    """Whether the files have nothing of a pooler, as those of masked language models."""
+    """Returns whether the files have no weight of a pooler, as for masked language models."""
     return pooler_names(model) <= set(missing) and not any(POOLER in name.split(".") for name in unexpected)
 
 
 def is_of_body(name: str, model: PreTrainedModel) -> bool:
-    """Whether a weight that only the files have lies in one of the body's modules; those may leave the prefix out."""
+    """Returns whether a weight that only the files have belongs to a module of the body; the prefix may be missing."""
     body: Any = model.base_model
     modules = {child for child, _ in body.named_children()}
     own = {child for child, _ in model.named_children()} if body is not model else set()
@@ -216,9 +219,10 @@ def is_of_body(name: str, model: PreTrainedModel) -> bool:
 
 
 def check_types(headers: Mapping[str, Header], model: PreTrainedModel, left_over: set[str], where: str) -> None:
-    """
+    """Checks that weights are floating-point numbers.
+
     Raises:
-        InputError: Integers, which a checkpoint that isn't quantized has in buffers alone.
+        InputError: A weight is stored as integers, which only buffers may be in a checkpoint that isn't quantized.
     """
     whole = {name: header for name, header in headers.items() if is_whole_number(name, header)}
     wrong = [f"{name} as {header.dtype}" for name, header in sorted(whole.items()) if name not in left_over]
@@ -231,17 +235,17 @@ def check_types(headers: Mapping[str, Header], model: PreTrainedModel, left_over
 
 
 def is_whole_number(name: str, header: Header) -> bool:
-    """Whether it is a weight of integers; counts and masks are no weights."""
+    """Returns whether a header belongs to a weight of integers; counting buffers and masks are not weights."""
     if header.is_float or header.dtype == "BOOL" or (header.dtype == "U8" and name.endswith(MASKS)):
         return False
     return name.rpartition(".")[2] not in COUNTS
 
 
 def check_finite(folder: Path, role: str = "model") -> None:
-    """Reads every weight of the files once, one at a time.
+    """Checks that all floating-point weights are finite; reads them one at a time.
 
     Raises:
-        InputError: Weights with NaN or infinite numbers.
+        InputError: A weight contains NaN or infinity.
     """
     headers = read_headers(folder, role)
     wrong = []
@@ -266,15 +270,15 @@ def files_of(headers: Iterable[Header]) -> set[Path]:
 
 
 def check_weights(auto: Any, folder: Path, role: str, *, new_head: bool = False, finite: bool = True) -> None:
-    """The check of a checkpoint before anything is computed with it.
+    """Checks the weights of a checkpoint before it is used.
 
     Args:
-        auto: Its auto class.
+        auto: The checkpoint's auto class.
         new_head: See `Report.check`.
-        finite: Its weights are read, too.
+        finite: Whether to read the weights too, and check that they are finite.
 
     Raises:
-        InputError: As `read_report`, `Report.check` and `check_finite`.
+        InputError: As in `read_report`, `Report.check` and `check_finite`.
     """
     report = read_report(auto, folder, role)
     if report is not None:
@@ -289,7 +293,7 @@ def check_weights(auto: Any, folder: Path, role: str, *, new_head: bool = False,
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """By name, numbers in it as numbers."""
+    """Sorts names, comparing the numbers in them numerically."""
     return sorted(map(str, names), key=lambda name: [part.zfill(8) for part in re.split(r"(\d+)", name)])
 
 
@@ -309,7 +313,7 @@ def reshaped_text(reshaped: Iterable[tuple[str, list[int], list[int]]]) -> list[
 
 
 def layers_text(missing: Iterable[str], model: PreTrainedModel) -> str:
-    """How many layers the files have, where whole ones are missing."""
+    """Returns a message with the number of layers in the files if entire layers are missing, else an empty string."""
     lacking = set(missing)
     lists: dict[str, dict[str, bool]] = {}
     for name in model.state_dict():
@@ -324,6 +328,6 @@ def layers_text(missing: Iterable[str], model: PreTrainedModel) -> str:
 
 
 def describe_missing_head(report: Report) -> str:
-    """Of a checkpoint whose files have no weights of the head that its config names."""
+    """Describes a checkpoint whose files have no weights of the head that its config names."""
     others = f", but {names_text(report.left_over)}" if report.left_over else ""
     return f"the files have no weights of its head ({names_text(report.head_missing)}){others}"

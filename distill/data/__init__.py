@@ -1,1 +1,1 @@
-"""Text in: sources, columns, splits, token ids and batches."""
+"""Data loading: sources, columns, splits, token ids and batches."""

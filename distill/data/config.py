@@ -1,37 +1,38 @@
-"""Where the text comes from and how it is read."""
+"""Settings for the data set and how it is read."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from distill.errors import InputError
 
-USUAL_LENGTH, SHORTEST = 256, 4  # tokens of a text at most where nothing else is said; fewest that can be set
+USUAL_LENGTH, SHORTEST = 256, 4  # default and minimum of the maximum text length, in tokens
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What to read and how to cut it.
+    """Which data set to read, and how to split and truncate it.
 
     Args:
         path: A folder (with one train file, and optionally one validation or dev and one test file), one file (csv,
             tsv, json, jsonl, parquet, conll, or any of these compressed as .gz) or the id of a data set on the Hugging
             Face hub.
-        text: Column with the text; found by name when left out.
-        text_pair: Column with the second text of a pair; found by name when left out.
-        label: Column with the label; found by name when left out, for numbers also as `score`.
+        text: Column with the text; found by its name if not set.
+        text_pair: Column with the second text of a pair; found by its name if not set.
+        label: Column with the label; found by its name if not set, for numbers also as `score`.
         unlabelled: File with more text of the same kind, without labels, to distil on.
         subset: Name of the hub data set's configuration.
-        validation_fraction: Share of train held out, stratified by label, when there is no validation split.
-        test_fraction: Share of the rows held out for the final report when there is no test split.
-        test_split: The split that the report is about: the data set's `test`, or its `validation`, as where the test
-            split has no labels; rows of train are then held out for validation.
-        unknown_labels: What becomes of rows of validation and test whose label train lacks: an `error`, or `drop`
+        validation_fraction: Share of train held out, stratified by label, if there is no validation split.
+        test_fraction: Share of the rows held out for the final report if there is no test split.
+        test_split: The split that the report evaluates: the data set's `test`, or its `validation` (for example if the
+            test split has no labels); rows of train are then held out for validation.
+        unknown_labels: How to treat rows of validation and test whose label is not in train: `error` raises, `drop`
             leaves them out and counts them.
-        max_length: Longest text in tokens; longer ones are cut and counted. 0: 256, or as many as the models have
-            positions for where these are fewer.
-        packing: Rows that a language model is trained on: `stream` joins documents and cuts blocks; `documents`
-            packs whole ones, none of which sees another; `none` makes each a row. `auto` is stream for plain text and
-            documents for conversations, which become rows where the student writes itself.
+        max_length: Maximum text length in tokens; longer texts are truncated and counted. 0: 256, or the number of
+            positions of the models if that is smaller.
+        packing: Rows that a language model is trained on: `stream` joins documents and splits the result into blocks;
+            `documents` packs whole documents, which don't attend to each other; `none` makes each document a row.
+            `auto` is `stream` for plain text and `documents` for conversations, or `none` for conversations if the
+            student generates text during training.
     """
 
     path: str = ""

@@ -1,1 +1,1 @@
-"""Objectives: pure functions on tensors, and their weighted sum."""
+"""Training objectives: pure functions on tensors, and their weighted sum."""

@@ -1,7 +1,7 @@
 """Objectives between models with different tokenizers; p is the teacher's distribution, q the student's.
 
-Logits are compared at spans, the shortest pieces of a text that both tokenizers write in whole tokens. Distributions
-of some spans at a time are made, turned into their gradient and dropped, in the forward pass.
+Logits are compared at spans, the shortest pieces of a text that both tokenizers encode in whole tokens. In the forward
+pass, the distributions of some spans at a time are computed, turned into their gradient and released.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,14 +29,14 @@ def sorted_distance(
     temperature: float = 1.0,
     chunk_bytes: int = BYTES,
 ) -> Float[Tensor, ""]:
-    """T² · mean over rows of Σ |p₍ᵢ₎ - q₍ᵢ₎|, the probabilities in falling order, the shorter padded with zeros.
+    """T² · mean over rows of Σ |p₍ᵢ₎ - q₍ᵢ₎|, with probabilities in descending order and the shorter padded with zeros.
 
-    From 0 to 2 T²; which token has a probability doesn't count. 0 without rows.
+    From 0 to 2 T², independent of which token has which probability. 0 without rows.
 
     Args:
         student, teacher: Logits; a gradient flows into the student's only.
         temperature: Softens both.
-        chunk_bytes: Of distributions at once.
+        chunk_bytes: Size of the distributions that exist at once.
 
     Source: Boizard et al. 2024, universal logit distillation (arXiv 2402.12030), without its cross-entropy.
     """
@@ -55,7 +55,7 @@ def across_loss(
     *,
     chunk_bytes: int = BYTES,
 ) -> Float[Tensor, ""]:
-    """T² · mean over the answered spans of a batch of the distance that `config` names; 0 without any.
+    """T² · mean, over a batch's spans with labels in both models, of the distance that `config` names; 0 without any.
 
     `sorted`: of the two distributions over a span's first token. `spans`: w D + (1 - w) R, with D the divergence on the
     shared tokens and the span as a whole (`shared_divergence`), R the sorted distance on the other tokens, and w the
@@ -63,22 +63,22 @@ def across_loss(
 
     Args:
         student_logits, teacher_logits: Padded; a gradient flows into the student's only.
-        batch: Of `TwiceEncoded` or `TwiceMasked`. `labels` [batch, length] and `teacher_labels` [batch, teacher_length]
-            are the tokens that each position is asked for, IGNORED where it is not: of causal models the next token.
-            `spans` [batch, spans, 4] are the positions that are asked for a span, first and end of the student's and of
-            the teacher's; equal ones are padding.
+        batch: From `AlignedRows` or `MaskedAlignedRows`. `labels` [batch, length] and `teacher_labels` [batch,
+            teacher_length] are the tokens to predict at each position, IGNORED elsewhere: for causal models the next
+            token. `spans` [batch, spans, 4] are the positions that predict a span, first and end of the student's and
+            of the teacher's; equal ones are padding.
         config: Kind, weights, temperature.
-        shared: Pairs of ids that spell the same, of `shared_vocabulary`; of `spans`.
-        chunk_bytes: Of distributions at once.
+        shared: Pairs of ids with the same text, from `shared_vocabulary`; for `spans`.
+        chunk_bytes: Size of the distributions that exist at once.
 
     Raises:
-        InputError: A batch of another kind, logits of other positions than the labels', or no shared vocabulary, or
-            one of other models.
+        InputError: The batch is of another kind, the logits have other positions than the labels, or the shared
+            vocabulary is missing or that of other models.
 
     Source: Boizard et al. 2024, universal logit distillation (arXiv 2402.12030), which compares the first position with
-    the first and so on, where the models have mostly read different texts; and GOLD, with the deviations told at
-    `merged` and `shared_divergence`. Of a masked model, a span's probability is the product of its tokens' each with
-    all of them hidden, which takes them for independent.
+    the first and so on, where the models have mostly processed different texts; and GOLD, with the deviations described
+    at `merged` and `shared_divergence`. For a masked model, a span's probability is the product of its tokens'
+    probabilities, each with all of them masked, which assumes that they are independent.
     """
     check(student_logits, teacher_logits, batch, config, shared)
     keep = answered_spans(batch["spans"], batch["labels"], batch["teacher_labels"])
@@ -88,7 +88,7 @@ def across_loss(
         side_of(teacher_logits, batch["teacher_labels"], spans[..., 2:], keep),
     )
     if config.kind == "sorted":
-        student, teacher = (begun(each) for each in sides)
+        student, teacher = (first_tokens(each) for each in sides)
         return over_spans(student, teacher, sorted_tokens, config.temperature, chunk_bytes)
     assert shared is not None
     vocabularies = Vocabularies.of(
@@ -112,9 +112,9 @@ def answered_spans(
     labels: Int[Tensor, "batch length"],
     teacher_labels: Int[Tensor, "batch teacher_length"],
 ) -> Bool[Tensor, "batch spans"]:
-    """The spans of which both models are asked for every token: of masked models those that are hidden on both sides.
+    """Returns the spans with a label for every token in both models: for masked models those masked on both sides.
 
-    Padding is none of them.
+    Padding is excluded.
     """
     kept = spans[..., 1] > spans[..., 0]
     for known, first, end in (
@@ -130,10 +130,10 @@ class Side(NamedTuple):
     """One model's logits at spans.
 
     Args:
-        logits: At every position [positions, vocabulary].
+        logits: Logits of every position [positions, vocabulary].
         places: The spans' positions, one span after the other [tokens].
-        ids: What they are asked for [tokens].
-        sizes: Tokens of each span [spans].
+        ids: The tokens to predict there [tokens].
+        sizes: Number of tokens of each span [spans].
     """
 
     logits: Tensor
@@ -143,7 +143,7 @@ class Side(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Log-probabilities [tokens, vocabulary] that the tokens `ids` of some spans of these `sizes` were drawn from."""
+    """Log-probabilities [tokens, vocabulary] at the positions that predict `ids`, the tokens of spans of `sizes`."""
 
     log_p: Tensor
     ids: Tensor
@@ -160,8 +160,8 @@ def side_of(logits: Tensor, labels: Tensor, ends: Tensor, keep: Tensor) -> Side:
     return Side(logits.flatten(0, 1), places, labels.flatten()[places], sizes)
 
 
-def begun(side: Side) -> Side:
-    """Only the first token of each span."""
+def first_tokens(side: Side) -> Side:
+    """Returns the side with only the first token of each span."""
     first = side.sizes.cumsum(0) - side.sizes
     return Side(side.logits, side.places[first], side.ids[first], torch.ones_like(side.sizes))
 
@@ -170,17 +170,17 @@ def sorted_tokens(q: Tokens, p: Tokens) -> Tensor:
     return sorted_l1(q.log_p.exp(), p.log_p.exp())
 
 
-Distance = Callable[[Tokens, Tokens], Tensor]  # of the student's and the teacher's tokens of some spans -> [spans]
+Distance = Callable[[Tokens, Tokens], Tensor]  # (student's, teacher's tokens of some spans) -> [spans]
 
 
 def over_spans(student: Side, teacher: Side, distance: Distance, temperature: float, chunk_bytes: int) -> Tensor:
-    """T² · mean over spans of a distance of the softened distributions, with a gradient into the student's logits."""
+    """Returns T² · mean over spans of a distance of the softened distributions, with a gradient for the student."""
     value = _OverSpans.apply(student.logits, student, teacher, distance, temperature, chunk_bytes)
     return value * temperature**2 / max(1, len(student.sizes))
 
 
 class _OverSpans(torch.autograd.Function):
-    """The sum over spans. No position is in two of them, so that each has its gradient from one chunk."""
+    """Sum over spans. No position belongs to two of them, so that each gets its gradient from one chunk."""
 
     @staticmethod
     def forward(
@@ -196,7 +196,7 @@ class _OverSpans(torch.autograd.Function):
         gradient = torch.zeros_like(logits) if wanted else None
         total = torch.zeros((), dtype=widened(logits[:0]).dtype, device=logits.device)
         counts = chunks(student, teacher, chunk_bytes)
-        for own, taught in zip(cut(student, counts), cut(teacher, counts), strict=True):
+        for own, taught in zip(split_spans(student, counts), split_spans(teacher, counts), strict=True):
             with torch.enable_grad():
                 read = widened(logits.detach()[own.places]).requires_grad_(wanted)
                 heard = widened(teacher.logits[taught.places].detach())
@@ -212,19 +212,19 @@ class _OverSpans(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors  # not written to: gradient_shares comes here before the step does
+        (gradient,) = ctx.saved_tensors  # not modified: gradient_shares runs backward before the step does
         return None if gradient is None else gradient * upstream, *[None] * 5
 
 
 def chunks(student: Side, teacher: Side, chunk_bytes: int) -> list[int]:
-    """How many spans at a time keep their distributions within `chunk_bytes`, give or take a span."""
+    """Returns the numbers of spans at a time whose distributions fit into `chunk_bytes`, give or take a span."""
     widths = [each.logits.shape[1] * widened(each.logits[:0]).element_size() for each in (student, teacher)]
     cost = student.sizes * widths[0] + teacher.sizes * widths[1]
     number = cost.cumsum(0) // max(1, chunk_bytes)
     return torch.unique_consecutive(number, return_counts=True)[1].tolist()
 
 
-def cut(side: Side, counts: list[int]) -> list[Side]:
+def split_spans(side: Side, counts: list[int]) -> list[Side]:
     sizes = side.sizes.split(counts)
     tokens = [int(each.sum()) for each in sizes]
     parts = zip(side.places.split(tokens), side.ids.split(tokens), sizes, strict=True)
@@ -238,7 +238,7 @@ def check(
     if gone:
         raise InputError(
             f"batch: expected {', '.join(NEEDED)}, found no {', '.join(gone)}: it can't be told which logits are of "
-            "one text; make the batches from TwiceEncoded or TwiceMasked"
+            "one text; make the batches from AlignedRows or MaskedAlignedRows"
         )
     for name, logits in (("labels", student), ("teacher_labels", teacher)):
         if logits.shape[:2] != batch[name].shape:

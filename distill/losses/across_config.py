@@ -1,4 +1,4 @@
-"""How models with different tokenizers are compared."""
+"""Settings of the losses between models with different tokenizers."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -10,11 +10,12 @@ Kind = Literal["spans", "sorted"]
 
 @dataclass(frozen=True)
 class AcrossConfig:
-    """
+    """Loss between a student and a teacher with different tokenizers.
+
     Args:
         kind: `spans` compares the outcomes that both vocabularies have and sorts the rest; `sorted` sorts whole
-            distributions, which needs no shared vocabulary but labels beside it: it tells how sure the teacher is, and
-            not of what.
+            distributions, which needs no shared vocabulary, but labels beside it: it measures how confident the teacher
+            is, not in which tokens.
         beta: Of `spans`: the teacher's share of the Jensen-Shannon mixture on the shared outcomes; 0 is the forward KL.
         shared_weight: Of `spans`: weight of the shared outcomes; the sorted rest has 1 - shared_weight.
         temperature: Softens both distributions; the loss is scaled by its square.

@@ -1,4 +1,4 @@
-"""The weighted sum of terms, and how much each pulls."""
+"""Weighted sum of the loss terms, and each term's share of the gradient."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -32,13 +32,14 @@ def loss_terms(
     teacher: Mapping[str, Any],
     pairs: Mapping[str, Sequence[Pair]] = NOTHING,
 ) -> dict[str, Tensor]:
-    """Value of every term whose weight isn't 0, unweighted.
+    """Returns the unweighted value of every term whose weight isn't 0.
 
-    `mask` is as `distill.losses.features` has it. `teacher` is read by the kl term alone, see `distribution_loss`.
-    `pairs` are (student's, teacher's) by term: of `hidden` the states [batch, length, width], the student's already
-    projected; of `attention` the scores [batch, heads, length, length]; of `relations` vectors [batch, length, width of
-    each], such as both's queries; of `embedding` one of vectors [batch, width], the student's already projected, and of
-    `similarity` [batch, width of each]. Without logits and vectors there are the terms on layers alone.
+    `mask` is that of `distill.losses.features`. `teacher` is read by the kl term alone, see `distribution_loss`.
+    `pairs` are (student's, teacher's) by term: for `hidden` the states [batch, length, width], the student's already
+    projected; for `attention` the scores [batch, heads, length, length]; for `relations` vectors [batch, length, width
+    of each], such as the queries of both; for `embedding` one pair of vectors [batch, width], the student's already
+    projected, and for `similarity` [batch, width of each]. Without logits and vectors, only the terms on layers are
+    computed.
     """
     terms: dict[str, Tensor] = {}
     if config.kl and student_logits is not None and labels is not None:
@@ -69,22 +70,22 @@ def distribution_loss(
     temperature: float,
     dense: Callable[..., Tensor] = forward_kl,
 ) -> Float[Tensor, ""]:
-    """The kl term by what is known of the teacher's distribution, in nats.
+    """Returns the kl term for the available form of the teacher's distribution, in nats.
 
-    `teacher` holds `logits`: `dense`; or `ids` and `weights`: `sampled_cross_entropy`, larger than the KL by the
-    teacher's entropy; or `ids`, `log_probs` and `tail`: `topk_kl`. A sample or top-k belongs to the `temperature` that
-    stands beside it, 1 where none does, and is scaled by its square like the rest. `classes` beside it are those that
-    the teacher has, see `in_common`.
+    `teacher` holds `logits`: `dense` is used; or `ids` and `weights`: `sampled_cross_entropy`, larger than the KL by
+    the teacher's entropy; or `ids`, `log_probs` and `tail`: `topk_kl`. A sample or top-k is valid at the `temperature`
+    in the same mapping, 1 if there is none, and is scaled by its square like the rest. `classes` is the teacher's
+    number of classes, see `common_classes`.
 
     Raises:
-        InputError: None of these, a sample or top-k of another temperature or for another divergence, or logits of
-            other classes than the student's where no `classes` say that they are words.
+        InputError: None of these are given, a sample or top-k has another temperature or needs another divergence, or
+            the logits have other classes than the student's without `classes`, which marks them as a vocabulary.
     """
-    classes, teacher = in_common(student_logits.shape[-1], teacher)
+    classes, teacher = common_classes(student_logits.shape[-1], teacher)
     student_logits = student_logits[:, :classes]
     if "logits" in teacher:
         return dense(student_logits, teacher["logits"], temperature=temperature)
-    check_part_known(teacher, temperature)
+    check_partial_distribution(teacher, temperature)
     student_logits = student_logits if temperature == 1 else student_logits / temperature
     if dense not in tuple(DIVERGENCES[name] for name in OF_PART):
         raise InputError(
@@ -99,14 +100,14 @@ def distribution_loss(
 def fused_distribution_loss(
     hidden: Float[Tensor, "rows width"], head: nn.Linear, teacher: Mapping[str, Any], temperature: float
 ) -> Float[Tensor, ""]:
-    """`distribution_loss` of a sample or top-k, of the logits that the head makes of what it reads, a part at a time.
+    """`distribution_loss` of a sample or top-k, with the logits computed from the head's input in chunks.
 
     Raises:
-        InputError: As there.
+        InputError: As in `distribution_loss`.
     """
     words = len(head.weight)
-    classes, teacher = in_common(words, teacher)
-    check_part_known(teacher, temperature)
+    classes, teacher = common_classes(words, teacher)
+    check_partial_distribution(teacher, temperature)
     weight = head.weight if classes == words else head.weight[:classes]
     bias = None if head.bias is None else head.bias[:classes]
     if temperature != 1:
@@ -118,7 +119,7 @@ def fused_distribution_loss(
     return value * temperature**2
 
 
-def check_part_known(teacher: Mapping[str, Any], temperature: float) -> None:
+def check_partial_distribution(teacher: Mapping[str, Any], temperature: float) -> None:
     if not teacher.keys() >= {"ids", "weights"} and not teacher.keys() >= {"ids", "log_probs", "tail"}:
         raise InputError(
             "loss.kl: expected the teacher's logits, ids and weights, or ids, log_probs and tail, found "
@@ -132,12 +133,12 @@ def check_part_known(teacher: Mapping[str, Any], temperature: float) -> None:
         )
 
 
-def in_common(own: int, teacher: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
-    """How many classes a student of `own` has in common with its teacher, the first of both, and what the teacher says
-    of them: only the rows that pad the larger table of words are left out.
+def common_classes(own: int, teacher: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+    """Returns the number of classes that student and teacher have in common, and the teacher's signals for these.
 
-    They count as forbidden on either side. The rest of dense logits is scaled to 1 by that; of ids that the student
-    lacks the weight is dropped, and of top-k their mass goes to the tail.
+    `own` is the student's number of classes. The common ones are the first of both; only rows that pad the larger
+    vocabulary are excluded, as impossible on either side: dense logits are thereby renormalized to 1; for ids that the
+    student lacks the weights are dropped, or for top-k their probability is added to the tail.
     """
     taught = teacher.get("classes")
     if "logits" in teacher and teacher["logits"].shape[-1] != (taught or own):
@@ -163,8 +164,9 @@ def in_common(own: int, teacher: Mapping[str, Any]) -> tuple[int, Mapping[str, A
 
 
 def divergence(config: LossConfig, labels: Num[Tensor, "rows"]) -> Callable[..., Tensor]:
-    """The objective on the teacher's whole distribution that the config names; of numbers `logit_mse`, which is twice
-    the KL between normal distributions around them.
+    """Returns the objective on the teacher's whole distribution that the config names.
+
+    For numeric labels this is `logit_mse`, which is twice the KL between normal distributions around the predictions.
     """
     if labels.is_floating_point():
         return DIVERGENCES["logit_mse"]
@@ -179,22 +181,22 @@ def divergence(config: LossConfig, labels: Num[Tensor, "rows"]) -> Callable[...,
     return loss
 
 
-def shared(config: LossConfig, terms: Mapping[str, Tensor], shares: Mapping[str, float]) -> dict[str, Tensor]:
-    """Terms of one process's rows scaled so that their average over the processes is that of the whole batch.
+def scale_by_share(config: LossConfig, terms: Mapping[str, Tensor], shares: Mapping[str, float]) -> dict[str, Tensor]:
+    """Returns one process's terms scaled so that their average over the processes is that of the whole batch.
 
-    `shares` are those of `distill.data.share.share_of`.
+    `shares` are those of `distill.data.batches.share.shard_batch`.
     """
     over = MEAN_OVER | ({"kl": "labels"} if config.divergence == "decoupled_kl" else {})
     return {name: value * shares[over[name]] for name, value in terms.items()}
 
 
 def weighted_sum(config: LossConfig, terms: Mapping[str, Tensor]) -> Tensor:
-    """Sum of weight · value."""
+    """Returns the sum of weight · value."""
     return torch.stack([getattr(config, name) * value for name, value in terms.items()]).sum()
 
 
 def gradient_shares(config: LossConfig, terms: Mapping[str, Tensor], parameters: Iterable[Tensor]) -> dict[str, float]:
-    """Norm of each weighted term's gradient divided by the sum of the norms; costs one backward pass a term."""
+    """Returns each weighted term's gradient norm divided by the sum of the norms; costs one backward pass per term."""
     if len(terms) == 1:
         return dict.fromkeys(terms, 1.0)
     norms = {name: getattr(config, name) * norm for name, norm in gradient_norms(terms, parameters).items()}
@@ -203,7 +205,7 @@ def gradient_shares(config: LossConfig, terms: Mapping[str, Tensor], parameters:
 
 
 def gradient_norms(terms: Mapping[str, Tensor], parameters: Iterable[Tensor]) -> dict[str, float]:
-    """Norm of each term's gradient, unweighted; the graph and the gradients stay."""
+    """Returns the norm of each term's unweighted gradient; the graph and existing gradients are preserved."""
     wanted = [p for p in parameters if p.requires_grad]
     norms = {}
     for name, value in terms.items():
@@ -213,10 +215,10 @@ def gradient_norms(terms: Mapping[str, Tensor], parameters: Iterable[Tensor]) ->
 
 
 def balanced(norms: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Factors of the weights that make gradients of these norms equally long, halfway (as factors go) from before.
+    """Returns weight factors that equalize gradients of these norms, averaged geometrically with the previous factors.
 
-    Source: what GradNorm (Chen et al. 2018, arXiv 1711.02257, section 3.2) learns by a loss of its own, with its alpha
-    of 0, is set here.
+    Source: these factors are set directly, where GradNorm (Chen et al. 2018, arXiv 1711.02257, section 3.2), with its
+    alpha of 0, learns them by a separate loss.
     """
     usual = sum(norms.values()) / len(norms)
     wanted = {name: usual / norm if norm > 0 else before.get(name, 1.0) for name, norm in norms.items()}

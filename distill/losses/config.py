@@ -1,4 +1,4 @@
-"""Which objectives, with what weight."""
+"""Settings of the objectives and their weights, and the pairs of layers that they compare."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -11,8 +11,8 @@ DIVERGENCES = (
     "forward_kl", "reverse_kl", "jensen_shannon", "skewed_kl", "skewed_reverse_kl", "total_variation",
     "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
 )  # fmt: skip
-OF_PART = ("forward_kl", "soft_cross_entropy")  # which a sample or the likeliest classes are enough for
-SOFT = 2.0
+OF_PART = ("forward_kl", "soft_cross_entropy")  # for which a sample or the likeliest classes are sufficient
+DEFAULT_TEMPERATURE = 2.0
 DYNAMIC = "dynamic"
 LEARNED = "learned"
 MAPS = ("uniform", "skip", "last", DYNAMIC, LEARNED)
@@ -20,22 +20,23 @@ MAPS = ("uniform", "skip", "last", DYNAMIC, LEARNED)
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights of the terms; a term of weight 0 is not computed.
+    """Weights and settings of the loss terms; a term of weight 0 is not computed.
 
     Args:
-        kl: Weight of the distance from the teacher's softened distribution; the KL divergence unless `divergence` says
+        kl: Weight of the distance from the teacher's softened distribution; the KL divergence unless `divergence` names
             another.
         ce: Weight of the cross-entropy with the labels.
         hidden: Weight of the distance between hidden states.
-        attention: Weight of the distance between attention scores; teacher and student need as many heads.
+        attention: Weight of the distance between attention scores; teacher and student need the same number of heads.
         relations: Weight of the KL between relations of queries, keys and values (MiniLMv2).
-        embedding: Weight of the distance from the teacher's vector of a text; a narrower student's is projected to its
-            width, by a map that doesn't stay.
-        similarity: Weight of the distance between the cosines of every two texts of a batch (of each process's share
-            of it) and the teacher's.
-        temperature: Softens both distributions of `kl`; the term is scaled by its square. Left out it is 2, and 1 in a
-            run on a language model (`pipelines.tasks.settled`): over words there is little left to learn at 2.
-        divergence: What `kl` is: forward_kl, reverse_kl, jensen_shannon, skewed_kl, skewed_reverse_kl,
+        embedding: Weight of the distance from the teacher's vector of a text; the vector of a narrower student is
+            projected to the teacher's width by a map that isn't part of the result.
+        similarity: Weight of the distance between the student's and the teacher's cosines of every two texts of a batch
+            (of each process's share of it).
+        temperature: Softens both distributions of `kl`; the term is scaled by its square. If left out it is 2, or 1 in
+            a run on a language model (`pipelines.settings.task_settings.resolve_task`): over its vocabulary there is
+            little left to learn at 2.
+        divergence: Divergence of `kl`: forward_kl, reverse_kl, jensen_shannon, skewed_kl, skewed_reverse_kl,
             total_variation, soft_cross_entropy, decoupled_kl (DKD, needs labels), logit_mse or logit_cosine.
         beta: The teacher's share of jensen_shannon's mixture.
         skew: The share of the first distribution that skewed_kl mixes into the second.
@@ -44,18 +45,18 @@ class LossConfig:
         attention_kind: `mse` of scores (TinyBERT) or `kl` of their softmax (MiniLM).
         embedding_kind: `cosine` or `mse`.
         similarity_kind: `mse` of the cosines, or `kl` of their softmax at temperature 0.05.
-        relation_heads: Heads that relations are cut into; it divides the widths of both models' queries, keys and
-            values, of which the last two are narrower where heads share them.
-        relation_layer: Layer of the teacher that the student's last one learns the relations of, the first is 1; 0 is
-            the last.
-        ramps: Term or temperature -> its values at the start and at the end of the training, which it moves between
-            evenly and has instead of its own setting, as {"hidden": [1, 0], "temperature": [4, 1]}.
-        balance: Steps after which the weights are scaled anew, so that each term's share of the gradient is that of its
-            weight; 0 never.
-        layer_map: `uniform`; `skip`, every k-th layer of the teacher's without the last (PKD); `last`; pairs
+        relation_heads: Number of relation heads; it divides the widths of both models' queries, keys and values, of
+            which the last two are narrower where heads share them.
+        relation_layer: The teacher's layer whose relations the student's last layer is trained to match, where the
+            first is 1; 0 is the last.
+        ramps: Maps a term or temperature to its values at the start and at the end of the training, between which it is
+            interpolated linearly; they replace its own setting, as in {"hidden": [1, 0], "temperature": [4, 1]}.
+        balance: Number of steps after which the weights are rescaled, so that each term's share of the gradient is that
+            of its weight; 0 never.
+        layer_map: `uniform`; `skip`, every k-th layer of the teacher without the last (PKD); `last`; pairs
             student:teacher such as `0:0,2:6` (0 is the embeddings); `dynamic`: in each step every layer of the student
-            is matched to the nearest of the teacher's, in rising order; or `learned`: each learns a mixture of all the
-            teacher's, whose weights are trained.
+            is matched to the nearest of the teacher's, in increasing order; or `learned`: each is trained to match a
+            mixture of all teacher layers, whose weights are trained.
     """
 
     kl: float = 1.0
@@ -89,9 +90,9 @@ class LossConfig:
                 raise InputError(
                     f"loss.ramps: expected {', '.join(TERMS)} or temperature with two values >= 0, found {name}: {ends}"
                 )
-            object.__setattr__(self, name, max(ends))  # what is computed at all, and read of the teacher
+            object.__setattr__(self, name, max(ends))  # determines which terms are computed and which signals are read
         if self.temperature is not None:
-            object.__setattr__(self, "temperature", float(self.temperature))  # 2 and 2.0 are one setting
+            object.__setattr__(self, "temperature", float(self.temperature))  # 2 and 2.0 are the same setting
         for place, when in enumerate(("start", "end") if self.ramps else ()):
             if not sum(self.ramps[name][place] if name in self.ramps else getattr(self, name) for name in TERMS) > 0:
                 raise InputError(f"loss.ramps: the weights at the {when} sum to nothing: nothing would be learnt there")
@@ -141,45 +142,45 @@ class LossConfig:
 
     @property
     def softness(self) -> float:
-        """The temperature, also where it was left out."""
-        return SOFT if self.temperature is None else self.temperature
+        """The temperature, with its default if it was left out."""
+        return DEFAULT_TEMPERATURE if self.temperature is None else self.temperature
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether any term reads a teacher at all."""
+        """Whether any term reads the teacher's signals."""
         return bool(self.teacher_answers)
 
     @property
     def teacher_answers(self) -> tuple[str, ...]:
-        """What the terms read of the teacher."""
+        """Names of the teacher's signals that the terms read."""
         deep = self.attention > 0 or self.relations > 0
         vectors = ("embedding",) * self.of_vectors
         return ("logits",) * (self.kl > 0) + ("hidden",) * (self.hidden > 0) + ("relations",) * deep + vectors
 
     @property
     def reads_logits(self) -> bool:
-        """Whether any term reads what the student says in the end."""
+        """Whether any term reads the student's final output."""
         return self.of_labels or self.of_vectors
 
     @property
     def of_labels(self) -> bool:
-        """Whether any term reads it as a distribution."""
+        """Whether any term reads the student's final output as a distribution."""
         return self.kl > 0 or self.ce > 0
 
     @property
     def of_vectors(self) -> bool:
-        """Whether any term reads it as a text's vector."""
+        """Whether any term reads the student's final output as a text's vector."""
         return self.embedding > 0 or self.similarity > 0
 
     @property
     def of_outputs(self) -> "LossConfig":
-        """Without the terms on layers."""
+        """These settings without the terms on layers."""
         layered = ("hidden", "attention", "relations")
         kept = {name: ends for name, ends in self.ramps.items() if name not in layered}
         return replace(self, hidden=0.0, attention=0.0, relations=0.0, ramps=kept)
 
     def at(self, progress: float) -> "LossConfig":
-        """The settings at a share of the training, from 0 to 1."""
+        """Returns the settings at a share of the training, from 0 to 1."""
         if not self.ramps:
             return self
         values = {name: first + (last - first) * progress for name, (first, last) in self.ramps.items()}
@@ -196,8 +197,8 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Lessons:
-    """Pairs (student, teacher) of layers by term: 0 of `hidden` is the embeddings' output, of the others the first."""
+class LayerPairs:
+    """Pairs (student, teacher) of layers by term; for `hidden` 0 is the embeddings' output, else the first layer."""
 
     hidden: tuple[tuple[int, int], ...] = ()
     attention: tuple[tuple[int, int], ...] = ()
@@ -205,18 +206,21 @@ class Lessons:
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """Of the teacher."""
+        """The teacher's layers whose hidden states are read."""
         return tuple(sorted({t for _, t in self.hidden}))
 
     @property
     def vector_layers(self) -> tuple[int, ...]:
-        """Of the teacher, those whose queries, keys and values are read."""
+        """The teacher's layers whose queries, keys and values are read."""
         return tuple(sorted({t for _, t in (*self.attention, *self.relations)}))
 
 
 class LayerSizes(NamedTuple):
-    """Of a model: its layers, the width of its hidden states, the heads of a layer, the width of a text's vector (0 is
-    that of the states), and those of a layer's queries, keys and values (none are that of the states, too).
+    """Sizes of a model.
+
+    These are its number of layers, the width of its hidden states, the heads of a layer, the width of a text's vector
+    (0: that of the hidden states), and the widths of a layer's queries, keys and values (empty: that of the hidden
+    states).
     """
 
     layers: int
@@ -226,10 +230,11 @@ class LayerSizes(NamedTuple):
     attended: tuple[int, ...] = ()
 
 
-def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lessons:
-    """
+def match_layers(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> LayerPairs:
+    """Returns the pairs of layers that the terms compare.
+
     Raises:
-        InputError: A layer that isn't there, or heads that can't be compared.
+        InputError: A layer doesn't exist, or heads can't be compared.
     """
     if loss.attention and student.heads != teacher.heads:
         raise InputError(
@@ -254,7 +259,7 @@ def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lesso
             f"loss.layer_map {loss.layer_map}: expected a pair of layers for loss.attention, found the embeddings alone"
         )
     last = (student.layers - 1, (loss.relation_layer or teacher.layers) - 1)
-    return Lessons(
+    return LayerPairs(
         pairs if loss.hidden else (),
         tuple((s - 1, t - 1) for s, t in pairs if s and t) if loss.attention else (),
         (last,) if loss.relations else (),
@@ -262,10 +267,10 @@ def lessons(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> Lesso
 
 
 def check_part(loss: LossConfig, form: str) -> None:
-    """For a teacher's distribution of which a part is kept, as `form` (sampled, topk), at the loss's temperature.
+    """Checks a loss against signals of `form` (sampled, topk), which contain only a part of the teacher's distribution.
 
     Raises:
-        InputError: A loss that reads all of it, or at several temperatures.
+        InputError: The loss needs the whole distribution, or several temperatures.
     """
     moved = loss.ramps.get("temperature", (loss.softness,))
     if loss.kl and len({*moved}) > 1:
@@ -281,16 +286,16 @@ def check_part(loss: LossConfig, form: str) -> None:
 
 
 def layer_pairs(layer_map: str, student_layers: int, teacher_layers: int) -> list[tuple[int, int]]:
-    """Pairs (student, teacher) of hidden-state numbers; 0 is the embeddings' output, the last the last layer's.
+    """Returns pairs (student, teacher) of hidden-state numbers; 0 is the embeddings, the highest the last layer.
 
-    Of `skip` they are those of Sun et al. 2019, patient KD (arXiv 1908.09355, section 3.2): student layer i with the
-    teacher's i·k, k the number of its layers to one of the student's, and without the last, which the logits teach. Of
-    `learned` they are the embeddings, and every layer with all of the teacher's. Of `dynamic` they are all that can be
-    matched: 0 with 0, and layer i with every layer that leaves i - 1 of the teacher's below it and enough above it for
-    the layers that follow. Among them is every layer of the teacher.
+    For `skip` they are those of Sun et al. 2019, patient KD (arXiv 1908.09355, section 3.2): student layer i with the
+    teacher's i·k, where k is the number of teacher layers per student layer, and without the last, which the logits
+    train. For `learned` they are the embeddings, and every layer with all of the teacher's. For `dynamic` they are all
+    possible matches: 0 with 0, and layer i with every layer that leaves i - 1 of the teacher's below it and enough
+    above it for the following layers. These include every layer of the teacher.
 
     Raises:
-        InputError: A pair names a layer that isn't there, or the teacher has too few layers for a rising order.
+        InputError: A pair names a layer that doesn't exist, or the teacher has too few layers for an increasing order.
     """
     if layer_map == "last":
         return [(student_layers, teacher_layers)]

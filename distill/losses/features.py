@@ -1,6 +1,6 @@
-"""Objectives on what layers compute: hidden states, attention, relations within a text and between texts.
+"""Objectives on the layers' outputs: hidden states, attention, and relations within and between texts.
 
-A mask is 0 on padding and 1 on a text's tokens; where a row holds several texts it is the text's number, from 1.
+A mask is 0 on padding and 1 on a text's tokens; in a row with several texts it is the number of the text, from 1.
 """
 
 import torch
@@ -19,7 +19,7 @@ def hidden_mse(
 ) -> Float[Tensor, ""]:
     """Mean squared difference over the positions where mask is 1 and over width.
 
-    Source: Jiao et al. 2020, TinyBERT (arXiv 1909.10351), equation 8; padding is left out.
+    Source: Jiao et al. 2020, TinyBERT (arXiv 1909.10351), equation 8; padding is excluded.
     """
     squared = (widened(student) - widened(teacher)).pow(2).mean(-1)
     return masked_mean(squared, mask)
@@ -44,7 +44,7 @@ def hidden_normalized_mse(
 ) -> Float[Tensor, ""]:
     """Mean over the positions where mask is 1 of ‖s/‖s‖ - t/‖t‖‖²: twice the cosine distance, from 0 to 4.
 
-    Source: Sun et al. 2019, patient KD (arXiv 1908.09355), equation 7, of every position instead of the first alone.
+    Source: Sun et al. 2019, patient KD (arXiv 1908.09355), equation 7, for every position instead of the first alone.
     """
     own, taught = (F.normalize(widened(each), dim=-1) for each in (student, teacher))
     return masked_mean((own - taught).pow(2).sum(-1), mask)
@@ -57,7 +57,7 @@ def attention_mse(
 ) -> Float[Tensor, ""]:
     """Mean squared difference of attention scores before the softmax, over heads and tokens, each with all of its text.
 
-    Source: Jiao et al. 2020, TinyBERT (arXiv 1909.10351), equation 7; padding is left out.
+    Source: Jiao et al. 2020, TinyBERT (arXiv 1909.10351), equation 7; padding is excluded.
     """
     pairs = pairs_of(mask)
     squared = (widened(student) - widened(teacher)).pow(2).mean(1).masked_fill(~pairs, 0)
@@ -69,11 +69,11 @@ def attention_kl(
     teacher: Float[Tensor, "batch heads length length"],
     mask: Int[Tensor, "batch length"],
 ) -> Float[Tensor, ""]:
-    """Mean over heads and tokens of KL(softmax(teacher) ‖ softmax(student)), each row among the text's own tokens.
+    """Mean over heads and tokens of KL(softmax(teacher) ‖ softmax(student)), with each row over the text's own tokens.
 
-    Source: Wang et al. 2020, MiniLM (arXiv 2002.10957), equation 4; of scores before the softmax.
+    Source: Wang et al. 2020, MiniLM (arXiv 2002.10957), equation 4; from scores before the softmax.
     """
-    others = (mask[:, :, None] != mask[:, None])[:, None]  # padding is a text of its own: a row without any gives NaN
+    others = (mask[:, :, None] != mask[:, None])[:, None]  # padding counts as a text: an empty row would give NaN
     p, q = (F.log_softmax(widened(each).masked_fill(others, -torch.inf), dim=-1) for each in (teacher, student))
     return masked_mean(kl(p, q).mean(1), mask)
 
@@ -81,12 +81,12 @@ def attention_kl(
 def attention_scores(
     queries: Float[Tensor, "batch length width"], keys: Float[Tensor, "batch length _"], heads: int
 ) -> Float[Tensor, "batch heads length length"]:
-    """Products of every query with every key in each head, over the root of its width, as BERT's softmax gets them.
+    """Returns the products of every query and key in each head over the root of its width, the input of BERT's softmax.
 
-    Keys that several heads share are as narrow as their number.
+    If several heads share a key, `keys` is narrower accordingly.
     """
-    own = cut(queries, heads, "heads")
-    others = cut(keys, keys.shape[-1] // own.shape[-1], "heads")
+    own = split_heads(queries, heads, "heads")
+    others = split_heads(keys, keys.shape[-1] // own.shape[-1], "heads")
     others = others.repeat_interleave(heads // others.shape[1], 1)
     return own @ others.transpose(-1, -2) / own.shape[-1] ** 0.5
 
@@ -101,10 +101,10 @@ def relation_kl(
     """Mean over relation heads and tokens of KL between the softmax of scaled products of each token with all.
 
     `student` and `teacher` are queries, keys or values of a layer with all heads side by side, of any two widths that
-    `heads` divides: they are cut into relation heads anew, so students may have other heads than the teacher.
+    `heads` divides: they are split into relation heads again, so students may have other heads than the teacher.
 
     Raises:
-        InputError: A width that `heads` doesn't divide.
+        InputError: `heads` doesn't divide a width.
 
     Source: Wang et al. 2021, MiniLMv2 (arXiv 2012.15828), equations 3 to 5.
     """
@@ -112,12 +112,14 @@ def relation_kl(
 
 
 def relations(values: Float[Tensor, "batch length width"], heads: int) -> Float[Tensor, "batch heads length length"]:
-    """Products of every two tokens in each relation head, over the root of its width."""
-    own = cut(values, heads, "loss.relation_heads")
+    """Returns the products of every two tokens in each relation head, over the root of its width."""
+    own = split_heads(values, heads, "loss.relation_heads")
     return own @ own.transpose(-1, -2) / own.shape[-1] ** 0.5
 
 
-def cut(values: Float[Tensor, "batch length width"], heads: int, name: str) -> Float[Tensor, "batch heads length part"]:
+def split_heads(
+    values: Float[Tensor, "batch length width"], heads: int, name: str
+) -> Float[Tensor, "batch heads length part"]:
     batch, length, width = values.shape
     if width % heads:
         raise InputError(
@@ -154,10 +156,10 @@ def similarity_mse(student: Float[Tensor, "batch _"], teacher: Float[Tensor, "ba
 def similarity_kl(
     student: Float[Tensor, "batch _"], teacher: Float[Tensor, "batch _"], *, temperature: float = 0.05
 ) -> Float[Tensor, ""]:
-    """Mean over texts of KL between the softmax of the cosines with all other texts, over the temperature.
+    """Mean over texts of KL between the softmax of the cosines with all other texts, divided by the temperature.
 
-    Source: Fang et al. 2021, SEED (arXiv 2101.04731), equation 4, within the batch instead of a queue. 0 for less
-    than three texts: with one other there is nothing to choose.
+    Source: Fang et al. 2021, SEED (arXiv 2101.04731), equation 4, within the batch instead of a queue. 0 for fewer than
+    three texts: with a single other text the softmax is constant.
     """
     itself = torch.eye(len(student), dtype=torch.bool, device=student.device)
     own, taught = ((cosines(each) / temperature).masked_fill(itself, -torch.inf) for each in (student, teacher))
@@ -172,12 +174,12 @@ def cosines(vectors: Float[Tensor, "batch width"]) -> Float[Tensor, "batch batch
 
 
 def pairs_of(mask: Int[Tensor, "batch length"]) -> Bool[Tensor, "batch length length"]:
-    """Whether two positions are tokens of one text."""
+    """Returns whether each two positions are tokens of the same text."""
     return (mask[:, :, None] == mask[:, None]) & (mask[:, None] != 0)
 
 
 def masked_mean(values: Float[Tensor, "*shape"], mask: Int[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    """Over where mask isn't 0, whatever stands elsewhere."""
+    """Returns the mean over positions where mask isn't 0, whatever the values elsewhere."""
     return values.masked_fill(mask == 0, 0).sum() / (mask != 0).sum().clamp(min=1)
 
 

@@ -1,8 +1,8 @@
-"""Sparse objectives from hidden states and the head's weight: logits [positions, vocabulary] never exist as a whole.
+"""Sparse objectives from hidden states and the head's weight, which never build all logits [positions, vocabulary].
 
-Logits of some positions at a time are made, turned into their gradient in the same memory, and multiplied into the
-gradients of hidden states and weight, in the forward pass. Values and gradients are those of `distill.losses.sparse`
-on `hidden @ weight.T + bias`, up to the order of sums. A padded vocabulary's ids are left out by cutting the weight.
+In the forward pass, the logits of some positions at a time are computed, turned into their gradient in the same memory,
+and multiplied into the gradients of hidden states and weight. Values and gradients are those of `distill.losses.sparse`
+on `hidden @ weight.T + bias`, up to the order of sums. Ids that pad a vocabulary are excluded by slicing the weight.
 
 Source of gradients in the forward pass: Hsu et al. 2024, Liger Kernel (arXiv 2410.10989), section 3.2; targets of a few
 ids are not in it.
@@ -30,16 +30,16 @@ def fused_sampled_cross_entropy(
     bias: Float[Tensor, "vocabulary"] | None = None,
     chunk_bytes: int = BYTES,
 ) -> Float[Tensor, ""]:
-    """`sampled_cross_entropy` of the head's logits; with one id of weight 1 a position, plain cross-entropy.
+    """`sampled_cross_entropy` of the head's logits; with one id of weight 1 per position, plain cross-entropy.
 
     Args:
-        hidden: What the head reads.
-        weight, bias: Of the head; `weight[:classes]` leaves the padding of a vocabulary out.
-        ids, weights: As of `sampled_cross_entropy`.
-        chunk_bytes: Of logits at once.
+        hidden: Input of the head.
+        weight, bias: Parameters of the head; `weight[:classes]` excludes the padding of a vocabulary.
+        ids, weights: As in `sampled_cross_entropy`.
+        chunk_bytes: Size of the logits that exist at once.
 
     Raises:
-        RuntimeError: An id outside the vocabulary.
+        RuntimeError: An id is outside the vocabulary.
     """
     ids, weights = ids.long(), widened(weights)
     return Fused.apply(hidden, weight, bias, chunk_bytes, lambda z, at: sampled_(z, ids[at], weights[at]))
@@ -58,22 +58,22 @@ def fused_topk_kl(
     """`topk_kl` of the head's logits.
 
     Args:
-        hidden: What the head reads.
-        weight, bias: Of the head; `weight[:classes]` leaves the padding of a vocabulary out.
-        ids, log_probs, tail: As of `topk_kl`.
-        chunk_bytes: Of logits at once.
+        hidden: Input of the head.
+        weight, bias: Parameters of the head; `weight[:classes]` excludes the padding of a vocabulary.
+        ids, log_probs, tail: As in `topk_kl`.
+        chunk_bytes: Size of the logits that exist at once.
 
     Raises:
-        RuntimeError: An id outside the vocabulary.
+        RuntimeError: An id is outside the vocabulary.
     """
     ids, log_probs, tail = ids.long(), widened(log_probs), widened(tail)
     return Fused.apply(hidden, weight, bias, chunk_bytes, lambda z, at: topk_(z, ids[at], log_probs[at], tail[at]))
 
 
 def sampled_(logits: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over rows of the loss, and its gradient in the memory of the logits."""
+    """Returns the sum over rows of the loss, and its gradient in the memory of the logits."""
     weights = weights.to(logits.dtype)
-    counts = weights != 0  # a student may forbid an id with -inf, and padding points at id 0
+    counts = weights != 0  # a student's logit may be -inf, and padding refers to id 0
     chosen = logits.gather(1, ids).masked_fill_(~counts, 0)
     gradient, total = softmax_(logits)
     share = weights.sum(1, keepdim=True)
@@ -82,15 +82,15 @@ def sampled_(logits: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tens
 
 
 def topk_(logits: Tensor, ids: Tensor, log_probs: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over rows of the loss, and its gradient in the memory of the logits."""
+    """Returns the sum over rows of the loss, and its gradient in the memory of the logits."""
     kept = log_probs > -torch.inf
     p = log_probs.exp().to(logits.dtype)
     tail = tail.masked_fill(kept.sum(-1) == logits.shape[1], 0).to(logits.dtype)[:, None]
     lowest = torch.finfo(logits.dtype).min
     chosen = logits.gather(1, ids).masked_fill_(~kept, lowest)
-    # Padding names id 0, which stays: the lesser of its logit and +inf is its logit.
+    # Padding refers to id 0, which isn't masked by it: the minimum of its logit and +inf is its logit.
     taken = torch.full_like(chosen, torch.inf).masked_fill_(kept, lowest)
-    gradient, others = softmax_(logits.scatter_reduce_(1, ids, taken, "amin"))  # its largest is not a kept one
+    gradient, others = softmax_(logits.scatter_reduce_(1, ids, taken, "amin"))  # its maximum is not a stored id
     total = torch.logaddexp(chosen.logsumexp(-1, keepdim=True), others)
     mass = p.sum(-1, keepdim=True) + tail
     own = p.masked_fill(p == 0, 1).log()
@@ -101,14 +101,14 @@ def topk_(logits: Tensor, ids: Tensor, log_probs: Tensor, tail: Tensor) -> tuple
 
 
 def softmax_(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The softmax in the memory of the logits, and log Σ exp [rows, 1]."""
+    """Returns the softmax in the memory of the logits, and log Σ exp [rows, 1]."""
     most = logits.amax(-1, keepdim=True)
     powers = logits.sub_(most).exp_()
     sums = powers.sum(-1, keepdim=True)
     return powers.div_(sums), most + sums.log()
 
 
-Part = Callable[[Tensor, slice], tuple[Tensor, Tensor]]  # of some positions' logits -> (sum of the loss, gradient)
+Part = Callable[[Tensor, slice], tuple[Tensor, Tensor]]  # logits of some positions -> (sum of the loss, gradient)
 
 
 class Fused(torch.autograd.Function):
@@ -146,13 +146,13 @@ class Fused(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        # Not written to: a second backward pass comes here again.
+        # Not modified: a second backward pass reads the saved tensors again.
         found = (each if each is None or upstream == 1 else each * upstream for each in ctx.saved_tensors)
         return (*found, None, None)
 
 
 def add_product(sums: Tensor, gradient: Tensor, read: Tensor) -> None:
-    """sums += gradientᵀ · read, in the precision of the sums."""
+    """Computes sums += gradientᵀ · read, in the precision of the sums."""
     if gradient.dtype == sums.dtype:
         sums.addmm_(gradient.T, read)
     else:
@@ -160,6 +160,6 @@ def add_product(sums: Tensor, gradient: Tensor, read: Tensor) -> None:
 
 
 def products_dtype(x: Tensor) -> torch.dtype:
-    """In which products of `x` are computed here."""
+    """Returns the type in which products of `x` are computed here."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

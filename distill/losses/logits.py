@@ -1,6 +1,6 @@
-"""Objectives on the output distribution; p is the teacher's, q the student's, each a mean over rows in nats.
+"""Objectives on the output distribution; p is the teacher's, q the student's; each is a mean over rows in nats.
 
-A class that a model forbids with a logit of -inf, as the padding of a vocabulary, has no part in it.
+A class with a logit of -inf, such as the padding of a vocabulary, contributes nothing.
 """
 
 import math
@@ -20,9 +20,9 @@ def forward_kl(
 ) -> Float[Tensor, ""]:
     """T² · mean over rows of KL(softmax(teacher/T) ‖ softmax(student/T)), in nats.
 
-    The factor T² keeps the gradient's size when T changes; the objectives below have it too.
+    The factor T² keeps the gradient's magnitude when T changes; the objectives below include it too.
 
-    Source: Hinton et al. 2015 (arXiv 1503.02531), section 2; less the teacher's entropy, a constant there.
+    Source: Hinton et al. 2015 (arXiv 1503.02531), section 2; minus the teacher's entropy, a constant there.
     """
     return softened(student, teacher, temperature, kl)
 
@@ -30,9 +30,9 @@ def forward_kl(
 def reverse_kl(
     student: Float[Tensor, "rows classes"], teacher: Float[Tensor, "rows classes"], *, temperature: float = 1.0
 ) -> Float[Tensor, ""]:
-    """T² · mean of KL(q ‖ p): the student keeps to what the teacher finds likely, and may leave some of it out.
+    """T² · mean of KL(q ‖ p): mode-seeking, so the student may ignore some of what the teacher finds likely.
 
-    Source: Gu et al. 2024, MiniLLM (arXiv 2306.08543), section 2.1; here of each position by itself.
+    Source: Gu et al. 2024, MiniLLM (arXiv 2306.08543), section 2.1; here for each position separately.
     """
     return softened(student, teacher, temperature, lambda p, q: kl(q, p))
 
@@ -46,7 +46,8 @@ def jensen_shannon(
 ) -> Float[Tensor, ""]:
     """T² · mean of β KL(p ‖ m) + (1 - β) KL(q ‖ m), with m = β p + (1 - β) q.
 
-    Divided by β it goes to the forward KL as β goes to 0; divided by 1 - β it goes to the reverse KL as β goes to 1.
+    Divided by β it approaches the forward KL as β goes to 0; divided by 1 - β it approaches the reverse KL as β goes to
+    1.
 
     Source: Agarwal et al. 2024, generalised knowledge distillation (arXiv 2306.13649), equation 1.
     """
@@ -65,7 +66,7 @@ def skewed_kl(
     temperature: float = 1.0,
     skew: float = 0.1,
 ) -> Float[Tensor, ""]:
-    """T² · mean of KL(p ‖ α p + (1 - α) q), α the skew: at most -log α a row, so no class pulls without bound.
+    """T² · mean of KL(p ‖ α p + (1 - α) q), α the skew: at most -log α per row, so no class has an unbounded effect.
 
     Source: Ko et al. 2024, DistiLLM (arXiv 2402.03898), equation 2.
     """
@@ -79,7 +80,7 @@ def skewed_reverse_kl(
     temperature: float = 1.0,
     skew: float = 0.1,
 ) -> Float[Tensor, ""]:
-    """T² · mean of KL(q ‖ (1 - α) p + α q), α the skew.
+    """T² · mean of KL(q ‖ (1 - α) p + α q), where α is the skew.
 
     Source: Ko et al. 2024, DistiLLM (arXiv 2402.03898), section 3.1.
     """
@@ -91,7 +92,7 @@ def total_variation(
 ) -> Float[Tensor, ""]:
     """T² · mean of ½ Σ |p - q|, from 0 to T².
 
-    Source: Wen et al. 2023, f-distill (arXiv 2307.15190), section 2.2, of each position by itself.
+    Source: Wen et al. 2023, f-distill (arXiv 2307.15190), section 2.2, for each position separately.
     """
     return softened(student, teacher, temperature, lambda p, q: 0.5 * (p.exp() - q.exp()).abs().sum(-1))
 
@@ -115,10 +116,10 @@ def decoupled_kl(
     alpha: float = 1.0,
     beta: float = 8.0,
 ) -> Float[Tensor, ""]:
-    """T² · mean over labelled rows of α KL(b_p ‖ b_q) + β KL(p̂ ‖ q̂); 0 when no row has a label.
+    """T² · mean over labelled rows of α KL(b_p ‖ b_q) + β KL(p̂ ‖ q̂); 0 if no row has a label.
 
-    b is the mass on the label and on the rest, p̂ and q̂ are the distributions within the rest. With α = 1 and, row by
-    row, β = the teacher's mass on the rest it would be the forward KL.
+    b is the probability of the label and of the rest; p̂ and q̂ are the distributions within the rest. With α = 1 and,
+    for each row, β = the teacher's probability of the rest it would be the forward KL.
 
     Source: Zhao et al. 2022, DKD (arXiv 2203.08679), equation 7; the defaults are its values for CIFAR-100.
     """
@@ -137,7 +138,7 @@ def decoupled_kl(
 def logit_mse(
     student: Float[Tensor, "rows classes"], teacher: Float[Tensor, "rows classes"], *, temperature: float = 1.0
 ) -> Float[Tensor, ""]:
-    """Mean squared difference of the logits over rows and classes; any temperature gives the same.
+    """Mean squared difference of the logits over rows and classes, independent of the temperature.
 
     Source: Ba and Caruana 2014 (arXiv 1312.6184), equation 1.
     """
@@ -148,7 +149,7 @@ def logit_mse(
 def logit_cosine(
     student: Float[Tensor, "rows classes"], teacher: Float[Tensor, "rows classes"], *, temperature: float = 1.0
 ) -> Float[Tensor, ""]:
-    """Mean of 1 - cos(student, teacher) over rows; any temperature gives the same."""
+    """Mean of 1 - cos(student, teacher) over rows, independent of the temperature."""
     own, taught, _ = allowed(student, teacher)
     return (1 - F.cosine_similarity(own, taught, dim=-1)).mean()
 
@@ -156,7 +157,7 @@ def logit_cosine(
 def cross_entropy(
     student: Float[Tensor, "rows classes"], labels: Int[Tensor, "rows"], *, ignored: int = IGNORED
 ) -> Float[Tensor, ""]:
-    """Mean over labelled rows of -log softmax(student)[label], in nats; 0 when no row has a label."""
+    """Mean over labelled rows of -log softmax(student)[label], in nats; 0 if no row has a label."""
     total = F.cross_entropy(student.float(), labels, ignore_index=ignored, reduction="sum")
     return total / (labels != ignored).sum().clamp(min=1)
 
@@ -164,13 +165,13 @@ def cross_entropy(
 def squared_error(
     student: Float[Tensor, "rows 1"], labels: Float[Tensor, "rows"], *, ignored: float = IGNORED
 ) -> Float[Tensor, ""]:
-    """Mean over labelled rows of (student - label)²: of numbers instead of classes; 0 when no row has a label."""
+    """Mean over labelled rows of (student - label)², for numeric labels; 0 if no row has a label."""
     known = labels != ignored
     return ((student.float()[:, 0] - labels).square() * known).sum() / known.sum().clamp(min=1)
 
 
 def label_loss(student: Float[Tensor, "rows _"], labels: Num[Tensor, "rows"]) -> Float[Tensor, ""]:
-    """`cross_entropy` with classes, `squared_error` with numbers."""
+    """`cross_entropy` for classes, `squared_error` for numbers."""
     return squared_error(student, labels) if labels.is_floating_point() else cross_entropy(student, labels)
 
 
@@ -181,12 +182,12 @@ def softened(student: Tensor, teacher: Tensor, temperature: float, divergence: D
 
 
 def widened(logits: Tensor) -> Tensor:
-    """At least float32: in bf16 the tail of log-softmax is lost."""
+    """Returns the logits in at least float32: in bf16 the tail of the log-softmax is lost."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def allowed(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Both with 0 for what either forbids, and how many classes of each row neither does."""
+    """Returns both logits with 0 where either is -inf, and the number of the other classes of each row."""
     own, taught = widened(student), widened(teacher)
     gone = (own == -torch.inf) | (taught == -torch.inf)
     return own.masked_fill(gone, 0), taught.masked_fill(gone, 0), (~gone).sum(-1)
@@ -198,7 +199,7 @@ def kl(p: Tensor, q: Tensor) -> Tensor:
 
 
 def expected(p: Tensor, values: Tensor) -> Tensor:
-    """Σ p · values of each row, `p` as log-probabilities; where p is 0 nothing counts, not even NaN."""
+    """Σ p · values of each row, for log-probabilities `p`; where p is 0 any value is ignored, even NaN."""
     return (p.exp() * values.masked_fill(p == -torch.inf, 0)).sum(-1)
 
 
@@ -210,7 +211,7 @@ def mixed(p: Tensor, q: Tensor, share: float) -> Tensor:
 
 
 def split_at(column: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of (the class, any other) [rows, 2], and within the others [rows, classes]."""
+    """Returns log-probabilities of (the class, any other) [rows, 2], and within the others [rows, classes]."""
     own = log_p.gather(1, column)
     others = log_p.scatter(1, column, -torch.inf)
     total = others.logsumexp(-1, keepdim=True)

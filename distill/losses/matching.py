@@ -1,4 +1,4 @@
-"""Which of the teacher's layers each layer of the student learns from, where that is decided anew in each step."""
+"""Matching of the student's layers to the teacher's, recomputed in each step."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -15,16 +15,16 @@ Distance = Callable[[Tensor, Tensor, Tensor], Tensor]
 def layer_distances(
     student: Sequence[Hidden], teacher: Sequence[Hidden], mask: Int[Tensor, "batch length"], distance: Distance
 ) -> Float[Tensor, "layers offsets"]:
-    """Row i, column k: distance of the student's layer i from the teacher's layer i + k, both counted from 0.
+    """Returns the distances, [i, k] from the student's layer i to the teacher's layer i + k, both counted from 0.
 
-    In a strictly rising map layer i has at least i of the teacher's layers below its own and enough above it for the
-    layers that follow, so these pairs are all there are; their number is layers x (teacher layers - layers + 1).
+    In a strictly increasing map, layer i has at least i of the teacher's layers below its own, and enough above it for
+    the following layers, so these are all possible pairs; their number is layers x (teacher layers - layers + 1).
 
     Args:
-        student: Hidden states of its layers, projected to the teacher's width, the lowest first.
-        teacher: Those of the teacher, at least as many.
-        mask: 1 where there is a token.
-        distance: Of `DISTANCES`, between (student, teacher) under the mask.
+        student: Hidden states of the student's layers, projected to the teacher's width, the lowest first.
+        teacher: Hidden states of the teacher's layers, at least as many.
+        mask: 1 at tokens.
+        distance: One of `DISTANCES`, between (student, teacher) under the mask.
     """
     spare = len(teacher) - len(student)
     rows = [[distance(own, teacher[i + k], mask) for k in range(spare + 1)] for i, own in enumerate(student)]
@@ -32,17 +32,18 @@ def layer_distances(
 
 
 def rising_map(distances: Float[Tensor, "layers offsets"]) -> list[int]:
-    """The teacher's layer for each of the student's, counted from 0: the strictly rising map of the least sum.
+    """Returns each student layer's teacher layer, from 0: the strictly increasing map of minimal total distance.
 
-    distances[i, k] belongs to the pair (i, i + k), so a map rises strictly where its offsets k never fall. The least
-    sum down to row i with an offset of at most k takes one pass over the rows; among equal sums the lower layers win.
+    distances[i, k] belongs to the pair (i, i + k), so a map is strictly increasing if its offsets k never decrease. The
+    minimal sum up to row i with an offset of at most k takes one pass over the rows; ties are resolved in favour of
+    lower layers.
 
     Source: Xia et al. 2022, CoFi (arXiv 2204.00408), section 3.2: layers are matched by the distance of their hidden
-    states in each step, in an order that is kept. CoFi looks for the student's layer nearest to each of four teacher
-    layers, from the last one down, because its student may lose layers while it trains. Here the student's layers are
-    fixed, so each of them gets a teacher layer, and the sum over all of them is minimised exactly instead of one choice
-    after another. Strictly rising: where two layers may learn the same one, all of them are drawn to the layer that
-    is easiest to imitate, and a layer with residual connections learns to do nothing.
+    states in each step, preserving their order. CoFi looks for the student's layer nearest to each of four teacher
+    layers, starting from the last, because its student may lose layers during training. Here the student's layers are
+    fixed, so each of them gets a teacher layer, and the sum over all of them is minimized exactly instead of greedily.
+    The map is strictly increasing because layers that may share a target are all drawn to the teacher layer that is
+    easiest to imitate, and a layer with residual connections then learns the identity.
     """
     costs = distances.double().tolist()
     totals, reached = costs[0], []

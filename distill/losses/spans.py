@@ -1,7 +1,7 @@
-"""Distributions over what follows a text, as models with different tokenizers give them, made comparable and compared.
+"""Comparison of next-text distributions between models with different tokenizers.
 
-Where both models have read the same text, a span is the shortest piece of text after it that both write in whole
-tokens. Everything here is a function of log-probabilities, for some spans at a time.
+Where both models have processed the same text, a span is the shortest piece of text after it that both encode in whole
+tokens. All functions take log-probabilities, for some spans at a time.
 """
 
 from typing import NamedTuple
@@ -15,12 +15,13 @@ from distill.losses.logits import kl, mixed
 
 
 class Outcomes(NamedTuple):
-    """What may follow a text: the span itself, or else a token of the vocabulary; log-probabilities.
+    """Log-probabilities of the possible continuations of a text: the span itself, or a token of the vocabulary.
 
     Args:
-        tokens: Tokens that don't begin the span, and the span's first one with another text after it [spans, vocab].
-        span: The whole span, in the tokens of the text [spans].
-        alone: The token that is the span by itself, -1 where it takes several [spans].
+        tokens: Tokens that don't begin the span, and the span's first token without the rest of the span [spans,
+            vocab].
+        span: The whole span, in the tokenization of the text [spans].
+        alone: The token that is the whole span, -1 if it takes several [spans].
     """
 
     tokens: Tensor
@@ -29,12 +30,12 @@ class Outcomes(NamedTuple):
 
 
 class Vocabularies(NamedTuple):
-    """Which columns of student and teacher are one outcome, and which have no partner.
+    """Columns of the student and the teacher that are the same outcome, and columns without a partner.
 
     Args:
         shared: Pairs of columns [shared, 2].
         student_rest, teacher_rest: Columns in no pair.
-        to_student, to_teacher: Each column's partner, -1 where it has none [vocabulary of the teacher, the student].
+        to_student, to_teacher: Partner of each column, -1 if it has none [vocabulary of the teacher, of the student].
     """
 
     shared: Tensor
@@ -54,28 +55,28 @@ class Vocabularies(NamedTuple):
 def merged(
     log_p: Float[Tensor, "tokens vocabulary"], ids: Int[Tensor, "tokens"], sizes: Int[Tensor, "spans"]
 ) -> Outcomes:
-    """Makes one distribution of each span's several.
+    """Merges the distributions of each span's tokens into one.
 
     The span has the product of its tokens' probabilities, p₁(t₁) c with c = p₂(t₂) … pₙ(tₙ); its first token without
-    this continuation keeps p₁(t₁) (1 - c), and any other token its p₁, so that the whole is 1.
+    this continuation keeps p₁(t₁) (1 - c), and any other token its p₁, so that the probabilities sum to 1.
 
     Args:
-        log_p: The distribution that each token was drawn from; the spans' tokens one after the other.
+        log_p: Distribution that each token was drawn from, with the spans' tokens concatenated.
         ids: The tokens.
-        sizes: Tokens of each span, at least 1.
+        sizes: Number of tokens of each span, at least 1.
 
     Source: the product is that of GOLD (Patiño et al. 2025, "Unlocking On-Policy Distillation for Any Model Family",
     https://huggingface.co/spaces/HuggingFaceH4/on-policy-distillation, and TRL's GOLDTrainer). It multiplies all of p₁
-    by c, though c says nothing of tokens that didn't begin the span, and what it gets doesn't sum to 1. That the span
-    is an outcome of its own, which both models have whatever their tokens, is as in Minixhofer et al. 2025, approximate
-    likelihood matching (arXiv 2503.20083).
+    by c, although c doesn't apply to tokens that don't begin the span, and the result doesn't sum to 1. Treating the
+    span as an outcome of its own, which both models have whatever their tokens, follows Minixhofer et al. 2025,
+    approximate likelihood matching (arXiv 2503.20083).
     """
     first = sizes.cumsum(0) - sizes
     owner = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
     said = log_p.gather(1, ids[:, None])[:, 0]
     later = said.index_fill(0, first, 0)
     continued = torch.zeros_like(said[first]).index_add(0, owner, later)
-    # A sure model's c rounds to 1, and log(1 - c) to -inf, which would make any KL against it infinite.
+    # A confident model's c rounds to 1 and log(1 - c) to -inf, which would make any KL against it infinite.
     other = torch.log(-torch.expm1(continued.clamp(max=-torch.finfo(said.dtype).eps)))
     left = (said[first] + other).masked_fill(sizes == 1, -torch.inf)
     tokens = log_p[first].scatter(1, ids[first][:, None], left[:, None])
@@ -83,10 +84,10 @@ def merged(
 
 
 def with_partner(outcomes: Outcomes, partner: Int[Tensor, "spans"]) -> Outcomes:
-    """Counts a token that spells the span, but is not how the text is cut, as the span.
+    """Adds to the span the probability of a token that spells it, but isn't its tokenization in the text.
 
     Args:
-        partner: Of each span the column that spells what is one token to the other model; -1 for none.
+        partner: Column of each span that spells what is one token for the other model; -1 for none.
     """
     column = partner.clamp(min=0)[:, None]
     mass = outcomes.tokens.gather(1, column)
@@ -96,7 +97,7 @@ def with_partner(outcomes: Outcomes, partner: Int[Tensor, "spans"]) -> Outcomes:
 
 
 def paired(student: Outcomes, teacher: Outcomes, vocabularies: Vocabularies) -> tuple[Outcomes, Outcomes]:
-    """Both with every token that spells the span counted as the span."""
+    """Returns both models' outcomes with every token that spells the span counted as the span."""
     spelled_by = [
         torch.where(each.alone >= 0, table[each.alone.clamp(min=0)], -1)
         for each, table in ((teacher, vocabularies.to_student), (student, vocabularies.to_teacher))
@@ -107,13 +108,13 @@ def paired(student: Outcomes, teacher: Outcomes, vocabularies: Vocabularies) -> 
 def shared_divergence(
     student: Outcomes, teacher: Outcomes, vocabularies: Vocabularies, beta: float
 ) -> Float[Tensor, "spans"]:
-    """The divergence of each span over the shared tokens, the span itself, and all other tokens as one outcome.
+    """Returns the divergence of each span over the shared tokens, the span itself, and all other tokens as one outcome.
 
-    KL(p ‖ q) with beta 0, else β KL(p ‖ m) + (1 - β) KL(q ‖ m) with m = β p + (1 - β) q. Outcomes that the student
-    can't have, as other tokens where all of its own are shared, are left out of p, which is scaled to 1.
+    KL(p ‖ q) with beta 0, else β KL(p ‖ m) + (1 - β) KL(q ‖ m) with m = β p + (1 - β) q. Outcomes that are impossible
+    for the student, such as other tokens if all of its own are shared, are removed from p, which is renormalized to 1.
 
-    Source: GOLD (see `merged`); there the probabilities of the shared tokens are compared without the others', so
-    that they don't sum to 1 and a student equal to its teacher would be moved.
+    Source: GOLD (see `merged`), which compares the probabilities of the shared tokens without the others', so that they
+    don't sum to 1 and a student equal to its teacher would have a gradient.
     """
     p = coarse(teacher, vocabularies.shared[:, 1], vocabularies.teacher_rest)
     q = coarse(student, vocabularies.shared[:, 0], vocabularies.student_rest)
@@ -125,31 +126,31 @@ def shared_divergence(
 
 
 def coarse(outcomes: Outcomes, shared: Tensor, rest: Tensor) -> Tensor:
-    """Log-probabilities of the shared tokens, the span, and the rest together [spans, shared + 2]."""
+    """Returns log-probabilities of the shared tokens, the span, and the rest together [spans, shared + 2]."""
     others = outcomes.tokens[:, rest]
-    gone = (others == -torch.inf).all(-1)  # also where there are none; the gradient of logsumexp would be NaN
+    gone = (others == -torch.inf).all(-1)  # also if there are none; the gradient of logsumexp would be NaN
     total = others.masked_fill(gone[:, None], 0).logsumexp(-1).masked_fill(gone, -torch.inf)
     return torch.cat([outcomes.tokens[:, shared], outcomes.span[:, None], total[:, None]], -1)
 
 
 def rest_distance(student: Outcomes, teacher: Outcomes, vocabularies: Vocabularies) -> Float[Tensor, "spans"]:
-    """`sorted_l1` of the probabilities of the tokens without a partner."""
+    """Returns `sorted_l1` of the probabilities of the tokens without a partner."""
     own, taught = student.tokens[:, vocabularies.student_rest], teacher.tokens[:, vocabularies.teacher_rest]
     return sorted_l1(own.exp(), taught.exp())
 
 
 def sorted_l1(q: Float[Tensor, "rows _"], p: Float[Tensor, "rows _"]) -> Float[Tensor, "rows"]:
-    """Σ |p₍ᵢ₎ - q₍ᵢ₎| of the probabilities in order, the shorter row padded with zeros."""
+    """Returns Σ |p₍ᵢ₎ - q₍ᵢ₎| of the sorted probabilities, with the shorter row padded with zeros."""
     width = min(p.shape[1], q.shape[1])
     (left, p), (unmatched, q) = (rising(each).split([each.shape[1] - width, width], 1) for each in (p, q))
     return (p - q).abs().sum(-1) + left.sum(-1) + unmatched.sum(-1)
 
 
 def rising(rows: Float[Tensor, "rows _"]) -> Float[Tensor, "rows _"]:
-    """Each row in rising order, with a gradient."""
+    """Returns each row in ascending order, differentiably."""
     if rows.device.type != "cpu":
         return rows.sort(-1).values
-    # NumPy sorts a row of 28,000 with the CPU's vector units, 30 times as fast as torch, and its places 6 times.
+    # NumPy uses SIMD: for a row of 28,000 its sort is 30 times as fast as torch's, and its argsort 6 times.
     if not rows.requires_grad:
         return torch.from_numpy(np.sort(rows.numpy()))
     return rows.gather(-1, torch.from_numpy(np.argsort(rows.detach().numpy())))

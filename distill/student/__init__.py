@@ -1,1 +1,1 @@
-"""Students: read from a spec, built from the teacher's weights."""
+"""Students: parsing of specs, and construction from the teacher's weights."""

@@ -1,4 +1,4 @@
-"""Students of bottleneck blocks (MobileBERT), and the teacher with inverted bottlenecks that they may learn from."""
+"""Students of bottleneck blocks (MobileBERT), and the inverted-bottleneck teacher that they may be trained on."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,15 +20,16 @@ HEADS = ("ForSequenceClassification", "ForMaskedLM", "ForTokenClassification", "
 
 @dataclass(frozen=True)
 class Blocks:
-    """What a preset's blocks are, relative to the width of the stream between them.
+    """Structure of a preset's blocks, relative to the width of the residual stream between them.
 
     Args:
-        hidden: Width of the stream, of the teacher's.
-        inner: Width inside the blocks, of the stream's.
-        embeddings: Of the token table, of the stream's.
-        ffn: Neurons of each feed-forward network, of the inner width; None: as many as the teacher's.
-        stacks: Feed-forward networks of a block.
-        narrow_attention: Queries, keys and values read the narrow input, all the same.
+        hidden: Width of the stream as a share of the teacher's hidden width.
+        inner: Width inside the blocks as a share of the stream's.
+        embeddings: Width of the token table as a share of the stream's.
+        ffn: Neurons of each feed-forward network as a multiple of the inner width; None: the same number as the
+            teacher's.
+        stacks: Feed-forward networks per block.
+        narrow_attention: Queries, keys and values all take the same narrow input.
         norm: no_norm or layer_norm.
     """
 
@@ -41,8 +42,9 @@ class Blocks:
     norm: str
 
 
-# Of a stream 512 wide: 128 inside, embeddings of 128, networks of 512 (Sun et al. 2020, MobileBERT, arXiv 2004.02984,
-# table 1). The stream is as wide as the teacher's, which there has inverted bottlenecks: 1,024 inside a stream of 512.
+# In the paper the stream is 512 wide, with 128 inside the blocks, embeddings of 128 and feed-forward networks of 512
+# (Sun et al. 2020, MobileBERT, arXiv 2004.02984, table 1). The teacher's stream is equally wide; its inverted
+# bottlenecks are 1,024 inside a stream of 512.
 QUARTER = Fraction(1, 4)
 BLOCKS = {
     "mobilebert": Blocks(Fraction(1), QUARTER, QUARTER, Fraction(4), 4, False, "no_norm"),
@@ -52,10 +54,10 @@ BLOCKS = {
 
 
 def bottleneck_config(teacher: PretrainedConfig, given: Spec) -> MobileBertConfig:
-    """The stock config of the student that a preset of `BLOCKS` and the sizes after it ask for.
+    """Returns the stock config of the student for a preset of `BLOCKS` and the sizes after it.
 
     Raises:
-        InputError: A teacher that is no encoder, or sizes that can't be.
+        InputError: The teacher is not an encoder, or the sizes are not possible.
     """
     if teacher.model_type not in ENCODERS:
         raise InputError(
@@ -103,9 +105,10 @@ def activation(teacher: PretrainedConfig) -> str:
 
 
 def check_sizes(sizes: dict[str, int]) -> None:
-    """
+    """Checks the sizes of a bottleneck student.
+
     Raises:
-        InputError: A size below 1, or heads that don't fill the blocks.
+        InputError: A size is below 1, or the number of heads doesn't divide the inner width.
     """
     names = {"intra_bottleneck_size": "inner", "num_feedforward_networks": "stacks", "hidden_size": "hidden"}
     for name, size in sizes.items():
@@ -120,18 +123,19 @@ def check_sizes(sizes: dict[str, int]) -> None:
 
 
 def build_bottlenecks(teacher: PreTrainedModel, given: Spec, seed: int = 0) -> PreTrainedModel:
-    """A stock MobileBert for the teacher's task, its blocks drawn by `seed`.
+    """Builds a stock MobileBert for the teacher's task, with blocks initialised at random from `seed`.
 
-    From the teacher come the token embeddings, as the nearest table of the student's width, and where the stream is as
-    wide as the teacher's also the map to it, positions, the norm behind them (as the scale and shift that NoNorm has)
-    and the pooler with its head. An inverted bottleneck's blocks hold the teacher's own layers, with maps between that
-    keep the stream's most common directions.
+    The student takes from the teacher the token embeddings, approximated at the student's width, and, if its stream is
+    as wide as the teacher's, the projection to it, the position embeddings, the norm after them (as the scale and shift
+    of NoNorm) and the pooler with its head. The blocks of an inverted bottleneck contain the teacher's own layers, with
+    projections between them that keep the principal directions of the stream.
 
     Raises:
-        InputError: As `bottleneck_config`; a task the class doesn't have.
+        InputError: As `bottleneck_config`; or the class has no head for the teacher's task.
 
-    Source: Sun et al. 2020, MobileBERT (arXiv 2004.02984), section 3. There everything is drawn at random, and queries,
-    keys and values of the inverted bottlenecks read the narrow stream; here they read the wide input, as the teacher's.
+    Source: Sun et al. 2020, MobileBERT (arXiv 2004.02984), section 3. There all weights are drawn at random, and
+    queries, keys and values of the inverted bottlenecks take the narrow stream as input; here they take the wide input,
+    as in the teacher.
     """
     task = next((each for each in HEADS if type(teacher).__name__.endswith(each)), None)
     if task is None:
@@ -142,13 +146,13 @@ def build_bottlenecks(teacher: PreTrainedModel, given: Spec, seed: int = 0) -> P
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = getattr(transformers, STOCK + task)(config)
-        start_from(student, teacher, given)
+        copy_teacher_weights(student, teacher, given)
     return student
 
 
 @torch.no_grad()
-def start_from(student: PreTrainedModel, teacher: PreTrainedModel, given: Spec) -> None:
-    """What the student takes over; see `build_bottlenecks`."""
+def copy_teacher_weights(student: PreTrainedModel, teacher: PreTrainedModel, given: Spec) -> None:
+    """Copies the teacher's weights that the student can use; see `build_bottlenecks`."""
     own, width = student.config, teacher.config.hidden_size
     body: Any = student.base_model
     embeddings = body.embeddings
@@ -157,7 +161,7 @@ def start_from(student: PreTrainedModel, teacher: PreTrainedModel, given: Spec) 
     rank = len(directions)
     embeddings.word_embeddings.weight[:, :rank] = narrow
     if own.pad_token_id is not None:
-        embeddings.word_embeddings.weight[own.pad_token_id] = 0  # the last word's neighbour, with padding and without
+        embeddings.word_embeddings.weight[own.pad_token_id] = 0  # as the zeros that pad trigrams at the end of a text
     middle = embeddings.embedding_transformation.weight[:, own.embedding_size : own.embedding_size + rank]
     if given.preset == "inverted-bottleneck":
         embeddings.embedding_transformation.weight.zero_()
@@ -174,7 +178,7 @@ def start_from(student: PreTrainedModel, teacher: PreTrainedModel, given: Spec) 
 
 
 def wide_table(teacher: PreTrainedModel) -> Tensor:
-    """The teacher's token embeddings at the width of its layers."""
+    """Returns the teacher's token embeddings projected to the width of its layers."""
     words: Any = teacher.get_input_embeddings()
     table: Tensor = words.weight.detach()
     body: Any = teacher.base_model
@@ -187,11 +191,13 @@ def wide_table(teacher: PreTrainedModel) -> Tensor:
     if transformation is None:
         return table
     weight, size = transformation.weight, table.shape[1]
-    return table @ (weight[:, size : 2 * size] if weight.shape[1] > size else weight).T  # of three words, its own
+    return table @ (weight[:, size : 2 * size] if weight.shape[1] > size else weight).T  # middle of the trigram
 
 
 def take_positions(embeddings: Any, teacher: PreTrainedModel) -> None:
-    """Positions, types, and the norm behind them, where they mean the same in the teacher."""
+    """Copies position and type embeddings and fits the norm after them, if they have the same meaning in the
+    teacher.
+    """
     taught: Any = getattr(teacher.base_model, "embeddings", None)
     if teacher.config.model_type not in ("bert", "electra", "distilbert", "mobilebert"):
         return
@@ -213,7 +219,7 @@ def take_positions(embeddings: Any, teacher: PreTrainedModel) -> None:
 
 
 def line_through(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Per column the scale and shift of x that come nearest to y, both [rows, columns]."""
+    """Returns the least-squares scale and shift per column from x to y, both [rows, columns]."""
     apart = x - x.mean(0)
     scale = (apart * (y - y.mean(0))).sum(0) / apart.square().sum(0).clamp(min=1e-12)
     return scale, y.mean(0) - scale * x.mean(0)
@@ -224,7 +230,7 @@ POOLERS |= {"mobilebert": "mobilebert.pooler.dense"}
 
 
 def take_head(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
-    """Pooler and classifier, where the teacher's compute the same: a map, tanh, and a map."""
+    """Copies pooler and classifier if the teacher's have the same structure: linear, tanh, linear."""
     if not type(teacher).__name__.endswith("ForSequenceClassification") or teacher.config.model_type not in POOLERS:
         return
     modules: Any = dict(teacher.named_modules())
@@ -236,7 +242,9 @@ def take_head(student: PreTrainedModel, teacher: PreTrainedModel) -> None:
 
 
 def invert(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -> None:
-    """The teacher's layers into the blocks of an inverted bottleneck; `stream` [narrow, wide] has orthonormal rows."""
+    """Copies the teacher's layers into the blocks of an inverted bottleneck; `stream` [narrow, wide] has orthonormal
+    rows.
+    """
     if teacher.config.model_type not in ("bert", "roberta", "xlm-roberta", "electra"):
         raise InputError(
             "student inverted-bottleneck: expected a teacher whose layers fit into its blocks, bert, roberta, "
@@ -247,7 +255,7 @@ def invert(student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor) -
     if own.config.intra_bottleneck_size != taught.config.hidden_size or (
         own.config.intermediate_size != taught.config.intermediate_size
     ):
-        return  # other sizes were asked for
+        return  # the user requested other sizes
     for block, layer in zip(own.encoder.layer, spread(taught.encoder.layer, len(own.encoder.layer)), strict=True):
         for name in ("query", "key", "value"):
             getattr(block.attention.self, name).load_state_dict(getattr(layer.attention.self, name).state_dict())

@@ -1,4 +1,4 @@
-"""Builds a smaller model of the teacher's own class from the teacher's weights."""
+"""Construction of a smaller model of the teacher's own class from the teacher's weights."""
 
 import copy
 import math
@@ -14,37 +14,38 @@ from distill.student.bottleneck import bottleneck_config, build_bottlenecks
 from distill.student.embeddings import factorised
 from distill.student.family import FAMILIES, Family, Role, family_of
 from distill.student.first_layer import without_first_norm
-from distill.student.spec import Sizes, read, resolve
+from distill.student.spec import Sizes, parse_spec, resolve
 
 Weights = dict[str, Tensor]
 
 
 def build_student(teacher: PreTrainedModel, spec: str, seed: int = 0) -> PreTrainedModel:
-    """A model of the teacher's class with the sizes of `spec`, its weights the selected part of the teacher's.
+    """Builds a model of the teacher's class with the sizes of `spec` from a selected part of the teacher's weights.
 
-    Layers are those the spec names; of each width the coordinates of the largest weights are kept, the same in every
-    weight they run through. With the teacher's own sizes the student is the teacher. Of a `fresh` spec the weights are
-    drawn by `seed`; the blocks of a bottleneck student are too, see `build_bottlenecks`. Where the stock class treats a
-    layer by its place, the weights make up for another: of ModernBERT nearly, see `without_first_norm`.
+    The layers are those of the spec; of each width the coordinates with the largest weights are kept, the same ones in
+    every weight that uses them. With the teacher's own sizes the student equals the teacher. The weights of a `fresh`
+    spec are drawn at random from `seed`, as are the blocks of a bottleneck student, see `build_bottlenecks`. Where the
+    stock class treats a layer according to its position, the weights compensate for a changed position; for ModernBERT
+    only approximately, see `without_first_norm`.
 
     Raises:
-        InputError: An unknown family, or sizes that can't be.
+        InputError: The family is not supported, or the sizes are not possible.
 
     Source: layers as in Sanh et al. 2019 (arXiv 1910.01108, section 3); widths as in Xu et al. 2024, Weight Selection
     (arXiv 2311.18823), but by the norm of all weights that a coordinate runs through instead of evenly.
     """
-    given = read(spec)
+    given = parse_spec(spec)
     if given.is_blocks:
         student = build_bottlenecks(teacher, given, seed)
     else:
-        student = cut(teacher, spec, seed, fresh=given.fresh)
+        student = build_sliced(teacher, spec, seed, fresh=given.fresh)
     if getattr(teacher, "generation_config", None) is not None:
-        student.generation_config = copy.deepcopy(teacher.generation_config)  # with the tokens that end a text
-    return student.eval()  # as from_pretrained hands models over
+        student.generation_config = copy.deepcopy(teacher.generation_config)  # contains the end tokens
+    return student.eval()  # as from_pretrained returns models
 
 
-def cut(teacher: PreTrainedModel, spec: str, seed: int, *, fresh: bool) -> PreTrainedModel:
-    """A student of the teacher's own class."""
+def build_sliced(teacher: PreTrainedModel, spec: str, seed: int, *, fresh: bool) -> PreTrainedModel:
+    """Builds a student of the teacher's own class."""
     config = student_config(teacher.config, spec)
     if fresh:
         with torch.random.fork_rng(devices=[]):
@@ -72,14 +73,14 @@ def sliced_weights(teacher: PreTrainedModel, spec: str) -> Weights:
 
 
 def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
-    """The config of the student that `spec` asks for.
+    """Returns the config of the student that `spec` requests.
 
     Raises:
-        InputError: An unknown family, or sizes that can't be.
+        InputError: The family is not supported, or the sizes are not possible.
     """
-    if spec == "teacher":  # of any family, for nothing is cut
+    if spec == "teacher":  # works for any family, since nothing is removed
         return copy.deepcopy(teacher)
-    given = read(spec)
+    given = parse_spec(spec)
     if given.is_blocks:
         return bottleneck_config(teacher, given)
     family = family_of(teacher)
@@ -93,7 +94,7 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
     if new.embeddings:
         check_embeddings(new, family, teacher.model_type)
         config.embedding_size = new.embeddings
-    if new.embeddings or family.fills:  # then the map from the embeddings is there whatever their width
+    if new.embeddings or family.fills:  # these classes project embeddings of any width
         return config
     # ELECTRA projects its embeddings only where they are narrower than the layers.
     if getattr(config, "embedding_size", None) == old.hidden:
@@ -107,9 +108,11 @@ def student_config(teacher: PretrainedConfig, spec: str) -> PretrainedConfig:
 
 
 def check_embeddings(new: Sizes, family: Family, name: str) -> None:
-    """
+    """Checks that the student's embeddings can have their own width.
+
     Raises:
-        InputError: A family without a map from embeddings to layers, or embeddings as wide as these.
+        InputError: The family has no projection from embeddings to layers, or the embeddings are not narrower than the
+            layers.
     """
     if not family.projects:
         having = ", ".join(each for each, known in FAMILIES.items() if known.projects)
@@ -125,7 +128,7 @@ def check_embeddings(new: Sizes, family: Family, name: str) -> None:
 
 
 def rename_layers(weights: Weights, family: Family, new: Sizes) -> Weights:
-    """Keeps the chosen layers under their new numbers."""
+    """Returns the weights of the selected layers under their new numbers, and all weights outside layers."""
     place = {old: i for i, old in enumerate(new.layers)}
     kept: Weights = {}
     for name, weight in weights.items():
@@ -159,7 +162,7 @@ def axis_lengths(sizes: Sizes) -> Lengths:
 
 
 def parts_of(role: Role, lengths: Lengths) -> list[tuple[str, int, int]]:
-    """(role, start, end) of every part of an axis; none where it is kept whole."""
+    """Returns (role, start, end) of every part of an axis; empty if the axis is not sliced."""
     roles = (role,) if isinstance(role, str) else role or ()
     parts, start = [], 0
     for each in roles:
@@ -169,12 +172,12 @@ def parts_of(role: Role, lengths: Lengths) -> list[tuple[str, int, int]]:
 
 
 def kept_coordinates(weights: Weights, family: Family, old: Sizes, new: Sizes) -> Kept:
-    """Numbers of the coordinates to keep: `hidden` for the whole model, the others for each layer."""
+    """Returns the indices of the coordinates to keep: `hidden` for the whole model, the others for each layer."""
     norms = squared_norms(weights, family, axis_lengths(old))
     kept: Kept = {("hidden", None): largest(norms["hidden", None], new.hidden)}
     for number in range(len(new.layers)):
         kept["ffn", number] = largest(norms["ffn", number], new.ffn)
-        if ("q", number) not in norms:  # all of them stay
+        if ("q", number) not in norms:  # the heads of this family are fixed
             continue
         own = {role: norms[role, number] for role in ("q", "k", "v", "o")}
         kept |= {(role, number): index for role, index in head_coordinates(own, old, new).items()}
@@ -182,7 +185,7 @@ def kept_coordinates(weights: Weights, family: Family, old: Sizes, new: Sizes) -
 
 
 def squared_norms(weights: Weights, family: Family, lengths: Lengths) -> Kept:
-    """Sum of the squares of all matrix entries that each coordinate runs through."""
+    """Returns, for each coordinate, the sum of squares of all matrix entries that belong to it."""
     norms: Kept = {}
     for name, weight in weights.items():
         if weight.dim() != 2:
@@ -198,8 +201,8 @@ def squared_norms(weights: Weights, family: Family, lengths: Lengths) -> Kept:
 
 
 def head_coordinates(norms: dict[str, Tensor], old: Sizes, new: Sizes) -> dict[str, Tensor]:
-    """Kept coordinates by role: the strongest groups, in each its strongest heads, and in these the strongest of those
-    that queries and keys, or values and outputs, share.
+    """Returns the kept coordinates by role: those of the groups with the largest norms, within each group of its heads
+    with the largest norms, and within these the largest ones of queries and keys, and of values and outputs, together.
     """
     each, width = old.heads // old.groups, old.head_width
     q, o = (norms[role].reshape(old.groups, each, width) for role in ("q", "o"))
@@ -219,7 +222,7 @@ def head_coordinates(norms: dict[str, Tensor], old: Sizes, new: Sizes) -> dict[s
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """Numbers of the `count` largest values, in rising order; ties go to the lower number."""
+    """Returns the indices of the `count` largest values in ascending order; ties go to the lower index."""
     return torch.sort(values, descending=True, stable=True).indices[:count].sort().values
 
 
@@ -241,8 +244,10 @@ def joined_index(parts: Sequence[tuple[str, int, int]], kept: Kept, layer: int |
 
 
 def sharpen_queries(weights: Weights, family: Family, old: Sizes, new: Sizes, *, numbered: bool = False) -> None:
-    """Attention divides by the root of the head width, where `numbered` by the layer's number from 1 too; narrower
-    heads would sharpen it, and another number change it.
+    """Rescales the query weights in place so that attention scores keep their scale.
+
+    Attention divides scores by the square root of the head width and, if `numbered`, by the layer number counted from
+    1; narrower heads or new layer numbers would change the scale.
     """
     narrower = math.sqrt(new.head_width / old.head_width)
     factors = [narrower * ((i + 1) / (was + 1) if numbered else 1) for i, was in enumerate(new.layers)]

@@ -1,4 +1,4 @@
-"""Where each family keeps its sizes, and which size each axis of each weight follows."""
+"""Model families: the config attributes of their sizes, and the size that each axis of each weight follows."""
 
 import re
 from dataclasses import dataclass, replace
@@ -10,27 +10,27 @@ from distill.student.spec import Sizes
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Role of an axis: "hidden"; "q", "k", "v" and "o", heads x head width as queries, keys, values and the output map see
-# it; "ffn"; None is kept whole; several where one weight holds them one after another.
+# Role of an axis: "hidden"; "q", "k", "v" and "o", heads x head width of queries, keys, values and the input of the
+# output projection; "ffn"; None is never sliced; a tuple where one weight concatenates several roles.
 Role = str | None | tuple[str, ...]
 Roles = tuple[Role, ...]
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family's config names and weight names.
+    """A family's config attributes and weight names.
 
     Args:
-        layers, hidden, heads, ffn: Attribute of the config that holds each size.
-        layer: Pattern of a layer's prefix, with the number as its group.
-        axes: Pattern of the rest of a weight's name -> roles of its axes; a bias takes the first.
-        rotary: Positions turn the coordinates of a head, so it can't be narrower.
-        free: The config may name the width of a head, and heads need not fill the hidden width.
-        follow: Further attributes of the config that are the hidden width.
-        fills: Attribute of the config with the width that heads fill, where it isn't hidden; heads then stay.
-        projects: Name of the map from token embeddings to the hidden width, where the stock class can have one before
-            its first norm: embeddings of a lower rank are then exact but for the rank.
-        bare_first: The first layer has no norm before its attention, the others have, see `without_first_norm`.
+        layers, hidden, heads, ffn: Config attribute that contains each size.
+        layer: Pattern of a layer's prefix, with the layer number as its group.
+        axes: Pattern of the rest of a weight's name -> roles of its axes; a bias has the first role.
+        rotary: Rotary positions rotate the coordinates of a head, so heads can't be narrowed.
+        free: The config may set the head width, and heads need not fill the hidden width.
+        follow: Further config attributes that equal the hidden width.
+        fills: Config attribute of the width that heads fill, if it isn't hidden; the number of heads is then fixed.
+        projects: Name of the projection from token embeddings to the hidden width, if the stock class can have one
+            before its first norm; low-rank embeddings are then exact except for the rank.
+        bare_first: Only the first layer has no norm before its attention, see `without_first_norm`.
     """
 
     layers: str
@@ -55,14 +55,14 @@ class Family:
             layers,
             hidden,
             heads,
-            ffn or 4 * hidden,  # GPT-2's way to say so
+            ffn or 4 * hidden,  # GPT-2 leaves n_inner unset for this width
             kv=kv if kv != heads else 0,
             head=own or (hidden // heads if self.rotary else 0),
             free=self.free or bool(self.fills),
         )
 
     def config_changes(self, config: "PretrainedConfig", sizes: Sizes) -> dict[str, Any]:
-        """Attributes of the student's config that differ from the teacher's `config`."""
+        """Returns the attributes of the student's config that depend on its sizes."""
         changes: dict[str, Any] = {self.layers: len(sizes.layers)}
         changes |= {self.hidden: sizes.hidden, self.heads: sizes.heads, self.ffn: sizes.ffn}
         changes |= {name: sizes.hidden for name in self.follow if hasattr(config, name)}
@@ -76,7 +76,7 @@ class Family:
         return changes
 
     def roles(self, name: str, dimensions: int) -> Roles:
-        """Roles of the axes of the weight called `name`."""
+        """Returns the roles of the axes of the weight `name`."""
         for pattern, roles in self.axes:
             if re.search(pattern, name):
                 return roles[:dimensions]
@@ -87,7 +87,7 @@ HEADS: tuple[tuple[str, Roles], ...] = (
     (r"(pooler|classifier|head)\.dense\.", ("hidden", "hidden")),
     (r"(?:^|\.)(classifier|score)\.(out_proj\.)?weight", (None, "hidden")),
     (r"(?:^|\.)(classifier|score)\.(out_proj\.)?bias", (None,)),
-    (r"^generator_predictions\.(dense\.bias|LayerNorm\.)", (None,)),  # of the embeddings' width, see AS_WIDE
+    (r"^generator_predictions\.(dense\.bias|LayerNorm\.)", (None,)),  # have the embedding width, see AS_WIDE
     (r"^generator_predictions\.dense\.weight", (None, "hidden")),
     (r"(transform|lm_head)\.dense\.|^vocab_transform\.", ("hidden", "hidden")),
     (r"^generator_lm_head\.", (None, None)),
@@ -178,7 +178,7 @@ LLAMA = Family(
         (r"self_attn\.v_proj\.", ("v", "hidden")),
         (r"self_attn\.o_proj\.weight", ("hidden", "o")),
         (r"self_attn\.o_proj\.bias", ("hidden",)),
-        (r"self_attn\.[qk]_norm\.", (None,)),  # of one head
+        (r"self_attn\.[qk]_norm\.", (None,)),  # one head wide
         (r"mlp\.(gate|up)_proj\.", ("ffn", "hidden")),
         (r"mlp\.down_proj\.weight", ("hidden", "ffn")),
         (r"mlp\.down_proj\.bias", ("hidden",)),
@@ -190,13 +190,13 @@ LLAMA = Family(
     free=True,
 )
 
-# ELECTRA's head for words, where its embeddings are as wide as the layers.
+# ELECTRA's language-modelling head if its embeddings are as wide as the layers.
 AS_WIDE: tuple[tuple[str, Roles], ...] = (
     (r"^generator_predictions\.(dense|LayerNorm)\.", ("hidden", "hidden")),
     (r"^generator_lm_head\.weight", (None, "hidden")),
 )
 
-# Its maps are stored as [in, out].
+# GPT-2 stores its linear weights as [in, out].
 GPT2 = Family(
     "n_layer",
     "n_embd",
@@ -217,7 +217,7 @@ GPT2 = Family(
     ),
 )
 
-# Heads fill the width inside a block, so they stay.
+# Heads fill the width inside a block, so their number is fixed.
 MOBILEBERT = Family(
     "num_hidden_layers",
     "hidden_size",
@@ -265,10 +265,10 @@ ENCODERS = (
 
 
 def family_of(config: "PretrainedConfig") -> Family:
-    """The family of a checkpoint.
+    """Returns the family of a checkpoint.
 
     Raises:
-        InputError: A family whose structure isn't known here.
+        InputError: The model type is not supported.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
@@ -279,6 +279,6 @@ def family_of(config: "PretrainedConfig") -> Family:
     if config.model_type == "mobilebert":
         wide = None if config.use_bottleneck_attention else "hidden"
         return replace(family, axes=((r"attention\.self\.value\.weight", (None, wide)), *family.axes))
-    if getattr(config, "embedding_size", config.hidden_size) != config.hidden_size:  # a projection stands between
+    if getattr(config, "embedding_size", config.hidden_size) != config.hidden_size:  # a projection lies between
         return replace(family, axes=((r"(?:^|\.)embeddings\.", (None, None)), *family.axes))
     return replace(family, axes=(*AS_WIDE, *family.axes)) if config.model_type == "electra" else family

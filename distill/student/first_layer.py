@@ -1,28 +1,30 @@
-"""A layer that becomes the first where the first has no norm before its attention (ModernBERT), or is it no more."""
+"""Weight conversion for a changed first layer in a family whose first layer has no attention norm (ModernBERT)."""
 
 import torch.nn.functional as F
 from torch import Tensor
 
 Weights = dict[str, Tensor]
-NORM = "attn_norm"  # of every layer but the first
+NORM = "attn_norm"  # present in every layer except the first
 READER = "attn.Wqkv"
 EMBEDDINGS = "embeddings"
 
 
 def without_first_norm(weights: Weights, first: int, place: int | None, eps: float) -> Weights:
-    """Weights of a student whose layers have their new numbers, as its class has them: no norm in the first alone.
+    """Returns the weights of a student with renumbered layers in the structure of its class: only the first layer has
+    no attention norm.
 
-    The norm of the layer that is the first now goes into the map that reads it: its scale and the subtraction of the
-    mean exactly, the division by a token's deviation as one by the constant that comes nearest over the vocabulary,
-    and its shift, where there is one, only where the map has a bias. What comes in was normalised by the embeddings, so
-    deviations differ by their scale alone; where that is the same for every coordinate the student computes as with the
-    norm. A layer that was the teacher's first, and is further up now, gets the norm that it had read, the embeddings'.
+    The norm of the new first layer is folded into the projection after it: its scale and the subtraction of the mean
+    exactly, the division by a token's standard deviation as a constant factor with the least error over the
+    vocabulary, and its shift, if any, only if the projection has a bias. The layer's inputs are already normalised by
+    the embeddings, so the deviations differ only through the scale of that norm; if the scale is the same for every
+    coordinate, the student computes the same as with the norm. The teacher's first layer, if moved to a later place,
+    gets a copy of the embeddings' norm, which normalised its inputs before.
 
     Args:
-        weights: By their names in the student.
+        weights: Weights by their names in the student.
         first: Number in the teacher of the student's first layer.
-        place: Number in the student of the teacher's first layer; None where it is gone.
-        eps: Of the norms.
+        place: Number in the student of the teacher's first layer; None if it was removed.
+        eps: Epsilon of the norms.
     """
     if first == 0:
         return weights
@@ -47,5 +49,5 @@ def norm_of(weights: Weights, name: str) -> tuple[Tensor, Tensor | None]:
 
 
 def nearest_scale(variances: Tensor, eps: float) -> Tensor:
-    """The c with the least sum of |c x - x / sqrt(v + eps)|² over vectors x of these variances v [vectors]."""
+    """Returns the c that minimises the sum of |c x - x / sqrt(v + eps)|² over vectors x with variances v [vectors]."""
     return (variances * (variances + eps).rsqrt()).sum() / variances.sum()

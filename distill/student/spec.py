@@ -1,4 +1,4 @@
-"""What `--student` says: a preset, sizes relative to the teacher, or a checkpoint of its own."""
+"""Parsing of `--student`: a preset, sizes relative to the teacher, or a separate checkpoint."""
 
 import difflib
 import re
@@ -10,22 +10,22 @@ from distill.errors import InputError
 
 WIDTHS = ("hidden", "heads", "ffn")
 KEYS = ("layers", *WIDTHS, "embeddings")
-BLOCK_KEYS = (*KEYS, "inner", "stacks")  # of bottleneck students
+BLOCK_KEYS = (*KEYS, "inner", "stacks")  # for bottleneck students
 FRESH = "fresh"
-NEAR = 0.75  # likeness of a misspelt preset: of the hub's names without a slash none is so near
+NEAR = 0.75  # similarity of a misspelt preset; no hub name without a slash is this close to a preset
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a model: which of the teacher's layers, and widths.
+    """Sizes of a model: selected layers of the teacher, and widths.
 
     Args:
         layers: Numbers of the teacher's layers, in the student's order.
         hidden: Width of the hidden states.
-        heads: Attention heads of a layer.
-        ffn: Neurons of a layer.
-        kv: Heads of keys and values that the heads share; 0: each has its own.
-        head: Width of a head where it can't change; 0: hidden / heads.
+        heads: Attention heads per layer.
+        ffn: Feed-forward neurons per layer.
+        kv: Number of key-value heads shared by the attention heads; 0: each head has its own.
+        head: Width of a head if it can't change; 0: hidden / heads.
         free: Heads need not fill the hidden width.
         embeddings: Width of the token embeddings; 0: hidden.
     """
@@ -45,7 +45,7 @@ class Sizes:
 
     @property
     def groups(self) -> int:
-        """Heads of keys and values."""
+        """Number of key-value heads."""
         return self.kv or self.heads
 
 
@@ -55,14 +55,14 @@ class StudentConfig:
 
     Args:
         spec: A hub id or folder; a preset (distilbert: every second layer; half: half of every width; tinybert4,
-            tinybert6, minilm-l6-h384: shares of the teacher as there of BERT-base; mobilebert, mobilebert-tiny:
-            bottleneck blocks; inverted-bottleneck: their teacher; teacher: all of it); sizes such as `layers=2`,
-            `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; before them `fresh` for random
-            weights. Left out it is distilbert, and teacher where a budget says how much is pruned.
-        layout: How it lies on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is
-            replicated where training fits into each process's memory, else fsdp.
-        given: It is trained already, and used as it is; `spec` is then teacher or a checkpoint.
-        offload: FSDP keeps weights, gradients and the optimizer's state in the CPU's memory.
+            tinybert6, minilm-l6-h384: the same shares of the teacher as these models have of BERT-base; mobilebert,
+            mobilebert-tiny: bottleneck blocks; inverted-bottleneck: their teacher; teacher: the entire teacher); sizes
+            such as `layers=2`, `layers=0,2,5` or `layers=3,hidden=192,heads=6,ffn=768`, also after a preset; `fresh`
+            before them for random weights. If omitted it is distilbert, or teacher if a budget determines the pruning.
+        layout: Layout on the processes: replicated, zero1, zero2, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is
+            replicated if training fits into each process's memory, else fsdp.
+        given: The student is already trained and is used unchanged; `spec` is then teacher or a checkpoint.
+        offload: FSDP keeps weights, gradients and optimizer state in CPU memory.
     """
 
     spec: str = ""
@@ -73,7 +73,7 @@ class StudentConfig:
 
 @dataclass(frozen=True)
 class Shares:
-    """Of the teacher's sizes. `layers` None: every second one."""
+    """Student sizes as shares of the teacher's; `layers` None selects every second layer."""
 
     layers: Fraction | None = Fraction(1)
     hidden: Fraction = Fraction(1)
@@ -84,16 +84,18 @@ class Shares:
         total = len(teacher.layers)
         layers = teacher.layers[::2] if self.layers is None else evenly(max(1, round(total * self.layers)), teacher)
         heads = max(1, int(teacher.heads * self.heads))
-        # Heads divide the width, where they fill it.
+        # Heads must divide the width that they fill.
         hidden = max(1, round(teacher.hidden * self.hidden / heads)) * heads
-        return scaled(replace(teacher, layers=layers, hidden=hidden, ffn=int(teacher.ffn * self.ffn)), heads, teacher)
+        return with_heads(
+            replace(teacher, layers=layers, hidden=hidden, ffn=int(teacher.ffn * self.ffn)), heads, teacher
+        )
 
 
-# As in the papers of BERT-base (12 layers, 768 wide, 12 heads, 3,072 neurons): TinyBERT4 is 4 x 312 with 12 heads and
-# 1,200 neurons, TinyBERT6 6 x 768 (arXiv 1909.10351, section 4.2); MiniLM-L6-H384 6 x 384 with 12 heads (arXiv
-# 2002.10957, section 4.1).
+# Shares of BERT-base (12 layers, 768 wide, 12 heads, 3,072 neurons) as in the papers: TinyBERT4 is 4 x 312 with 12
+# heads and 1,200 neurons, TinyBERT6 6 x 768 (arXiv 1909.10351, section 4.2); MiniLM-L6-H384 6 x 384 with 12 heads
+# (arXiv 2002.10957, section 4.1).
 HALF = Fraction(1, 2)
-CUTS = {
+SHARE_PRESETS = {
     "distilbert": Shares(layers=None),
     "half": Shares(hidden=HALF, heads=HALF, ffn=HALF),
     "tinybert4": Shares(Fraction(1, 3), Fraction(312, 768), ffn=Fraction(1200, 3072)),
@@ -102,12 +104,12 @@ CUTS = {
     "teacher": Shares(),
 }
 BLOCKS = ("mobilebert", "mobilebert-tiny", "inverted-bottleneck")
-PRESETS = (*CUTS, *BLOCKS)
+PRESETS = (*SHARE_PRESETS, *BLOCKS)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A spec that builds on the teacher: its preset, whether weights are random, and the sizes that it names."""
+    """A parsed spec relative to the teacher: its preset, whether the weights are random, and its explicit sizes."""
 
     text: str
     preset: str
@@ -120,10 +122,10 @@ class Spec:
 
 
 def is_relative(spec: str) -> bool:
-    """Whether the spec builds on the teacher (else it is a checkpoint).
+    """Returns whether the spec is relative to the teacher; otherwise it is a checkpoint.
 
-    No size has a slash, and a folder whose name has a `=` is a checkpoint unless the name is a spec itself: a run may
-    be written to a folder called `layers=2` while it reads the spec.
+    No size contains a slash. A folder whose name contains `=` is a checkpoint unless the name is also a valid spec: a
+    run may be written to a folder called `layers=2` while it uses the spec.
     """
     if "=" in spec and "/" not in spec:
         return is_readable(spec) or not is_there(spec)
@@ -131,19 +133,19 @@ def is_relative(spec: str) -> bool:
 
 
 def near_preset(name: str) -> str:
-    """The preset that `name` is a slip of; empty where it is none of them, or none at all."""
+    """Returns the preset that `name` probably misspells; empty if `name` is a preset or similar to none."""
     near = difflib.get_close_matches(name, PRESETS, 1, cutoff=NEAR)
     return near[0] if near and name not in PRESETS else ""
 
 
 def check_spec(spec: str) -> None:
-    """Checks what a spec says by itself; the sizes in it are checked against the teacher's by `resolve`.
+    """Checks the syntax of a spec; `resolve` checks its sizes against the teacher's.
 
     Raises:
-        InputError: A spec that can't be read, or the name of a preset that is misspelt.
+        InputError: The spec can't be parsed, or the name of a preset is misspelt.
     """
     if is_relative(spec):
-        read(spec)
+        parse_spec(spec)
         return
     first = spec.split(",")[0].strip()
     near = near_preset(first)
@@ -155,7 +157,7 @@ def check_spec(spec: str) -> None:
 
 
 def is_there(spec: str) -> bool:
-    """Whether a folder has this name; none has one that is too long."""
+    """Returns whether a folder with this name exists; False for a name that is too long for a path."""
     try:
         return Path(spec).is_dir()
     except OSError:
@@ -164,16 +166,17 @@ def is_there(spec: str) -> bool:
 
 def is_readable(spec: str) -> bool:
     try:
-        read(spec)
+        parse_spec(spec)
     except InputError:
         return False
     return True
 
 
-def read(spec: str) -> Spec:
-    """
+def parse_spec(spec: str) -> Spec:
+    """Parses a relative spec.
+
     Raises:
-        InputError: A key that isn't one, or a size that isn't a number.
+        InputError: The preset or a key is unknown, a key is given twice, or a size isn't a number.
     """
     words = re.split(r",(?=[^,=]+=)", spec)
     named = [] if "=" in words[0] else [each.strip() for each in words.pop(0).split(",")]
@@ -203,13 +206,15 @@ def read(spec: str) -> Spec:
 
 
 def resolve(spec: str, teacher: Sizes) -> Sizes:
-    """Sizes of the student that `spec` asks for; of a bottleneck student those of its stream between the blocks.
+    """Returns the sizes of the student that `spec` requests; for a bottleneck student those of the residual stream
+    between its blocks.
 
     Raises:
-        InputError: An unknown key, a size that isn't a number, is larger than the teacher's or doesn't divide.
+        InputError: A key is unknown, or a size isn't a number, is larger than the teacher's or isn't divisible as
+            required.
     """
-    given = read(spec)
-    sizes = with_layers(given, CUTS.get(given.preset, Shares()).of(teacher), teacher)
+    given = parse_spec(spec)
+    sizes = with_layers(given, SHARE_PRESETS.get(given.preset, Shares()).of(teacher), teacher)
     asked = {key: numbers[0] for key, numbers in given.asked.items() if key in ("hidden", "ffn", "embeddings")}
     sizes = replace(sizes, **asked)  # type: ignore[arg-type]
     heads = sizes.heads
@@ -218,8 +223,8 @@ def resolve(spec: str, teacher: Sizes) -> Sizes:
     elif "hidden" in given.asked and not teacher.free:
         heads = max(1, sizes.hidden * teacher.heads // teacher.hidden)
     if heads != sizes.heads:
-        sizes = scaled(sizes, heads, teacher)
-    return checked(sizes, teacher, fresh=given.fresh)
+        sizes = with_heads(sizes, heads, teacher)
+    return check_sizes(sizes, teacher, fresh=given.fresh)
 
 
 def with_layers(given: Spec, sizes: Sizes, teacher: Sizes) -> Sizes:
@@ -228,15 +233,16 @@ def with_layers(given: Spec, sizes: Sizes, teacher: Sizes) -> Sizes:
         return sizes
     if len(numbers) > 1:
         return replace(sizes, layers=numbers)
-    # Random layers are none of the teacher's, so there may be more of them.
+    # Randomly initialised layers don't come from the teacher, so their number may exceed the teacher's.
     return replace(sizes, layers=tuple(range(numbers[0])) if given.fresh else evenly(numbers[0], teacher))
 
 
-def scaled(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
-    """With so many heads: whole groups that share keys and values are dropped, else as many heads of each group.
+def with_heads(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
+    """Returns the sizes with the given number of heads: whole groups that share keys and values are dropped, or else
+    the same number of heads in each group.
 
     Raises:
-        InputError: Neither divides.
+        InputError: The number of heads permits neither.
     """
     if not teacher.kv:
         return replace(sizes, heads=heads)
@@ -252,7 +258,7 @@ def scaled(sizes: Sizes, heads: int, teacher: Sizes) -> Sizes:
 
 
 def evenly(count: int, teacher: Sizes) -> tuple[int, ...]:
-    """`count` of the teacher's layers, the first and the last among them."""
+    """Returns `count` evenly spaced layers of the teacher, including the first and, for more than one, the last."""
     total = len(teacher.layers)
     if not 1 <= count <= total:
         raise InputError(f"student layers={count}: the teacher has {total} layers; expected 1 to {total}")
@@ -261,11 +267,11 @@ def evenly(count: int, teacher: Sizes) -> tuple[int, ...]:
     return tuple(round(i * (total - 1) / (count - 1)) for i in range(count))
 
 
-def checked(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
-    """`sizes`; of a fresh student any that its class can have.
+def check_sizes(sizes: Sizes, teacher: Sizes, *, fresh: bool = False) -> Sizes:
+    """Returns `sizes` after checking them; a fresh student may have any sizes that its class supports.
 
     Raises:
-        InputError: A size that can't be.
+        InputError: A size is not possible.
     """
     if not fresh:
         check_within(sizes, teacher)

@@ -1,1 +1,1 @@
-"""One file a task: what a model's output means, how it is scored, which stock class holds it."""
+"""The tasks: for each one the meaning of a model's outputs, the scores, and the stock class of the model."""

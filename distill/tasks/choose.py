@@ -1,31 +1,31 @@
-"""Which task a run is about: as the user says, as the teacher was trained, or as the data look."""
+"""Choice of a run's task: as the user requests, by the teacher's head, or by the columns of the dataset."""
 
 from pathlib import Path
 
 import pyarrow as pa
 from transformers import PretrainedConfig
 
-from distill.data.cells import hold_fractions, hold_lists, hold_numbers
-from distill.data.chat import INSTRUCTION, MESSAGES, PROMPT
-from distill.data.columns import LABEL, PAIR, SCORE, first_of
 from distill.data.config import DataConfig
-from distill.data.language import text_files
-from distill.data.questions import ANSWERS, CONTEXT, QUESTION
-from distill.data.sentences import LINES, NUMBER
-from distill.data.source import read_splits
-from distill.data.tagged import TAGS, WORDS
+from distill.data.rows.chat import INSTRUCTION, MESSAGES, PROMPT
+from distill.data.rows.questions import ANSWERS, CONTEXT, QUESTION
+from distill.data.rows.sentences import LINES, NUMBER
+from distill.data.rows.tagged import TAGS, WORDS
+from distill.data.sources.cells import hold_fractions, hold_lists, hold_numbers
+from distill.data.sources.columns import LABEL, PAIR, SCORE, first_of
+from distill.data.sources.tables import read_splits
+from distill.data.sources.text_files import text_files
 from distill.errors import InputError
 from distill.tasks.language import CausalLM, Chatting, Language, MaskedLM
 from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.task import BODIES, Task
-from distill.tasks.text_classification import Numbers, Several, TextClassification
+from distill.tasks.text_classification import MultiLabel, Regression, TextClassification
 from distill.tasks.token_classification import TokenClassification
 
 TASKS: dict[str, type[Task]] = {
     "text-classification": TextClassification,
-    "multi-label": Several,
-    "regression": Numbers,
+    "multi-label": MultiLabel,
+    "regression": Regression,
     "token-classification": TokenClassification,
     "question-answering": QuestionAnswering,
     "masked-lm": MaskedLM,
@@ -34,15 +34,15 @@ TASKS: dict[str, type[Task]] = {
     "sentence-embedding": SentenceEmbedding,
 }
 PROBLEMS: dict[str | None, str] = {kind.problem: name for name, kind in TASKS.items() if kind.problem}
-CLASSES = {TextClassification.name, "multi-label"}  # told apart by how the same logits are read
-WORD_HEADS: tuple[type[Language], ...] = (MaskedLM, CausalLM)
+CLASSES = {TextClassification.name, "multi-label"}  # these differ only in how the same logits are interpreted
+LANGUAGE_TASKS: tuple[type[Language], ...] = (MaskedLM, CausalLM)
 
 
 def choose(asked: str, teacher: PretrainedConfig, name: str, data: DataConfig) -> tuple[str, str]:
-    """(name of the task in TASKS, why).
+    """Returns (name of the task in TASKS, reason for the choice).
 
     Raises:
-        InputError: A teacher whose head is of another task than the one asked for, or of none that is known.
+        InputError: The teacher's head belongs to a task other than the requested one, or to no supported task.
     """
     own, why = by_head(teacher, name), "the teacher's head"
     if own == "" and asked == "auto":
@@ -62,7 +62,9 @@ def choose(asked: str, teacher: PretrainedConfig, name: str, data: DataConfig) -
 
 
 def by_head(teacher: PretrainedConfig, name: str) -> str:
-    """What the checkpoint was trained for; empty for a pre-trained body, with a head for words or without."""
+    """Returns the task that the checkpoint was trained for; empty for a pre-trained body, with or without a
+    language-modelling head.
+    """
     for architecture in teacher.architectures or []:
         if architecture.endswith(TextClassification.head):
             problem = teacher.problem_type or ("regression" if teacher.num_labels == 1 else None)
@@ -80,13 +82,13 @@ def by_head(teacher: PretrainedConfig, name: str) -> str:
 
 
 def language_of(teacher: PretrainedConfig) -> str:
-    """The language task, of plain text, that the checkpoint has a head for; empty for none."""
+    """Returns the plain-text language task that the checkpoint has a head for; empty if it has no such head."""
     names = teacher.architectures or []
-    return next((kind.name for kind in WORD_HEADS if any(name.endswith(kind.heads) for name in names)), "")
+    return next((kind.name for kind in LANGUAGE_TASKS if any(name.endswith(kind.heads) for name in names)), "")
 
 
 def by_data(teacher: PretrainedConfig, config: DataConfig) -> tuple[str, str]:
-    """What the columns of a split look like; text without labels is a language model's."""
+    """Returns (task, reason) inferred from the dataset; text without labels is a language-modelling task."""
     own = language_of(teacher)
     if own and text_files(config.path):
         return own, "txt files, and the teacher's head for words"

@@ -1,4 +1,4 @@
-"""The next word, or the words behind masks."""
+"""Language modelling: causal, masked, and on conversations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from torch import Tensor
 from torchmetrics import Metric
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.data.chat import AskedBlocks, encode_chats
-from distill.data.chat_config import ChatConfig
+from distill.data.batches.encode import IGNORED
+from distill.data.batches.packing import PackedRows, text_documents
+from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
 from distill.data.config import DataConfig
-from distill.data.conversations import Conversations, load_bare_conversations, load_conversations
-from distill.data.documents import load_bare_documents, load_documents
-from distill.data.encode import IGNORED
-from distill.data.language import LanguageBlocks, token_blocks
-from distill.data.mask_config import MaskConfig
-from distill.data.masking import MaskedBlocks
-from distill.data.packing import PackedRows, text_documents
-from distill.data.splits import Examples, Splits
-from distill.data.template import read_file
+from distill.data.masking.config import MaskConfig
+from distill.data.masking.masks import MaskedBlocks
+from distill.data.rows.chat import TargetBlocks, encode_chats
+from distill.data.rows.chat_config import ChatConfig
+from distill.data.rows.chat_template import read_file
+from distill.data.rows.conversations import Conversations, load_bare_conversations, load_conversations
+from distill.data.rows.documents import load_bare_documents, load_documents
+from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.row_accuracy import RowAccuracy
 from distill.tasks.task import Scorer, Task
@@ -30,7 +30,7 @@ from distill.tasks.task import Scorer, Task
 
 @dataclass(frozen=True)
 class Language(Task):
-    """Plain text in rows of at most `max_length` tokens; logits for every token of a vocabulary at each position.
+    """Language modelling on rows of at most `max_length` tokens, with vocabulary logits at each position.
 
     Args:
         packing: `stream`, `documents` or `none`, see `DataConfig`.
@@ -39,7 +39,7 @@ class Language(Task):
     packing: str = "stream"
     metric_name: ClassVar[str] = "token accuracy"
     kept: ClassVar[str] = "sampled"
-    at_once: ClassVar[int] = 4  # logits of a row take tens of megabytes
+    at_once: ClassVar[int] = 4  # the logits of a row take tens of megabytes
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
@@ -50,7 +50,7 @@ class Language(Task):
         return load_bare_documents(config)
 
     def longest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
-        return max_length  # tokenizers' own limits are often those of another model
+        return max_length  # a tokenizer's own limit often belongs to another model
 
     def rows(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> LanguageBlocks:
         if self.packing == "stream":
@@ -65,13 +65,14 @@ class Language(Task):
         return RowAccuracy()
 
     def scorer(self, rows: Any) -> Scorer:
-        return WordScorer(len(rows))
+        return TokenScorer(len(rows))
 
     @classmethod
     def check(cls, config: PretrainedConfig, path: str) -> None:
-        """
+        """Checks that the checkpoint has a language-modelling head.
+
         Raises:
-            InputError: The checkpoint has no head for words: a new one would know none of them.
+            InputError: The checkpoint has no language-modelling head; a new one would have to be trained from scratch.
         """
         if not cls.has_head(config):
             found = config.architectures or ["no architecture"]
@@ -90,7 +91,7 @@ class Language(Task):
 
 @dataclass(frozen=True)
 class CausalLM(Language):
-    """Each token from those before it."""
+    """Causal language modelling: each token is predicted from those before it."""
 
     name: ClassVar[str] = "causal-lm"
     head: ClassVar[str] = "ForCausalLM"
@@ -106,10 +107,10 @@ class CausalLM(Language):
 
 @dataclass(frozen=True)
 class Chatting(CausalLM):
-    """The assistant's turns of conversations, or completions of prompts.
+    """Causal language modelling of the assistant's turns in conversations, or of completions of prompts.
 
     Args:
-        chat: What of them is learnt.
+        chat: Which parts of the conversations are training targets.
     """
 
     name: ClassVar[str] = "chat"
@@ -136,16 +137,16 @@ class Chatting(CausalLM):
         if self.chat.template is not None:
             tokenizer.chat_template = read_file(self.chat.template)
 
-    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Conversations, max_length: int) -> AskedBlocks:
+    def encode(self, tokenizer: PreTrainedTokenizerBase, part: Conversations, max_length: int) -> TargetBlocks:
         return encode_chats(tokenizer, part.texts, max_length, self.chat)
 
 
 @dataclass(frozen=True)
 class MaskedLM(Language):
-    """Hidden tokens from those around them.
+    """Masked language modelling: masked tokens are predicted from those around them.
 
     Args:
-        masking: Which tokens are hidden; validation and test have the masks of the first pass.
+        masking: Which tokens are masked; validation and test use the masks of the first epoch.
     """
 
     name: ClassVar[str] = "masked-lm"
@@ -164,8 +165,8 @@ class MaskedLM(Language):
         MaskedBlocks.of(LanguageBlocks([]), self.masking, tokenizer)
 
 
-class WordScorer:
-    """Share of the asked tokens that the model finds likeliest, and the perplexity: exp of the mean cross-entropy."""
+class TokenScorer:
+    """Share of the labelled tokens that the model ranks first, and the perplexity: exp of the mean cross-entropy."""
 
     def __init__(self, rows: int):
         self.said: list[np.ndarray] = [np.zeros(0, np.int64)] * rows

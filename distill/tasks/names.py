@@ -1,16 +1,16 @@
-"""What is known of tasks before any of them is loaded: their names, and the heads of stock classes for them."""
+"""Names of the tasks and of their stock heads, available without importing the tasks themselves."""
 
 from collections.abc import Iterable, Mapping
 
-WRITING = ("causal-lm", "chat")  # those whose models can go on with a text
-LANGUAGE = ("masked-lm", *WRITING)  # those that answer with words
-HEADS: Mapping[str, str] = {  # ends of class names -> task; a body's own and those for words come before any training
+WRITING = ("causal-lm", "chat")  # tasks whose models can generate text
+LANGUAGE = ("masked-lm", *WRITING)  # tasks whose models predict tokens
+HEADS: Mapping[str, str] = {  # class name suffix -> task; bodies and language-modelling heads are no trained task
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
     "PooledModel": "sentence-embedding",
 }
-CLASSES = "ForSequenceClassification"  # for one class a text, several or a number
-WORDS: Mapping[str, tuple[str, ...]] = {
+CLASSIFICATION_HEAD = "ForSequenceClassification"  # for single-label, multi-label and regression
+LANGUAGE_HEADS: Mapping[str, tuple[str, ...]] = {
     "masked-lm": ("ForMaskedLM", "ForPreTraining"),
     "causal-lm": ("ForCausalLM", "LMHeadModel"),
     "chat": ("ForCausalLM", "LMHeadModel"),
@@ -22,20 +22,20 @@ PROBLEMS: Mapping[str, str] = {
 }
 
 
-def kept_of_task(task: str) -> str:
-    """What a cache keeps of the teacher's answer, where nothing else is asked for."""
+def default_signal(task: str) -> str:
+    """Returns the signal that a cache stores by default for the task."""
     return "sampled" if task in LANGUAGE else "embedding" if task == "sentence-embedding" else "logits"
 
 
 def task_of_head(architectures: Iterable[str], problem: str | None, labels: int | None) -> str:
-    """The task that a checkpoint was trained for; empty for a pre-trained body, and where that isn't sure.
+    """Returns the task that a checkpoint was trained for; empty for a pre-trained body or an ambiguous config.
 
     Args:
-        architectures, problem: As its config says.
-        labels: That its head has, where the config says it.
+        architectures, problem: `architectures` and `problem_type` of its config.
+        labels: Number of labels of its head, if the config contains it.
     """
     for name in architectures:
-        if name.endswith(CLASSES):
+        if name.endswith(CLASSIFICATION_HEAD):
             if problem is None and labels is None:
                 return ""
             return PROBLEMS.get(problem or ("regression" if labels == 1 else "single_label_classification"), "")

@@ -1,4 +1,4 @@
-"""That rows aren't longer than a model has positions for."""
+"""Check that rows are not longer than a model's maximum number of positions."""
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -12,9 +12,10 @@ __all__ = ["check_length", "positions_of", "too_long"]
 def check_length(
     task: Task, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, length: int, model: str
 ) -> None:
-    """
+    """Checks that the rows fit the model's positions.
+
     Raises:
-        InputError: Rows of `data.max_length` tokens, as far as the task cuts them there, are longer than the model.
+        InputError: Rows of the task's maximum length for `data.max_length` exceed the model's positions.
     """
     most, found = positions_of(config), task.longest(tokenizer, length)
     if most is not None and found > most:

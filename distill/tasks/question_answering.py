@@ -1,4 +1,4 @@
-"""The part of a context that answers a question."""
+"""Extractive question answering: the span of a context that answers a question."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -9,26 +9,26 @@ from torchmetrics import Metric
 from torchmetrics.functional.text import squad
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.answers import Answers, SpanAnswers
 from distill.checkpoint.tokenizer import check_fast
 from distill.data.config import DataConfig
-from distill.data.questions import Questions, Windows, encode_questions, load_bare_questions, load_questions
-from distill.data.splits import Splits
+from distill.data.rows.questions import Questions, Windows, encode_questions, load_bare_questions, load_questions
+from distill.data.splits.labelled import Splits
 from distill.tasks.baseline import Baseline, no_answers
+from distill.tasks.logit_rows import OutputRows, SpanRows
 from distill.tasks.row_accuracy import RowAccuracy
 from distill.tasks.task import Scorer, Task
 
-LONGEST = 30  # tokens of an answer
+LONGEST = 30  # maximum number of tokens of an answer
 
 
 @dataclass(frozen=True)
 class QuestionAnswering(Task):
-    """Where an answer starts and ends; the first token says that there is none."""
+    """Extractive question answering by start and end positions; the first token means that there is no answer."""
 
     name: ClassVar[str] = "question-answering"
     head: ClassVar[str] = "ForQuestionAnswering"
     metric_name: ClassVar[str] = "F1"
-    answers: ClassVar[Answers] = SpanAnswers()
+    answers: ClassVar[OutputRows] = SpanRows()
     form: ClassVar[Any] = Questions
 
     @classmethod
@@ -46,19 +46,19 @@ class QuestionAnswering(Task):
         return encode_questions(tokenizer, part, max_length)
 
     def metric(self) -> Metric:
-        """While training: the share of starts and ends at the right token."""
+        """Returns the metric used in training: the share of starts and ends predicted at the correct token."""
         return RowAccuracy()
 
     def scorer(self, rows: Windows) -> Scorer:
         return AnswerScorer(rows)
 
     def baseline(self, train: Any) -> Baseline | None:
-        """That there is no answer, where train has such questions."""
+        """Returns the baseline that predicts no answer, if train contains unanswerable questions."""
         return None if all(train.labels) else Baseline("no answer", "no answer", no_answers)
 
     def config(self, path: str) -> PretrainedConfig:
         config = super().config(path)
-        config.num_labels = 2  # a logit for the start, one for the end
+        config.num_labels = 2  # one logit for the start, one for the end
         return config
 
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
@@ -66,10 +66,10 @@ class QuestionAnswering(Task):
 
 
 class AnswerScorer:
-    """Exact match and F1 of words as SQuAD's script counts them, the best over the accepted answers.
+    """Exact match and word F1 as computed by the SQuAD script, the best over the accepted answers.
 
-    Of each question's windows the span with the largest sum of logits is taken, at most LONGEST tokens; an empty
-    answer where none beats that of the first token, in the window where that is smallest (SQuAD 2.0).
+    The prediction for a question is the span with the largest sum of logits over its windows, with at most LONGEST
+    tokens; it is empty if no span exceeds the first token's sum in the window where that sum is smallest (SQuAD 2.0).
 
     Source: Devlin et al. 2019, BERT (arXiv 1810.04805), sections 4.2 and 4.3.
     """
@@ -89,7 +89,7 @@ class AnswerScorer:
             self.spans[row] = best_span(starts, ends, inside)
 
     def texts(self) -> list[str]:
-        """An answer for each question."""
+        """Returns the predicted answer to each question."""
         found = [""] * len(self.rows.part)
         best = np.full(len(found), -np.inf)
         none = np.full(len(found), np.inf)
@@ -116,7 +116,7 @@ class AnswerScorer:
 
 
 def best_span(starts: np.ndarray, ends: np.ndarray, inside: np.ndarray) -> tuple[float, int, int]:
-    """(sum of logits, first, last) of the best span among the tokens `inside`."""
+    """Returns (sum of logits, first, last) of the best span among the tokens `inside`."""
     places = np.flatnonzero(inside)
     if not len(places):
         return -np.inf, 0, 0

@@ -1,15 +1,17 @@
-"""The share of rows that a model gets right, for rows of any number of classes."""
+"""Accuracy over rows with any number of classes."""
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from distill.data.encode import IGNORED
+from distill.data.batches.encode import IGNORED
 
 
 class RowAccuracy(Metric):
-    """Share of rows whose largest logit is at the label; rows may have more classes in one batch than in another, and
-    their number costs nothing (a `MulticlassAccuracy` of a vocabulary would count each class).
+    """Share of rows whose largest logit is at the label.
+
+    The number of classes may differ between batches and adds no cost (`MulticlassAccuracy` over a vocabulary would keep
+    counts for each class).
     """
 
     higher_is_better = True

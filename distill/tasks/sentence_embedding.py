@@ -1,4 +1,4 @@
-"""One vector a text, such that texts of like meaning have vectors of like direction."""
+"""Sentence embedding: one vector per text, such that texts of similar meaning have vectors of similar direction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,20 +13,23 @@ from torchmetrics import Metric
 from torchmetrics.functional import spearman_corrcoef
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.answers import Answers, Batch
 from distill.checkpoint.config import load_config
+from distill.checkpoint.sentence_folder import read_form
 from distill.checkpoint.weights import load_model
+from distill.data.batches.encode import IGNORED, Encoded
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED, Encoded
-from distill.data.sentences import encode_sentences, load_bare_sentences, load_sentences
-from distill.data.splits import Examples, Splits
-from distill.pooling import PooledModel, check_projections, pooled_class
-from distill.sentence_folder import read_form
+from distill.data.rows.sentences import encode_sentences, load_bare_sentences, load_sentences
+from distill.data.splits.labelled import Examples, Splits
+from distill.models.sentence_encoder import PooledModel, check_projections, pooled_class
+from distill.tasks.logit_rows import Batch, OutputRows
 from distill.tasks.task import Scorer, Task
 
 
-class VectorAnswers(Answers):
-    """A row is a text's vector [rows, width] in the place of logits; its labels [rows, 2] tell its pair."""
+class VectorRows(OutputRows):
+    """Rows of sentence embedding: a text's vector [rows, width] replaces the logits.
+
+    Labels [rows, 2] are the index of the text's pair and the pair's similarity score.
+    """
 
     def logits(self, batch: Batch, values: Tensor) -> Tensor:
         return values
@@ -35,14 +38,14 @@ class VectorAnswers(Answers):
         return batch["labels"]
 
     def signals(self, batch: Batch, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The vectors as `logits`, which a cache has as `embedding`."""
+        """Returns the vectors as `logits`; a cache stores them as `embedding`."""
         return {"logits": given["logits"] if "logits" in given else given["embedding"]}
 
     def counts(self, batch: Batch) -> list[int]:
         return [1] * len(batch["labels"])
 
     def distance(self, own: Tensor, given: Mapping[str, Any], labels: Tensor, temperature: float) -> Tensor:
-        """Mean of the squared difference of unit vectors, twice 1 - cosine."""
+        """Returns the mean squared distance of the unit vectors, 2 · (1 - cosine)."""
         return 2 - 2 * cosine_similarity(own, given["logits"]).mean()
 
     def point(self, values: Tensor) -> Tensor:
@@ -51,12 +54,12 @@ class VectorAnswers(Answers):
 
 @dataclass(frozen=True)
 class SentenceEmbedding(Task):
-    """Trained on plain text by a teacher's vectors, measured on pairs by the rank of their cosines."""
+    """Training on plain text to match a teacher's vectors, scored by the rank correlation of cosines on text pairs."""
 
     name: ClassVar[str] = "sentence-embedding"
-    head: ClassVar[str] = "PooledModel"  # of no stock class: every body can be pooled
+    head: ClassVar[str] = "PooledModel"  # suffix of no stock class: every body can be pooled
     metric_name: ClassVar[str] = "Spearman"
-    answers: ClassVar[Answers] = VectorAnswers()
+    answers: ClassVar[OutputRows] = VectorRows()
     kept: ClassVar[str] = "embedding"
     keeps_width: ClassVar[bool] = True
 
@@ -77,10 +80,11 @@ class SentenceEmbedding(Task):
 
     @classmethod
     def check(cls, config: PretrainedConfig, path: str) -> None:
-        """
+        """Checks that the checkpoint at `path` fits this task.
+
         Raises:
-            InputError: The checkpoint was trained for another task, has no body that can be pooled, or its folder says
-                what can't be computed here.
+            InputError: The checkpoint was trained for another task, its body can't be pooled, or its folder requires an
+                unsupported computation.
         """
         super().check(config, path)
         pooled_class(config)
@@ -93,7 +97,7 @@ class SentenceEmbedding(Task):
             tokenizer.model_max_length = min(tokenizer.model_max_length, form.max_length)
 
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
-        """None are missing: a body without modules.json is pooled by the mean."""
+        """Returns no rows, as there is no head to match: a body without modules.json is mean-pooled."""
         return []
 
     def load(self, path: str, seed: int) -> Any:
@@ -107,7 +111,7 @@ class SentenceEmbedding(Task):
         return super().whole(folder, new_head=True)
 
     def check_weights(self, folder: Path, role: str, *, new_head: bool = False, finite: bool = True) -> None:
-        super().check_weights(folder, role, new_head=True, finite=finite)  # nothing reads a body's own pooler
+        super().check_weights(folder, role, new_head=True, finite=finite)  # the body's own pooler is not used
         check_projections(folder, load_config(folder))
 
     def missing_head(self, folder: Path) -> str:
@@ -121,9 +125,10 @@ class SentenceEmbedding(Task):
 
 
 class PairRanks(Metric):
-    """Spearman's correlation of the cosines of pairs with their numbers.
+    """Spearman's correlation of the cosines of text pairs with their similarity scores.
 
-    Vectors are kept to the end, for the two of a pair may be of two batches or on two processes.
+    Vectors are stored until the end, since the two texts of a pair may be in different batches or on different
+    processes.
     """
 
     higher_is_better = True
@@ -142,8 +147,8 @@ class PairRanks(Metric):
         self.labels.append(labels[known])
 
     def compute(self) -> Tensor:
-        """Of the pairs that came whole; 0 for less than two."""
-        # After a gathering over processes a state is one tensor.
+        """Returns the correlation over complete pairs; 0 for fewer than two pairs."""
+        # After synchronisation over processes a state is one tensor.
         vectors, labels = (torch.cat(each) if isinstance(each, list) else each for each in (self.vectors, self.labels))
         _, pairs, counts = labels[:, 0].unique(return_inverse=True, return_counts=True)
         whole = (counts[pairs] == 2).nonzero()[:, 0]
@@ -155,7 +160,7 @@ class PairRanks(Metric):
 
 
 class PairScorer:
-    """Spearman's and Pearson's correlations of the cosines of pairs with their numbers."""
+    """Spearman's and Pearson's correlations of the cosines of text pairs with their similarity scores."""
 
     def __init__(self, rows: Encoded):
         self.numbers = rows.labels[::2, 1].astype(np.float64)
@@ -166,7 +171,9 @@ class PairScorer:
             self.said[row] = vector
 
     def cosines(self) -> np.ndarray:
-        """[pairs], to six decimals: what rounding leaves of equal ones is no rank; 0 where a vector is."""
+        """Returns the cosines [pairs], 0 where a vector is 0; rounded to six decimals, so that rounding errors do not
+        rank equal pairs.
+        """
         first, second = np.stack(self.said[::2]), np.stack(self.said[1::2])
         lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
         return ((first * second).sum(1) / np.maximum(lengths, 1e-12)).round(6)

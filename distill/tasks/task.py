@@ -1,4 +1,4 @@
-"""What every task has: its models, its rows, its metric and its score."""
+"""The base class of tasks: loading of models, encoding of rows, training metric and scores."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,50 +13,50 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from distill.answers import Answers
 from distill.checkpoint.config import load_config
 from distill.checkpoint.weights import check_weights, describe_missing_head, load_model, read_report
 from distill.data.config import DataConfig
-from distill.data.splits import Examples, Splits
+from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.baseline import Baseline
+from distill.tasks.logit_rows import OutputRows
 
-# Pre-trained bodies come with one of these; any other head was trained for another task.
+# Class name suffixes of pre-trained bodies; any other head was trained for another task.
 BODIES = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")
 
 
 class Scorer(Protocol):
-    """Collects what a model says of a split, batch by batch."""
+    """Accumulates a model's predictions on a split, batch by batch, and scores them."""
 
     def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
-        """Logits of the rows with these numbers in the split."""
+        """Adds the logits of a batch; `rows` are the indices of its rows in the split."""
 
     def scores(self) -> dict[str, float]:
-        """The task's metric first."""
+        """Returns the scores by name, the task's metric first."""
 
     def decisions(self) -> np.ndarray:
-        """What the model decided, in an order that doesn't depend on the batches, to be compared with another's."""
+        """Returns the model's decisions, in an order independent of the batches, for comparison with another model."""
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A task with its labels in the order of the logits, none where it has none.
+    """A task and its labels.
 
     Args:
-        labels: Their names.
+        labels: Names of the labels in the order of the logits; empty for a task without labels.
     """
 
     labels: tuple[str, ...]
     name: ClassVar[str]
-    head: ClassVar[str]  # of stock classes, such as ForTokenClassification
-    heads: ClassVar[tuple[str, ...]]  # all that classes with one end in
+    head: ClassVar[str]  # suffix of the stock classes, such as ForTokenClassification
+    heads: ClassVar[tuple[str, ...]]  # all suffixes of stock classes with such a head
     metric_name: ClassVar[str]
-    problem: ClassVar[str | None] = None  # what stock configs call it
-    answers: ClassVar[Answers] = Answers()
-    form: ClassVar[Any] = Examples  # of a split: its `table`, and `of` to read that back
-    kept: ClassVar[str] = "logits"  # what a cache keeps of the teacher's logits where nothing else is asked for
-    keeps_width: ClassVar[bool] = False  # whether a student must answer in vectors as wide as the teacher's
-    at_once: ClassVar[int] = 32  # rows that are scored together
+    problem: ClassVar[str | None] = None  # `problem_type` in stock configs
+    answers: ClassVar[OutputRows] = OutputRows()
+    form: ClassVar[Any] = Examples  # class of a split, with `table` and, to restore it, `of`
+    kept: ClassVar[str] = "logits"  # signal that a cache stores by default
+    keeps_width: ClassVar[bool] = False  # whether the student's output vectors must be as wide as the teacher's
+    at_once: ClassVar[int] = 32  # rows scored per batch
 
     def __init_subclass__(cls) -> None:
         if "head" in cls.__dict__ and "heads" not in cls.__dict__:
@@ -65,66 +65,71 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
-        """The data of `config` in this task's form."""
+        """Loads the splits of the dataset of `config` in this task's form."""
 
     @classmethod
     @abstractmethod
     def read_bare(cls, config: DataConfig) -> Any:
-        """Every training row, held out later or not, and the unlabelled ones, without labels: what a teacher is asked
-        about.
+        """Loads the rows to query a teacher with: all training rows, including those held out later, and the unlabelled
+        rows, all without labels.
         """
 
     @abstractmethod
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
-        """A split as token ids: `Rows`."""
+        """Returns a split as token ids (`Rows`)."""
 
     def encode_train(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
-        """A split as rows to train on."""
+        """Returns a split as rows to train on."""
         return self.encode(tokenizer, part, max_length)
 
     def longest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
-        """Most tokens of a row that `encode` makes."""
+        """Returns the maximum number of tokens in a row of `encode`."""
         return min(max_length, tokenizer.model_max_length)
 
     @classmethod
     def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
-        """The task with these labels, and what a run's settings say of it; see `how_of`."""
+        """Returns the task with these labels and the task settings of a run; see `task_arguments`."""
         return cls(tuple(labels))
 
     @abstractmethod
     def metric(self) -> Metric:
-        """`update(logits [rows, classes], labels [rows])`; higher is better."""
+        """Returns the validation metric, called as `update(logits [rows, classes], labels [rows])`; higher is
+        better.
+        """
 
     @abstractmethod
     def scorer(self, rows: Any) -> Scorer:
-        """Of an encoded split."""
+        """Returns a scorer for an encoded split."""
 
     def baseline(self, train: Any) -> Baseline | None:
-        """The one answer for all rows that a split to train on suggests; None where that tells nothing."""
+        """Returns the best constant prediction according to the training split; None where there is none."""
         return None
 
     @property
     def auto(self) -> Any:
-        """The class that loads its checkpoints."""
+        """The auto class that loads checkpoints of this task."""
         return getattr(transformers, f"AutoModel{self.head}")
 
     @classmethod
     def check(cls, config: PretrainedConfig, path: str) -> None:
-        """
+        """Checks that the checkpoint at `path` fits this task.
+
         Raises:
             InputError: The checkpoint was trained for another task.
         """
         check_head(config, path, cls.head, cls.name)
 
     def settle(self, config: PretrainedConfig, folder: Path) -> None:  # noqa: B027
-        """Completes the config of a checkpoint in `folder`, where stock classes would do otherwise than its tokenizer.
+        """Completes the config of a checkpoint in `folder` where stock classes would disagree with its tokenizer.
 
         Raises:
-            InputError: A tokenizer that the task can't be done with.
+            InputError: The tokenizer can't be used for this task.
         """
 
     def whole(self, folder: Path, *, new_head: bool = False) -> PreTrainedModel:
-        """The checkpoint as it came, with its head of the task's; a `new_head` where it has none."""
+        """Loads the checkpoint unchanged, with its head for this task; with `new_head` a missing head is
+        initialised.
+        """
         model = load_model(self.auto, folder, new_head=new_head)
         self.settle(model.config, folder)
         return model
@@ -134,31 +139,34 @@ class Task(ABC):
 
         Args:
             folder: The checkpoint.
-            role: What it is to the command, for errors.
-            new_head: Whether it may come without a head of this task, which is then trained.
-            finite: Whether its weights are read, too.
+            role: Role of the checkpoint in the command, for error messages.
+            new_head: Whether the checkpoint may lack a head for this task, which is then trained.
+            finite: Whether to also read the weights and check that they are finite.
 
         Raises:
-            InputError: The files don't hold the weights of the model that the config describes.
+            InputError: The files don't contain the weights of the model that the config describes.
         """
         check_weights(self.auto, folder, role, new_head=new_head, finite=finite)
 
     def missing_head(self, folder: Path) -> str:
-        """Empty where the files have weights of the head that the config names; else what is there instead."""
+        """Returns an empty string if the files contain the weights of the config's head, otherwise a description of
+        what they contain instead.
+        """
         report = read_report(self.auto, folder)
         return describe_missing_head(report) if report is not None and report.head_absent else ""
 
     def settle_tokenizer(self, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:  # noqa: B027
-        """Gives the tokenizer of a checkpoint in `folder` what else is known of how it is used, for all who load it."""
+        """Applies the task's settings and those stored in `folder` to the tokenizer; used wherever it is loaded."""
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: B027
-        """
+        """Checks that the task can use the tokenizer.
+
         Raises:
-            InputError: A tokenizer that the task can't be done with.
+            InputError: The tokenizer can't be used for this task.
         """
 
     def config(self, path: str) -> PretrainedConfig:
-        """Reads a checkpoint's config and gives it this task's labels.
+        """Reads a checkpoint's config and sets this task's labels in it.
 
         Raises:
             InputError: The checkpoint was trained for another task.
@@ -181,15 +189,17 @@ class Task(ABC):
             return load_model(self.auto, path, new_head=True, config=self.config(path), dtype=torch.float32)
 
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
-        """Row of the checkpoint's head for each of our labels, matched by name; None when some label has no row."""
+        """Returns the row of the checkpoint's head for each label of the task, matched by name; None if a label has no
+        row.
+        """
         if not any(name.endswith(self.head) for name in config.architectures or []):
             return None
-        row = {plain(name): int(i) for i, name in (config.id2label or {}).items()}
-        rows = [row.get(plain(name)) for name in self.labels]
+        row = {label_name(name): int(i) for i, name in (config.id2label or {}).items()}
+        rows = [row.get(label_name(name)) for name in self.labels]
         return None if any(i is None for i in rows) else [i for i in rows if i is not None]
 
     def load_headed(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
-        """Loads a checkpoint with its head, the rows put into the order of our labels."""
+        """Loads a checkpoint with its head, whose rows are reordered to match the task's labels."""
         model = load_model(self.auto, path, dtype=torch.float32)
         self.settle(model.config, Path(path))
         if not self.labels:
@@ -207,9 +217,10 @@ class Task(ABC):
 
 
 def check_head(config: PretrainedConfig, path: str, head: str, task: str) -> None:
-    """
+    """Checks that a checkpoint has the given head or is a pre-trained body.
+
     Raises:
-        InputError: A checkpoint that was trained for another task.
+        InputError: The checkpoint was trained for another task.
     """
     for name in config.architectures or []:
         if not name.endswith((head, *BODIES)):
@@ -220,7 +231,7 @@ def check_head(config: PretrainedConfig, path: str, head: str, task: str) -> Non
 
 
 def output_layer(model: PreTrainedModel) -> nn.Linear:
-    """The linear layer that gives the logits: the last one whose width is the number of labels."""
+    """Returns the linear layer that outputs the logits: the last one whose width is the number of labels."""
     found = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == model.config.num_labels]
     if not found:
         raise InputError(
@@ -229,6 +240,6 @@ def output_layer(model: PreTrainedModel) -> nn.Linear:
     return found[-1]
 
 
-def plain(label: str) -> str:
-    """A label's name; `LABEL_3`, which transformers writes for a class without one, is the class named `3`."""
+def label_name(label: str) -> str:
+    """Returns a label's name without the prefix of `LABEL_3`, which transformers writes for an unnamed class."""
     return label.removeprefix("LABEL_")

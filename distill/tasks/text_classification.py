@@ -1,4 +1,4 @@
-"""One of several classes for a text or a pair of texts; several labels at once; a number."""
+"""Text classification: single-label, multi-label and regression, for a text or a pair of texts."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,22 +12,22 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from torchmetrics.regression import SpearmanCorrCoef
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from distill.answers import Answers, LabelAnswers
+from distill.checkpoint.tokenizer import agree_on_padding
+from distill.data.batches.encode import IGNORED, Encoded, encode
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED, Encoded, encode
-from distill.data.splits import Examples, Splits, load_bare, load_labelled, load_numbers, load_splits
+from distill.data.splits.labelled import Examples, Splits, load_bare, load_labelled, load_numbers, load_splits
 from distill.tasks.baseline import Baseline, same_for_rows
-from distill.tasks.task import Scorer, Task, check_head, output_layer, plain
-from distill.teacher.load import agree_on_padding
+from distill.tasks.logit_rows import LabelRows, OutputRows
+from distill.tasks.task import Scorer, Task, check_head, label_name, output_layer
 
-__all__ = ["HEAD", "Numbers", "Several", "TextClassification", "check_task", "output_layer", "plain"]
+__all__ = ["HEAD", "Regression", "MultiLabel", "TextClassification", "check_task", "output_layer", "label_name"]
 HEAD = "ForSequenceClassification"
 NEAR_IGNORED = np.nextafter(np.float32(IGNORED), np.float32(0))
 
 
 @dataclass(frozen=True)
 class TextClassification(Task):
-    """One class a text."""
+    """Single-label classification of a text or a pair of texts."""
 
     name: ClassVar[str] = "text-classification"
     head: ClassVar[str] = HEAD
@@ -49,11 +49,11 @@ class TextClassification(Task):
         return encode(tokenizer, part, max_length)
 
     def metric(self) -> Metric:
-        """Accuracy over rows."""
+        """Returns the accuracy over rows."""
         return MulticlassAccuracy(num_classes=len(self.labels), average="micro", ignore_index=IGNORED)
 
     def score(self, logits: Tensor, labels: Tensor) -> float:
-        """Share of rows whose largest logit is the label's; logits [rows, classes], labels [rows]."""
+        """Returns the share of rows whose largest logit is the label's; logits [rows, classes], labels [rows]."""
         return (logits.argmax(-1) == labels).double().mean().item()
 
     def scorer(self, rows: Encoded) -> Scorer:
@@ -67,7 +67,7 @@ class TextClassification(Task):
 
 
 class ClassScorer:
-    """Accuracy, and the F1 of each class averaged."""
+    """Accuracy and macro F1."""
 
     def __init__(self, rows: Encoded):
         self.labels = rows.labels
@@ -92,20 +92,20 @@ def check_task(config: PretrainedConfig, path: str) -> None:
 
 
 @dataclass(frozen=True)
-class Several(TextClassification):
-    """Any number of classes a text, each of which holds or doesn't."""
+class MultiLabel(TextClassification):
+    """Multi-label classification: any number of classes per text."""
 
     metric_name: ClassVar[str] = "micro F1"
     problem: ClassVar[str | None] = "multi_label_classification"
-    answers: ClassVar[Answers] = LabelAnswers()
+    answers: ClassVar[OutputRows] = LabelRows()
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
         return load_labelled(config, seed)
 
     def metric(self) -> Metric:
-        """Micro F1: of every pair of a text and a label that holds."""
-        return HoldingF1()
+        """Returns the micro F1 over all pairs of a text and a label."""
+        return PositiveF1()
 
     def scorer(self, rows: Encoded) -> Scorer:
         return LabelScorer(rows)
@@ -116,8 +116,8 @@ class Several(TextClassification):
         return Baseline("most frequent label", answer, same_for_rows(2 * np.eye(len(self.labels))[most] - 1))
 
 
-class HoldingF1(Metric):
-    """F1 of the second of two classes over rows; rows without a label don't count."""
+class PositiveF1(Metric):
+    """F1 of the second of two classes over rows; rows without a label are ignored."""
 
     higher_is_better = True
     full_state_update = False
@@ -141,7 +141,7 @@ class HoldingF1(Metric):
 
 
 class LabelScorer:
-    """Micro and macro F1, and the share of texts with all their labels right."""
+    """Micro and macro F1, and the share of texts with all labels correct."""
 
     def __init__(self, rows: Encoded):
         self.labels = rows.labels.astype(bool)
@@ -163,8 +163,8 @@ class LabelScorer:
 
 
 @dataclass(frozen=True)
-class Numbers(TextClassification):
-    """A number for a text or a pair of texts."""
+class Regression(TextClassification):
+    """Regression: a number for a text or a pair of texts."""
 
     metric_name: ClassVar[str] = "Spearman"
     problem: ClassVar[str | None] = "regression"
@@ -174,7 +174,7 @@ class Numbers(TextClassification):
         return load_numbers(config, seed)
 
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
-        """The only row, whatever it is called: most checkpoints of numbers call theirs LABEL_0."""
+        """Returns the only row of a regression head whatever its name: most checkpoints name it LABEL_0."""
         fits = any(name.endswith(self.head) for name in config.architectures or [])
         return [0] if fits and config.num_labels == 1 and config.problem_type in (None, self.problem) else None
 
@@ -182,7 +182,8 @@ class Numbers(TextClassification):
         rows = encode(tokenizer, part, max_length)
         if not part.labels:
             return rows
-        # The number that marks unlabelled rows would be left out of losses and scores: its neighbour takes its place.
+        # A label equal to the marker of unlabelled rows would be left out of losses and scores, so the adjacent float
+        # replaces it.
         return replace(rows, labels=np.where(rows.labels == IGNORED, NEAR_IGNORED, rows.labels))
 
     def metric(self) -> Metric:
@@ -217,7 +218,7 @@ class NumberScorer:
     def scores(self) -> dict[str, float]:
         from scipy.stats import pearsonr, spearmanr
 
-        varied = np.ptp(self.said) > 0 and np.ptp(self.labels) > 0  # no correlation with a constant is defined
+        varied = np.ptp(self.said) > 0 and np.ptp(self.labels) > 0  # correlation with a constant is undefined
         return {
             "Spearman": float(spearmanr(self.said, self.labels).statistic) if varied else np.nan,
             "Pearson": float(pearsonr(self.said, self.labels).statistic) if varied else np.nan,
@@ -225,5 +226,5 @@ class NumberScorer:
         }
 
     def decisions(self) -> np.ndarray:
-        """Numbers agree where they are as near as a label's spelling usually tells."""
+        """Returns the predictions rounded to one decimal, the usual precision of labels."""
         return self.said.round(1)

@@ -1,4 +1,4 @@
-"""A tag for each word: named entities, parts of speech."""
+"""Token classification: a tag for each word, as in named-entity recognition or part-of-speech tagging."""
 
 import re
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from transformers import PreTrainedTokenizerBase
 
 from distill.checkpoint.tokenizer import check_fast
+from distill.data.batches.encode import IGNORED
 from distill.data.config import DataConfig
-from distill.data.encode import IGNORED
-from distill.data.splits import Splits
-from distill.data.tagged import OUTSIDE, Tagged, TaggedRows, encode_tagged, load_bare_words, load_tagged
+from distill.data.rows.tagged import OUTSIDE, Tagged, TaggedRows, encode_tagged, load_bare_words, load_tagged
+from distill.data.splits.labelled import Splits
 from distill.tasks.baseline import Baseline, same_for_tokens
 from distill.tasks.task import Scorer, Task
 
 
 @dataclass(frozen=True)
 class TokenClassification(Task):
-    """One tag a word. Where tags are spans (B-, I-, also E- and S-), spans are scored, else words."""
+    """One tag per word; scored by spans if the tags mark spans (B-, I-, also E- and S-), otherwise by words."""
 
     name: ClassVar[str] = "token-classification"
     head: ClassVar[str] = "ForTokenClassification"
@@ -47,9 +47,11 @@ class TokenClassification(Task):
         return all(tag == OUTSIDE or re.match(r"[BIES]-", tag) for tag in self.labels)
 
     def metric(self) -> Metric:
-        """While training a word at a time: the F1 of all tags but `O`, or the accuracy where there is none.
+        """Returns the word-level metric used in training: the F1 of all tags except `O`, or the accuracy if the tags do
+        not include `O`.
 
-        Spans are scored in the end; their F1 takes sentences, which validation doesn't keep together over processes.
+        Spans are scored only after training: span F1 needs whole sentences, which validation does not keep together
+        over processes.
         """
         if OUTSIDE not in self.labels:
             return MulticlassAccuracy(num_classes=len(self.labels), average="micro", ignore_index=IGNORED)
@@ -66,7 +68,7 @@ class TokenClassification(Task):
 
 
 class InsideF1(MulticlassF1Score):
-    """Micro F1 of every class but one."""
+    """Micro F1 over all classes except `outside`."""
 
     def __init__(self, classes: int, outside: int):
         super().__init__(num_classes=classes, average="none", ignore_index=IGNORED)
@@ -79,9 +81,9 @@ class InsideF1(MulticlassF1Score):
 
 
 class TagScorer:
-    """F1 of spans as seqeval counts them (the CoNLL script's way), and the share of words with the right tag.
+    """Span F1 as computed by seqeval (following the CoNLL script), and the share of words with the correct tag.
 
-    A word beyond the longest sequence counts as tagged `O`, or wrongly where there is no such tag.
+    A word beyond the maximum sequence length counts as tagged `O`, or as wrong if there is no such tag.
     """
 
     def __init__(self, rows: TaggedRows, names: tuple[str, ...], *, spans: bool):
@@ -111,7 +113,7 @@ class TagScorer:
         }
 
     def aligned(self, row: int) -> list[str]:
-        """A tag for every word of the sentence."""
+        """Returns a predicted tag for every word of the sentence."""
         said = [OUTSIDE if OUTSIDE in self.names else "?"] * len(self.rows.tags[row])
         for word, tag in zip(self.rows.places[row], self.said[row], strict=True):
             said[word] = tag

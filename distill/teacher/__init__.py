@@ -1,1 +1,1 @@
-"""The frozen teacher and what it says about each text."""
+"""Frozen teachers: their settings, fingerprints, and the computation of signals in one or several processes."""

@@ -1,4 +1,4 @@
-"""Which teacher, and whether it is trained on the task first."""
+"""Settings of the teacher and of its fine-tuning."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,22 +8,24 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """The model to learn from.
+    """The model to distil from.
 
     Args:
         model: A hub id or a local folder with config.json, safetensors and a tokenizer.
-        also: Further models, checkpoints like it, whose answers are mixed with its own; layers are learnt from none.
-        weights: How much each model counts, the first one's first; equally where left out.
-        mix: `weighted`, or `confidence`: in each text the surer ones count more.
-        sharpness: Of `confidence`: how much more, a nat of entropy.
-        finetune: `auto` trains it first when it has no head for the data's labels; `always`; `never` stops instead.
+        also: Further teachers, checkpoints of the same kind, whose predictions are mixed with the first one's; terms on
+            layers aren't available with them.
+        weights: Weight of each teacher, starting with `model`; equal if left out.
+        mix: `weighted`, or `confidence`, which for each text gives more weight to the more confident teachers.
+        sharpness: For `confidence`: how strongly a teacher's weight falls with its entropy, per nat.
+        finetune: `auto` fine-tunes the teacher first if it has no head for the data's labels; `always`; `never` stops
+            instead.
         probe: Fit a new head on frozen features before fine-tuning.
-        layout: How it lies on the processes: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is replicated where
-            it fits into each process's memory, else fsdp.
-        offload: FSDP keeps its weights in the CPU's memory.
-        signals: `cached` writes them once and trains without the teacher; `online` asks it in every step.
-        ranks: Processes, of those there are, that hold the teacher and nothing else: they answer about a batch while
-            the student trains on the one before. 0 lays it out on the student's.
+        layout: Distribution over the processes: replicated, fsdp=N, hsdp=RxS, tp=N, fsdp=N,tp=M; auto is replicated if
+            the teacher fits into each process's memory, else fsdp.
+        offload: With FSDP, keep the teacher's weights in CPU memory.
+        signals: `cached` computes them once and trains without the teacher; `online` runs the teacher in every step.
+        ranks: Number of the processes that hold only the teacher and compute a batch's signals while the student trains
+            on the previous batch. With 0 the teacher shares the student's processes.
     """
 
     model: str = ""

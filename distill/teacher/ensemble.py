@@ -1,4 +1,4 @@
-"""Several classifiers as one teacher: a checkpoint whose logits are those of the mixture of their answers."""
+"""Several classifiers as one teacher: a checkpoint whose logits are those of the mixture of their predictions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,20 +9,21 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from distill.losses.teachers import by_confidence, by_weight, mixture
 
-READ = (  # of the first one
+READ = (  # config fields copied from the first member
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "pad_token_id", "type_vocab_size",
     "max_position_embeddings",
 )  # fmt: skip
 
 
 class EnsembleConfig(PretrainedConfig):
-    """
+    """Configuration of an `Ensemble`.
+
     Args:
         members: Configs of the classifiers, with `model_type`.
-        weights: How much each counts.
-        mix: `weighted`, or `confidence`: in each text the surer ones count more.
-        sharpness: Of `confidence`: how much more, a nat of entropy.
-        mix_temperature: At which the answers are mixed; the logits belong to it.
+        weights: Weight of each classifier.
+        mix: `weighted`, or `confidence`, which for each text gives more weight to the more confident classifiers.
+        sharpness: For `confidence`: how strongly a classifier's weight falls with its entropy, per nat.
+        mix_temperature: Temperature at which the predictions are mixed; the logits are valid at it.
     """
 
     model_type = "stillroom-ensemble"
@@ -42,7 +43,7 @@ class EnsembleConfig(PretrainedConfig):
 
 
 class Ensemble(PreTrainedModel):
-    """Classifiers that read the same inputs and have the same labels in the same order."""
+    """Classifiers with the same inputs and the same labels in the same order."""
 
     config_class = EnsembleConfig
     base_model_prefix = "members"
@@ -55,7 +56,7 @@ class Ensemble(PreTrainedModel):
 
     @classmethod
     def of(cls, models: Sequence[PreTrainedModel], **settings: Any) -> "Ensemble":
-        """The models as one; `settings` are those of `EnsembleConfig`."""
+        """Builds an ensemble with the models' weights; `settings` are those of `EnsembleConfig`."""
         first = models[0].config
         read = {name: getattr(first, name) for name in READ if hasattr(first, name)}
         config = EnsembleConfig(
@@ -72,7 +73,7 @@ class Ensemble(PreTrainedModel):
         return SequenceClassifierOutput(logits=self.mixed(answers))
 
     def mixed(self, answers: Sequence[Tensor]) -> Tensor:
-        """[batch, classes]"""
+        """Returns the logits of the mixture, [batch, classes]."""
         own = self.config
         if own.mix == "confidence":
             shares = by_confidence(answers, own.weights, sharpness=own.sharpness)
@@ -81,10 +82,10 @@ class Ensemble(PreTrainedModel):
         return mixture(answers, shares, temperature=own.mix_temperature)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Members are never without weights of their own."""
+        """Does nothing, because members always have weights of their own."""
 
 
 def register() -> None:
-    """Lets the auto classes of this process load an ensemble."""
+    """Registers the ensemble with the auto classes of this process."""
     AutoConfig.register(EnsembleConfig.model_type, EnsembleConfig, exist_ok=True)
     AutoModelForSequenceClassification.register(EnsembleConfig, Ensemble, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A teacher in memory, asked batch by batch."""
+"""A teacher in memory that computes signals batch by batch."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,32 +8,32 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.answers import logits_of
-from distill.attention import Vectors, attention_maps, watching
+from distill.checkpoint.outputs import find_logits
 from distill.errors import InputError
-from distill.generation import generate
-from distill.inputs import INPUTS, model_inputs
-from distill.pooling import PooledModel
-from distill.teacher.load import frozen
-from distill.words import asked_words
+from distill.models.attention import Vectors, attention_maps, watching
+from distill.models.generation import generate
+from distill.models.inputs import INPUTS, model_inputs
+from distill.models.output_head import restrict_logits
+from distill.models.sentence_encoder import PooledModel
+from distill.teacher.fingerprint import frozen
 
-ASKED = (*INPUTS, "positions", "position_ids", "documents")  # of a batch, all that decides an answer
+TEACHER_INPUTS = (*INPUTS, "positions", "position_ids", "documents")  # fields of a batch that determine the outputs
 ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
 
 
 class OnlineTeacher:
-    """Answers with the tensors asked for, of: logits, hidden, relations, embedding, generated.
+    """A teacher that computes the requested tensors among logits, hidden, relations, embedding and generated.
 
-    It is no submodule of anything: optimizers, checkpoints and gradient synchronisation must not see it.
+    It is no submodule of any module, because optimizers, checkpoints and gradient synchronization must not see it.
 
     Args:
-        model: The teacher; frozen here.
-        answers: Names of the tensors.
-        new_tokens: Most tokens of a generated sequence.
-        temperature: Of generation; 0 takes the likeliest token.
-        seed: Of generation; each prompt has its own stream, whatever it is in a batch with.
-        device: Batches are moved there, and the teacher is already set up for it; left out, it moves to where the batch
-            is.
+        model: The teacher; it is frozen here.
+        answers: Names of the requested tensors.
+        new_tokens: Maximum length of a generated sequence.
+        temperature: Temperature of the generation; 0 decodes greedily.
+        seed: Seed of the generation; each prompt has its own random stream, independent of its batch.
+        device: Device to which batches are moved, with the teacher already on it; if left out, the teacher is moved to
+            the device of the batch.
     """
 
     def __init__(
@@ -52,19 +52,23 @@ class OnlineTeacher:
         self.model, self.answers = frozen(model), tuple(answers)
         self.new_tokens, self.temperature, self.seed = new_tokens, temperature, seed
         if "relations" in answers:
-            attention_maps(model)  # raises where there are none
+            attention_maps(model)  # raises if the model has none
         self.device = device
 
     @torch.no_grad()
     def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Answers about a padded batch.
+        """Computes the requested tensors of a padded batch.
 
         Returns:
-            logits [batch, classes] or [batch, length, classes], of a vocabulary of which only some `positions` are
-            asked about [positions, vocabulary], those of one sample after the other's; hidden (layers + 1) x
-            [batch, length, width]; relations layers x (query, key, value), each [batch, length, width]; embedding
-            [batch, width], what a sentence encoder answers, and of any other model the mean of the last layer over the
-            tokens; generated (ids, log-probabilities), a [tokens] tensor a sample each.
+            logits [batch, classes] or [batch, length, classes], or [positions, vocabulary], sample by sample, if only
+                some
+            `positions` of a vocabulary are requested; hidden (layers + 1) x [batch, length, width]; relations layers x
+                (query,
+            key, value), each [batch, length, width]; embedding [batch, width], the output of a sentence encoder, or for
+                any
+            other model the mean of the last layer over the tokens; generated (ids, log-probabilities), each with a
+                [tokens]
+            tensor per sample.
         """
         device = self.device or batch["input_ids"].device
         batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
@@ -81,10 +85,10 @@ class OnlineTeacher:
         deep = "hidden" in self.answers or "embedding" in self.answers
         asked = "relations" in self.answers
         watched: AbstractContextManager[list[Vectors]] = watching(self.model) if asked else nullcontext([])
-        words = asked_words(self.model, batch) if "positions" in batch else nullcontext()
+        words = restrict_logits(self.model, batch) if "positions" in batch else nullcontext()
         with watched as caught, words:
             found = self.model(**model_inputs(self.model, batch), output_hidden_states=deep)
-        said = logits_of(found)
+        said = find_logits(found)
         out: dict[str, Any] = {"logits": said} if said is not None else {}
         if "hidden" in self.answers:
             out["hidden"] = found.hidden_states
@@ -98,7 +102,7 @@ class OnlineTeacher:
         return out
 
     def generate(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Goes on after each prompt until the end token, which is kept, or `new_tokens`."""
+        """Continues each prompt up to and including the end token, or for `new_tokens`."""
         prompts = [ids[mask] for ids, mask in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)]
         settings = {"new_tokens": self.new_tokens, "temperature": self.temperature, "seed": self.seed}
         return generate(self.model, prompts, **settings).rows()  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A teacher on processes of its own: what crosses between them and the students' processes, and who asks whom."""
+"""A teacher on processes of its own, and its communication with the students' processes."""
 
 import math
 import pickle
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distill.teacher.online import ASKED
+from distill.teacher.online import TEACHER_INPUTS
 
 
 @dataclass(frozen=True)
 class Bridge:
-    """Joins `students` processes, which come first in `group`, to `teachers` processes.
+    """Connects `students` processes, which come first in `group`, with `teachers` processes.
 
     Args:
-        group: A gloo group of all of them that nothing else uses; what crosses it lies in the CPU's memory.
-        rank: This process's place in it.
-        students, teachers: How many of each there are.
+        group: A gloo group of all of them that nothing else uses; tensors are sent from CPU memory.
+        rank: This process's rank in the group.
+        students, teachers: Number of processes of each kind.
     """
 
     group: Any
@@ -30,15 +30,15 @@ class Bridge:
     teachers: int
 
     def teacher(self) -> "RemoteTeacher":
-        """The one that this student's process asks."""
+        """Returns the teacher that this student process queries."""
         return RemoteTeacher(self, self.students + self.rank % self.teachers)
 
     def pupils(self) -> list[int]:
-        """The students' processes that this teacher's process answers."""
+        """Returns the ranks of the student processes that this teacher process serves."""
         return list(range(self.rank - self.students, self.students, self.teachers))
 
     def send(self, value: Any, to: int) -> None:
-        """Any nest of tensors and plain values; returns when the memory may be used again."""
+        """Sends any nested structure of tensors and plain values; returns when the memory may be reused."""
         leaves, form = pytree.tree_flatten(value)
         tensors = [leaf.detach().cpu().contiguous() for leaf in leaves if isinstance(leaf, Tensor)]
         rest = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
@@ -49,7 +49,7 @@ class Bridge:
             self._put(tensor.reshape(-1).view(torch.uint8), to)
 
     def receive(self, source: int) -> Any:
-        """What the process `source` sends next; waits for it as long as it takes."""
+        """Returns the next message of the process `source`, waiting for it as long as necessary."""
         head = self._get(int(self._get(8, source).view(torch.int64)), source)
         form, rest, shapes = pickle.loads(head.numpy().tobytes())
         places = iter(shapes)
@@ -72,9 +72,10 @@ class Bridge:
 
 
 class RemoteTeacher:
-    """Asked like a teacher in memory; threads that ask at once wait for each other.
+    """Client of a teacher in another process, called like a teacher in memory; concurrent threads wait for each other.
 
-    Given to a data module as its `signals`, it is asked ahead: it works while the students train on the batch before.
+    As the `signals` of a data module it is called ahead: the teacher computes while the students train on the previous
+    batch.
     """
 
     def __init__(self, bridge: Bridge, rank: int):
@@ -82,17 +83,17 @@ class RemoteTeacher:
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
         with self.lock:
-            self.bridge.send({name: batch[name] for name in ASKED if name in batch}, self.rank)
+            self.bridge.send({name: batch[name] for name in TEACHER_INPUTS if name in batch}, self.rank)
             return self.bridge.receive(self.rank)
 
     def finish(self) -> None:
-        """Lets the teacher go."""
+        """Notifies the teacher's process that no further batches follow."""
         with self.lock:
             self.bridge.send(None, self.rank)
 
 
 def serve(bridge: Bridge, answer: Callable[[Mapping[str, Tensor]], Mapping[str, Any]]) -> int:
-    """Answers this process's pupils, each in its turn, until all have finished; returns the number of answers."""
+    """Serves this process's students, one after the other, until all have finished; returns the number of batches."""
     pupils, answered = bridge.pupils(), 0
     while pupils:
         for pupil in list(pupils):

@@ -1,4 +1,4 @@
-"""A teacher that lies on several processes, each of which asks it about samples of its own."""
+"""A teacher sharded across processes, each of which requests signals of its own samples."""
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
@@ -9,18 +9,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from distill.teacher.online import ASKED
+from distill.teacher.online import TEACHER_INPUTS
 
 Ask = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
 
 
 class SharedTeacher:
-    """Answers in rounds, in which every process that holds a part of the same copy takes part.
+    """A sharded teacher that computes in rounds, in which every process that holds a part of the same copy takes part.
 
-    Processes among which weights are cut (`fsdp`) ask at the same time, each about its own batch. Those that share
-    every product or follow one another (`tp`, `pp`) take turns: a batch is sent to all of them, and computed once
-    where several ask the same. A process that has nothing more to ask calls `finish`, so that the others aren't left
-    waiting for its part of the weights.
+    Processes that shard the weights (`fsdp`) run the teacher at the same time, each on its own batch. Those that split
+    every product or form a pipeline (`tp`, `pp`) take turns: a batch is sent to all of them, and computed once if
+    several request the same one. A process without further batches calls `finish`, so that the others don't wait
+    forever for its part of the weights.
 
     Args:
         ask: The teacher on this process: an `OnlineTeacher` of a model laid out on `mesh`, or a `PipelineForward`.
@@ -35,21 +35,21 @@ class SharedTeacher:
         self.row = dist.get_rank(self.copy) // dist.get_world_size(self.turns)
 
     def __call__(self, batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """The teacher's answer about a padded batch; the others' batches may be of other sizes."""
+        """Returns the teacher's outputs for a padded batch; the other processes' batches may have other sizes."""
         answer = self.round(batch)
         assert answer is not None
         return answer
 
     def finish(self) -> None:
-        """Answers the others' questions until every process of the copy has called it."""
+        """Takes part in the other processes' rounds until every process of the copy has called it."""
         while self.round(None) is not None:
             pass
 
     @torch.no_grad()
     def round(self, batch: Mapping[str, Tensor] | None) -> Mapping[str, Any] | None:
-        """At most one question a process; None when nobody has any."""
+        """Runs one round with at most one batch per process; returns None if no process has a batch."""
         size = dist.get_world_size(self.turns)
-        # Where each process has a turn of its own nobody can ask the same as another.
+        # Duplicates are detected only among processes that take turns; a lone process needs no digest.
         name = None if batch is None else digest(batch) if size > 1 else "own"
         names = gathered(name, self.copy)
         if not any(names):
@@ -62,7 +62,7 @@ class SharedTeacher:
         return answers[name] if name is not None else {}
 
     def sent(self, batch: Mapping[str, Tensor] | None, turn: int) -> Mapping[str, Tensor]:
-        """The batch of the process whose turn it is; of one without a question, the smallest that a model reads."""
+        """Returns the batch of the process whose turn it is, or the smallest valid batch if that process has none."""
         box = [{name: value for name, value in (batch or idle()).items() if isinstance(value, Tensor)}]
         if dist.get_world_size(self.turns) > 1:
             dist.broadcast_object_list(box, group=self.turns, group_src=turn)
@@ -80,9 +80,9 @@ def gathered(value: str | None, group: dist.ProcessGroup) -> list[str | None]:
 
 
 def digest(batch: Mapping[str, Tensor]) -> str:
-    """A name that two batches share when the teacher sees the same in them."""
+    """Returns a hash that two batches share if the teacher's inputs are the same in both."""
     total = blake2b(digest_size=16)
-    for name in ASKED:
+    for name in TEACHER_INPUTS:
         if name in batch:
             total.update(f"{name}:{tuple(batch[name].shape)}".encode())
             total.update(batch[name].detach().cpu().contiguous().numpy().tobytes())

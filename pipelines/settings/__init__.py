@@ -1,1 +1,1 @@
-"""Settings as they come in: YAML files, the words of a command line, and the rules that refuse them before torch."""
+"""Settings of the commands: YAML files, command lines, and the checks that run before torch is imported."""

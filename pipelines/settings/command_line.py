@@ -1,4 +1,4 @@
-"""The words of a command line: each flag is spelt in full, given once and has its value."""
+"""Parsing of command lines: flags are written in full, given at most once, and each has a value."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ HELP = ("-h", "--help")
 
 
 def full_flag(word: str, short: Mapping[str, str]) -> str:
-    """`--batch-size=8` -> `--train.batch_size=8`."""
+    """Expands a flag to its full name: `--batch-size=8` -> `--train.batch_size=8`."""
     if not word.startswith("--") or word == "--":
         return word
     name, equals, value = word[2:].partition("=")
@@ -23,7 +23,7 @@ def full_flag(word: str, short: Mapping[str, str]) -> str:
 
 
 def switched(words: Sequence[str], fields: Mapping[str, Any]) -> list[str]:
-    """What is yes or no needs no value: `--dry_run --output x` -> `--dry_run=true --output x`."""
+    """Adds the value to boolean flags given without one: `--dry_run --output x` -> `--dry_run=true --output x`."""
     return [
         f"{word}=true" if is_switch(fields.get(word.removeprefix("--"))) and after.startswith("--") else word
         for word, after in zip_longest(words, words[1:], fillvalue="--")
@@ -31,17 +31,17 @@ def switched(words: Sequence[str], fields: Mapping[str, Any]) -> list[str]:
 
 
 def is_switch(kind: Any) -> bool:
-    """Whether a setting's type is yes or no, or one of these and something else."""
+    """Returns whether a setting's type is bool, or a union that contains bool."""
     return kind is bool or bool in get_args(kind)
 
 
 def split_words(
     argv: Sequence[str], fields: Mapping[str, Any], short: Mapping[str, str], prog: str
 ) -> tuple[list[str], list[str]]:
-    """(words of settings, spelt in full; names of the config files, in their order).
+    """Returns (arguments with full flag names, names of the config files in the order given).
 
     Raises:
-        InputError: A flag that isn't known, in full or by a short name; one that is given twice or has no value.
+        InputError: A flag is unknown under both its full and its short name, is given twice, or has no value.
     """
     words = switched([full_flag(word, short) for word in argv], fields)
     rest: list[str] = []
@@ -81,15 +81,15 @@ def split_words(
 
 
 def nearest(name: str, fields: Mapping[str, Any], short: Mapping[str, str]) -> str:
-    """The flag that is spelt most like `name`, a short name in full."""
+    """Returns the full name of the known flag whose spelling is closest to `name`."""
     near = difflib.get_close_matches(name, [*fields, *short, CONFIG], 1, cutoff=0)[0]
     return short.get(near, near)
 
 
 def replace_words(words: Sequence[str], more: Sequence[str], short: Mapping[str, str]) -> list[str]:
-    """`words` with `more` after them, without those flags of `words` that are in `more` as well.
+    """Returns `words` followed by `more`, without the flags of `words` that `more` contains too.
 
-    A command line gives each flag once; this is for whoever changes one that is there.
+    A command line may contain each flag only once; use this function to override a flag.
     """
     pairs = [pair for part in (words, more) for pair in flags_of(part)]
     last = {name_of(pair, short): i for i, pair in enumerate(pairs)}
@@ -100,7 +100,7 @@ def replace_words(words: Sequence[str], more: Sequence[str], short: Mapping[str,
 
 
 def flags_of(words: Sequence[str]) -> list[list[str]]:
-    """Each flag with its value, where that is a word of its own."""
+    """Returns each flag together with its value, if the value is a separate argument."""
     found: list[list[str]] = []
     for word in words:
         if word.startswith("--") or not found or len(found[-1]) > 1 or "=" in found[-1][0]:

@@ -1,4 +1,4 @@
-"""What config.json says of a local checkpoint, read as JSON: enough to refuse a run before torch is imported."""
+"""Facts from a local checkpoint's config.json, read as JSON, for checks before torch is imported."""
 
 import json
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from distill.tasks.names import task_of_head
 class ModelFacts:
     """A checkpoint's config.json.
 
-    Where a key that would be needed isn't there, transformers has a default for it, and what depends on it is None: it
-    is checked once the config is loaded.
+    If a key is absent, transformers has a default for it. Properties that depend on such a key are None, and are
+    checked after the config has been loaded.
     """
 
     name: str
@@ -32,20 +32,21 @@ class ModelFacts:
 
     @property
     def labels(self) -> int | None:
-        """How many its head has."""
+        """Number of labels of the head; None if unknown."""
         names, count = self.config.get("id2label"), self.config.get("num_labels")
         return len(names) if isinstance(names, dict) else count if isinstance(count, int) else None
 
     @property
     def task(self) -> str:
-        """What it was trained for; empty for a pre-trained body, and where that isn't sure."""
+        """Task that the model was trained for; empty for a pre-trained model without a head, or if ambiguous."""
         problem = self.config.get("problem_type")
         return task_of_head(self.architectures, problem if isinstance(problem, str) else None, self.labels)
 
     def check_family(self) -> None:
-        """
+        """Checks that students can be built from this architecture.
+
         Raises:
-            InputError: A family of which no student can be built.
+            InputError: No student can be built from this family of models.
         """
         if isinstance(self.config.get("model_type"), str) and "auto_map" not in self.config:
             with suppress(AttributeError):
@@ -53,7 +54,7 @@ class ModelFacts:
 
     @property
     def sizes(self) -> Sizes | None:
-        """Its sizes, where its family is known here."""
+        """Sizes of the model; None if its family isn't supported or a size is unknown."""
         own = SimpleNamespace(**self.config)
         if self.config.get("model_type") not in FAMILIES or "auto_map" in self.config:
             return None
@@ -65,13 +66,13 @@ class ModelFacts:
         except (AttributeError, TypeError, ZeroDivisionError):
             return None
         whole = all(isinstance(size, int) for size in (sizes.hidden, sizes.heads, sizes.ffn))
-        return sizes if whole else None  # which the config's class refuses, by name
+        return sizes if whole else None  # the config's class reports the wrong size by name
 
 
 def read_facts(model: str) -> ModelFacts | None:
-    """The facts of a checkpoint on this machine; None of one that isn't here, or whose config says nothing.
+    """Returns the facts of a local checkpoint; None if it isn't on this machine or its config can't be read.
 
-    What is wrong with it is said by whoever loads it.
+    Errors in the checkpoint are reported by the function that loads it.
     """
     try:
         folder = local_folder(model)
@@ -82,7 +83,7 @@ def read_facts(model: str) -> ModelFacts | None:
 
 
 def local_folder(model: str) -> Path | None:
-    """Folder of a checkpoint on this machine, or in an installed package."""
+    """Returns the folder of a checkpoint on this machine or in an installed package."""
     if model.startswith(PACKAGE):
-        return in_package(model, "model")  # raises a ValueError where there is no such package
+        return in_package(model, "model")  # raises a ValueError if there is no such package
     return Path(model) if Path(model).is_dir() else None

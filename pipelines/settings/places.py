@@ -1,4 +1,4 @@
-"""Checkpoints and data on this machine are there and can be read; a hub id is left to whoever asks the hub."""
+"""Checks that local checkpoints and data exist and can be read; hub ids are checked when they are downloaded."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,10 +9,10 @@ from distill.errors import InputError
 
 
 def check_models(models: Iterable[tuple[str, str]]) -> None:
-    """Checks (role, name) of checkpoints: those on this machine describe a model and have its files.
+    """Checks local checkpoints, given as (role, name): they describe a model and contain its files.
 
     Raises:
-        InputError: A path where nothing is, or no checkpoint.
+        InputError: A path doesn't exist, or isn't a checkpoint.
     """
     for role, name in models:
         there = is_there(name, role)
@@ -26,16 +26,17 @@ def check_models(models: Iterable[tuple[str, str]]) -> None:
 
 
 def is_path(name: str) -> bool:
-    """Whether a name can't be one of the hub's, which are of one or two parts."""
+    """Returns whether a name can't be a hub id; hub ids have one or two parts."""
     if name.startswith(PACKAGE):
         return False
     return name.startswith(("/", ".")) or name.endswith("/") or name.count("/") > 1
 
 
 def is_there(path: str, role: str) -> bool:
-    """
+    """Returns whether a path exists.
+
     Raises:
-        InputError: A name that no file can have, or a folder on the way that may not be read.
+        InputError: The name is invalid as a file name, or a parent folder can't be accessed.
     """
     try:
         return Path(path).exists()
@@ -44,14 +45,15 @@ def is_there(path: str, role: str) -> bool:
 
 
 def check_data(path: str, subset: str | None = None) -> None:
-    """
+    """Checks that data given as a local path exist.
+
     Raises:
-        InputError: A path where nothing is.
+        InputError: The path doesn't exist.
     """
     place = Path(path)
     if is_there(path, "data"):
         return
-    from distill.data.source import READERS, read_splits
+    from distill.data.sources.tables import READERS, read_splits
 
     if place.is_absolute() or path.startswith(".") or place.suffix in READERS:
         read_splits(path, subset)

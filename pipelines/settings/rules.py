@@ -1,37 +1,39 @@
-"""Every rule that refuses a run before torch is imported, in the order in which they are read.
+"""The checks of a run before torch is imported, in the order in which they run.
 
-Rules on one setting stand beside it, in `__post_init__`. Those here need several settings, the machine, or what
-config.json says of the models. Where that isn't enough, the checks that follow once the models' configs are loaded
-decide.
+Checks of a single setting are in `__post_init__` of its dataclass. The checks here need several settings, facts about
+the machine, or the models' config.json. Anything that these can't decide is checked once the models' configs are
+loaded.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from distill.errors import InputError
-from distill.layout import Layout, fitting
-from distill.losses.config import LayerSizes, check_part, lessons
+from distill.losses.config import LayerSizes, check_part, match_layers
+from distill.parallel.layout import Layout, fitting
 from distill.student.family import ENCODERS
-from distill.student.spec import BLOCKS, Sizes, check_spec, is_relative, read, resolve
-from distill.tasks.names import LANGUAGE, PROBLEMS, WORDS, kept_of_task
-from pipelines.config import DistillConfig
-from pipelines.layouts import Layouts, check_layouts, texts_of
-from pipelines.settings.machine import check_machine
+from distill.student.spec import BLOCKS, Sizes, check_spec, is_relative, parse_spec, resolve
+from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, PROBLEMS, default_signal
+from pipelines.settings.combinations import check_together
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.layouts import Layouts, check_layouts, texts_of
+from pipelines.settings.machine_facts import check_machine
 from pipelines.settings.model_facts import ModelFacts, read_facts
 from pipelines.settings.places import check_data, check_models, is_there
-from pipelines.settings.together import check_together
-from pipelines.tasks import check_task_fits, with_task
+from pipelines.settings.schemes import check_processor
+from pipelines.settings.task_settings import check_task_fits, with_task
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a run before torch is imported.
+    """Facts about a run that are known before torch is imported.
 
     Args:
-        config: Its settings; with those of its task, where that is known.
-        processes: That it is for.
-        teacher, student: Checkpoints on this machine; no student where it is built from the teacher.
-        task: Empty where only the data tell it.
+        config: Settings of the run; includes the defaults of its task if the task is known.
+        processes: Number of processes of the run.
+        teacher: Facts of the teacher; None if it isn't on this machine.
+        student: Facts of the student; None if it isn't on this machine, or is built from the teacher.
+        task: Task of the run; empty if only the data determine it.
     """
 
     config: DistillConfig
@@ -46,9 +48,10 @@ class Known:
 
     @property
     def student_sizes(self) -> Sizes | None:
-        """
+        """Sizes of the student; None if unknown.
+
         Raises:
-            InputError: Sizes that no student of the teacher can have.
+            InputError: No student of the teacher can have the requested sizes.
         """
         spec, teacher = self.config.student.spec, self.teacher_sizes
         if not is_relative(spec):
@@ -57,13 +60,14 @@ class Known:
             return teacher
         if self.teacher is not None:
             self.teacher.check_family()
-        return None if teacher is None or read(spec).preset in BLOCKS else resolve(spec, teacher)
+        return None if teacher is None or parse_spec(spec).preset in BLOCKS else resolve(spec, teacher)
 
 
-def refuse(config: DistillConfig, processes: int) -> None:
-    """
+def check_run(config: DistillConfig, processes: int) -> None:
+    """Checks that a run is possible, as far as this is known without torch.
+
     Raises:
-        InputError: A run that can't be, for the first of `RULES` that says so.
+        InputError: One of `RULES` is violated; the first one is reported.
     """
     check_spec(config.student.spec)
     teacher = read_facts(config.teacher.model)
@@ -77,12 +81,17 @@ def refuse(config: DistillConfig, processes: int) -> None:
         rule(known)
 
 
+def check_integers(known: Known) -> None:
+    """Checks that files with 8-bit weights can be verified on this processor."""
+    check_processor(known.config)
+
+
 def check_machine_settings(known: Known) -> None:
     check_machine(known.config.machine.accelerator, known.config.machine.precision)
 
 
 def check_places(known: Known) -> None:
-    """Checkpoints and data that are paths are there."""
+    """Checks that checkpoints and data given as local paths exist."""
     config = known.config
     named = [("teacher", config.teacher.model), *(("teacher", name) for name in config.teacher.also)]
     check_models([*named, *([] if is_relative(config.student.spec) else [("student", config.student.spec)])])
@@ -94,7 +103,10 @@ def check_places(known: Known) -> None:
 
 
 def check_layout_settings(known: Known) -> None:
-    """Layouts fit the processes and the models, as far as sizes don't decide them; and what goes with layouts."""
+    """Checks that the layouts fit the processes and the models, and the settings that depend on layouts.
+
+    Layouts that depend on the models' sizes in memory are not checked here.
+    """
     texts = texts_of(known.config, known.processes)
     found = {each.whose: each.parsed() for each in texts}
     for each, sizes in zip(texts, (known.teacher_sizes, known.student_sizes, known.teacher_sizes), strict=True):
@@ -109,14 +121,14 @@ def check_layout_settings(known: Known) -> None:
 
 
 def check_head(known: Known) -> None:
-    """The teacher was trained for no other task, and a language model has its head for words already."""
+    """Checks that the teacher was trained for the task, and that language models have their language-modelling head."""
     own = known.teacher.task if known.teacher is not None else ""
     if own and known.task and alike(own) != alike(known.task):
         raise InputError(
             f"--task {known.task}: the teacher {known.config.teacher.model!r} was trained for {own}: its outputs have "
             "another meaning"
         )
-    ends = WORDS.get(known.task)
+    ends = LANGUAGE_HEADS.get(known.task)
     for facts in (known.teacher, known.student):
         if ends and facts is not None and not any(name.endswith(ends) for name in facts.architectures):
             raise InputError(
@@ -126,33 +138,37 @@ def check_head(known: Known) -> None:
 
 
 def alike(task: str) -> str:
-    """A task with the same head."""
+    """Returns a task that has the same kind of head."""
     return "text-classification" if task in PROBLEMS.values() else task
 
 
 def check_task(known: Known) -> None:
-    """The task has what is asked for."""
+    """Checks that the task supports the settings."""
     config, task = known.config, known.task
     if not task:
         return
     check_task_fits(config, task)
-    kept = kept_of_task(task) if config.keep.signals == "auto" else config.keep.signals
+    kept = default_signal(task) if config.keep.signals == "auto" else config.keep.signals
     if task in LANGUAGE and config.teacher.signals == "cached" and kept != "logits":
         check_part(config.loss, kept)
 
 
 def check_terms(known: Known) -> None:
-    """The layers that the loss reads are there, of an encoder: its vectors are all as wide as its states."""
+    """Checks that the models have the layers that the loss refers to.
+
+    Only encoders are checked whose feature vectors all have the width of their hidden states.
+    """
     sizes = known.teacher_sizes, known.student_sizes
     kinds = [facts.config.get("model_type") for facts in (known.teacher, known.student) if facts is not None]
     if None in sizes or not known.task or known.task == "sentence-embedding" or not {*kinds} <= {*WIDE}:
         return
     teacher, student = (LayerSizes(len(each.layers), each.hidden, each.heads) for each in sizes if each is not None)
-    lessons(known.config.loss, student, teacher)
+    match_layers(known.config.loss, student, teacher)
 
 
 WIDE = tuple(kind for kind in ENCODERS if kind != "mobilebert")
 RULES: tuple[Callable[[Known], None], ...] = (
+    check_integers,
     check_machine_settings,
     check_places,
     check_layout_settings,

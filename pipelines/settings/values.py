@@ -1,4 +1,4 @@
-"""Rules for one setting by itself, whichever command it belongs to."""
+"""Checks of single settings that apply to all commands."""
 
 import math
 import os
@@ -7,26 +7,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from distill.errors import InputError
-from pipelines.machine import cores
+from pipelines.settings.this_machine import cores
 
-# Settings that hold a path: `~` in them is the home folder, also where a shell leaves it alone, as in --output=~/runs.
+# Settings that contain a path: `~` is expanded, because shells don't expand it in arguments such as --output=~/runs.
 PATHS = frozenset(
     (
         "output", "run", "cache", "model", "teacher", "student", "data", "include", "teacher.model", "teacher.also",
         "student.spec", "data.path", "data.unlabelled", "general.data", "chat.template", "machine.strategy",
     )
 )  # fmt: skip
-# Numbers that YAML reads as others than a person does: 010 as 8, and 1:30 as 90.
+# Numbers that YAML reads in an unexpected way: 010 as 8, and 1:30 as 90.
 MISREAD = re.compile(r"[+-]?(0[0-7_]+|\d[\d_]*(:[0-5]?\d)+(\.\d*)?)")
-A_CORE = 4  # threads or processes that may share one: more only wait for one another
-ALWAYS = 16  # so many may be asked for on any machine
+A_CORE = 4  # maximum threads or processes per core: more would only wait for one another
+ALWAYS = 16  # number that is accepted on any machine
 
 
 def settle_value(name: str, value: Any) -> Any:
-    """The value of the setting called `name`, a path with its home folder written out.
+    """Returns the value of the setting called `name`, with `~` in paths expanded.
 
     Raises:
-        InputError: A home folder that isn't there, a number that isn't finite, or more threads than make sense here.
+        InputError: The home folder doesn't exist, a number isn't finite, or more threads or processes are requested
+            than are useful on this machine.
     """
     if name in PATHS:
         return tuple(home(name, each) for each in value) if isinstance(value, tuple) else home(name, value)
@@ -41,7 +42,7 @@ def home(name: str, path: Any) -> Any:
         return path
     if "\0" in path:
         raise InputError(f"{name} {path!r}: expected a path, found a null character in it")
-    full = os.path.expanduser(path)  # noqa: PTH111, a hub id or a spec must stay as it is written
+    full = os.path.expanduser(path)  # noqa: PTH111, a hub id or a spec must stay as written
     if full.startswith("~"):
         raise InputError(f"{name} {path!r}: there is no home folder of that name; write ./{path} for a file called so")
     return full
@@ -70,9 +71,10 @@ def check_finite(name: str, value: Any) -> None:
 
 
 def check_written(where: str, kind: Any, text: str) -> None:
-    """
+    """Checks that YAML reads a number as the decimal number it looks like.
+
     Raises:
-        InputError: A number is written in a way that YAML reads as another one.
+        InputError: YAML reads the number differently.
     """
     if kind in (int, float, float | None) and MISREAD.fullmatch(text):
         raise InputError(f"{where}: expected a decimal number, found {text!r}, which YAML reads as another one")

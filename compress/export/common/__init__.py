@@ -1,0 +1,1 @@
+"""Code shared by all export targets: target names, the source model, comparison of products."""

@@ -1,0 +1,47 @@
+"""Predictions derived from logits, by kind of model: a class, several labels, a number, a span, a vector."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+Kind = Literal["class", "labels", "number", "span", "vector"]
+NUMBER = 0.01  # share of the expected numbers' range: numbers at most this far apart agree
+COSINE = 0.999  # smallest cosine similarity of vectors that agree
+
+
+def kind_of(model: Any) -> Kind:
+    """Returns the kind of a model's predictions, determined by its class and config."""
+    name, config = type(model).__name__, model.config
+    if name.endswith("QuestionAnswering"):
+        return "span"
+    if name == "PooledModel":
+        return "vector"
+    if getattr(config, "problem_type", None) == "multi_label_classification":
+        return "labels"
+    one = name.endswith("SequenceClassification") and config.num_labels == 1
+    return "number" if one or getattr(config, "problem_type", None) == "regression" else "class"
+
+
+def predictions_agree(kind: Kind, found: np.ndarray, expected: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns which predictions agree.
+
+    Args:
+        kind: Kind of the model.
+        found, expected: Logits [rows, classes]; a row is a text, or a token of a text.
+        lengths: Tokens of each text [texts], which split the rows into texts for spans; ignored for other kinds.
+
+    Returns:
+        [predictions] bool: one per row; for spans the start and the end of each text.
+    """
+    if kind == "labels":
+        return ((found > 0) == (expected > 0)).all(-1)
+    if kind == "number":
+        return np.abs(found - expected).max(-1) <= NUMBER * max(float(np.ptp(expected)), 1e-9)
+    if kind == "vector":
+        norms = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
+        return (found * expected).sum(-1) >= COSINE * np.maximum(norms, 1e-12)
+    if kind == "span":
+        ends = np.cumsum(lengths)[:-1]
+        pairs = zip(np.split(found, ends), np.split(expected, ends), strict=True)
+        return np.concatenate([own.argmax(0) == other.argmax(0) for own, other in pairs])
+    return found.argmax(-1) == expected.argmax(-1)

@@ -1,0 +1,65 @@
+"""The model to export, and the reference it is compared with."""
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.export.common.huggingface import TorchModel, input_names
+from compress.export.common.rows import Layer, layers_of
+from compress.quantize.prepare import Rounding, requantize
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to export.
+
+    Args:
+        model: In float32 and eval mode; with a rounding its weights are on their grids.
+        tokenizer: Its tokenizer.
+        rounding: Schemes, scales and grids it is deployed with; None for a model that isn't quantized.
+        reduced: Whether ONNX Runtime's own int8 of a model that isn't quantized uses 7-bit weights.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    rounding: Rounding | None = None
+    reduced: bool = False
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the model's inputs, each [batch, length] int64."""
+        return input_names(self.model.config)
+
+    @property
+    def longest(self) -> int:
+        """Longest text in tokens that the model's positions and the tokenizer's limit allow."""
+        config = self.model.config
+        most = int(getattr(config, "max_position_embeddings", 512))
+        first = (config.pad_token_id or 0) + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
+        return min(most - first, self.tokenizer.model_max_length)
+
+    @property
+    def in_7_bits(self) -> bool:
+        """Whether weights have 7 bits for processors whose products saturate."""
+        schemes = [each.scheme for each in (self.rounding or {}).values() if each.scheme is not None]
+        return self.reduced or any(scheme.bits == 7 for scheme in schemes)
+
+    @cached_property
+    def layers(self) -> dict[str, Layer]:
+        """Quantized weights by layer name."""
+        return layers_of(self.model, self.rounding or {})
+
+    @cached_property
+    def reference(self) -> PreTrainedModel:
+        """The model with the quantized arithmetic it was trained with."""
+        made = copy.deepcopy(self.model).eval()
+        if self.rounding is not None:
+            requantize(made, self.rounding)
+        return made
+
+    @cached_property
+    def runner(self) -> TorchModel:
+        """The reference with the interface of the other runtimes."""
+        return TorchModel.of(self.reference)

@@ -1,0 +1,228 @@
+"""Export formats and targets: the runtime of each format, and the schemes it doesn't support."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+from compress.errors import CompressError
+from compress.quantize.schemes import SCHEMES, schemes_named
+
+FLOAT = "fp32"
+PRECISIONS = (FLOAT, "int8", "int4", "fp8")
+EXTRAS = {  # formats whose library is this package's extra of the same name -> module to import
+    "openvino": "openvino",
+    "executorch": "executorch",
+    "litert": "litert_torch",
+    "compressed-tensors": "compressed_tensors",
+}
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format.
+
+    Args:
+        name: Name in the settings.
+        runtime: Runtime that executes it.
+        floats, rounded: Whether it supports models that aren't quantized, and those that are.
+        tolerance: Largest difference of a float model's logits, which may come from another order of sums only.
+        saturates: Whether its runtime saturates byte products on x86 processors without VNNI.
+        refuses: Unsupported scheme -> reason.
+    """
+
+    name: str
+    runtime: str
+    floats: bool = True
+    rounded: bool = True
+    tolerance: float = 1e-3
+    saturates: bool = False
+    refuses: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_FLOATS = {
+    scheme.name: "on CPUs it has no products of 8-bit floats; int8 is for it"
+    for scheme in SCHEMES.values()
+    if scheme.floats
+}
+
+FORMATS: Mapping[str, Format] = {
+    each.name: each
+    for each in (
+        Format("huggingface", "pytorch", rounded=False, tolerance=1e-4),
+        Format("onnx", "onnxruntime", saturates=True, refuses=NO_FLOATS),
+        Format("onnxruntime", "onnxruntime", saturates=True, refuses=NO_FLOATS),
+        Format("onnx-decoder", "onnxruntime", rounded=False),  # has a key-value cache, for generation
+        Format(
+            "openvino",
+            "openvino",
+            saturates=True,
+            refuses=dict.fromkeys(
+                ("int8-dynamic", "int4-dynamic"),
+                "OpenVINO unfolds products of bytes whose scales come with each call into float32, as large and as "
+                "slow as that; int8-static is for it",
+            )
+            | NO_FLOATS,
+        ),
+        Format(
+            "executorch",
+            "executorch",
+            refuses={
+                "int8-static": "XNNPACK's products of static bytes give bytes, the scheme's give floats, and so they "
+                "would be computed in float; int8-dynamic is for it",
+                "int8-weights": "XNNPACK has no product of floats with bytes; int8-dynamic is for it",
+                "int4-weights": "XNNPACK has no product of floats with 4 bits; int4-dynamic is for it",
+            }
+            | NO_FLOATS,
+        ),
+        Format(
+            "litert",
+            "litert",
+            refuses={
+                "int8-static": "XNNPACK's products of static bytes give bytes, the scheme's give floats, and LiteRT's "
+                "own with 32-bit integers take longer than products of floats; int8-dynamic is for it",
+                "int4-weights": "LiteRT has no product of floats with 4 bits in groups: unfolded before it they would "
+                "be as large as floats and several times as slow; int4-dynamic is for it",
+            }
+            | NO_FLOATS,
+        ),
+        Format(
+            "torchao",
+            "pytorch",
+            floats=False,
+            tolerance=1e-4,
+            refuses={
+                "int8-static": "transformers doesn't load the scales of activations of a torchao checkpoint",
+                "int4-dynamic": "torchao's safetensors have no word for 4-bit weights with rounded activations",
+            },
+        ),
+        Format("compressed-tensors", "pytorch", floats=False, tolerance=1e-4),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A format in float32 or with quantized weights.
+
+    Args:
+        format: Name of the format.
+        precision: Of the weights, one of `PRECISIONS`.
+    """
+
+    format: str
+    precision: str = FLOAT
+
+    def __str__(self) -> str:
+        """Returns the target's name, as requested and as its folder is called."""
+        return f"{self.format}-{self.precision}" if self.rounded else self.format
+
+    @property
+    def kind(self) -> Format:
+        return FORMATS[self.format]
+
+    @property
+    def rounded(self) -> bool:
+        return self.precision != FLOAT
+
+    @property
+    def where(self) -> tuple[str, str]:
+        """(runtime, precision)."""
+        return self.kind.runtime, self.precision
+
+    @property
+    def made_from(self) -> "Target | None":
+        """The target whose file is the source of this one, or None."""
+        source = {
+            ("onnxruntime", False): Target("onnx"),
+            ("openvino", False): Target("onnx"),
+            ("onnx", True): Target("onnx"),
+            ("onnxruntime", True): Target("onnxruntime"),
+            ("openvino", True): Target("onnx", self.precision),
+        }
+        return source.get((self.format, self.rounded))
+
+    @property
+    def measured(self) -> bool:
+        """Whether its runtime is available here and measuring it isn't redundant."""
+        return self.format not in ("onnx", "onnx-decoder", "compressed-tensors")
+
+
+def target_of(name: str) -> Target:
+    """Returns the target of a name.
+
+    Raises:
+        CompressError: The name is unknown.
+    """
+    for precision in PRECISIONS:
+        for each in FORMATS.values():
+            found = Target(each.name, precision)
+            if str(found) == name and (each.rounded if found.rounded else each.floats):
+                return found
+    raise CompressError(f"export: expected {', '.join(FORMATS)}, or one with -int8, -int4 or -fp8, found {name!r}")
+
+
+def formats_of(text: str) -> tuple[str, ...]:
+    """Returns the names of formats in a comma-separated list.
+
+    Raises:
+        CompressError: The list is empty, or a name is unknown.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in FORMATS]
+    if unknown or not names:
+        raise CompressError(f"export: expected one or several of {', '.join(FORMATS)}, found {text!r}")
+    return names
+
+
+def by_scheme(formats: Iterable[str], name: str) -> dict[str, list[str]]:
+    """Returns each needed scheme of a name, in order of preference -> the formats that use it.
+
+    Raises:
+        CompressError: A format supports none of the schemes.
+    """
+    schemes = schemes_named(name)
+    found: dict[str, list[str]] = {scheme: [] for scheme in schemes}
+    for each in formats:
+        held = next((scheme for scheme in schemes if scheme not in FORMATS[each].refuses), None)
+        if held is None:
+            raise CompressError(f"export {each}: can't hold {name}: {FORMATS[each].refuses[schemes[0]]}")
+        found[held].append(each)
+    return {scheme: taken for scheme, taken in found.items() if taken}
+
+
+def check_float(formats: Iterable[str], what: str) -> None:
+    """Checks that every format supports models that aren't quantized.
+
+    Raises:
+        CompressError: A format supports quantized models only.
+    """
+    for name in formats:
+        if not FORMATS[name].floats:
+            raise CompressError(
+                f"export {name}: expected a quantized model, found {what}, in float: it holds no other; "
+                "python -m pipelines.quantize, or --quantize of a run, makes one"
+            )
+
+
+def check_installed(formats: Iterable[str]) -> None:
+    """Checks that the formats' libraries are installed.
+
+    Raises:
+        CompressError: The library of a format isn't installed.
+    """
+    for name in formats:
+        if name in EXTRAS and find_spec(EXTRAS[name]) is None:
+            raise CompressError(
+                f"export {name}: expected its runtime to be installed, found none; pip install -e '.[{name}]'"
+            )
+
+
+def with_sources(targets: Iterable[Target]) -> list[Target]:
+    """Returns the targets and those they are made from, sources first."""
+    found: list[Target] = []
+    for target in targets:
+        chain = [target]
+        while (source := chain[-1].made_from) is not None:
+            chain.append(source)
+        found += [each for each in reversed(chain) if each not in found]
+    return found

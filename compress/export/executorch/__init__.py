@@ -1,0 +1,1 @@
+"""Export to ExecuTorch programs for XNNPACK."""

@@ -1,0 +1,231 @@
+"""Rewriting of .tflite files whose weights are on a grid to integer products with the trained layers' exact numbers.
+
+The converter only supports floats. The converted model, whose weights are multiples of their scales, is therefore
+exported as it is; here each product is matched to its layer by its weights and given that layer's integers.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from compress.errors import ArtefactError
+from compress.export.common.rows import Layer, Rows
+from compress.export.litert.tflite import KIND, TYPE, File, is_biased, schema
+
+SMALLEST = np.float16(2**-24)  # lower bound of a group's scale: XNNPACK rejects 0
+ACTIVATIONS = {
+    schema.ActivationFunctionType.RELU: KIND.RELU,
+    schema.ActivationFunctionType.RELU6: KIND.RELU6,
+    schema.ActivationFunctionType.RELU_N1_TO_1: KIND.RELU_N1_TO_1,
+}
+
+
+class ProductOutputs(NamedTuple):
+    """Names of the outputs that hold a product's input and output, and whether the output includes the bias."""
+
+    read: str
+    gave: str
+    biased: bool
+
+
+def write_integers(program: bytes, layers: Mapping[str, Layer], constants: Mapping[str, np.ndarray]) -> bytes:
+    """Returns the file with the layers' integers, and without the names of intermediate tensors.
+
+    If the scheme rounds the inputs, products take the integers directly, and each row of inputs is quantized in the
+    call. Weights of weight-only schemes are dequantized when the file is opened. Embedding tables are looked up as
+    bytes, and only the rows looked up are multiplied by their scales.
+
+    Args:
+        program: A float32 file.
+        layers: Layers of the model that the file was made from; if empty, the file stays in float.
+        constants: Model parameters among the file's inputs, by name, which become constants.
+
+    Raises:
+        ArtefactError: Concatenated layers are quantized in different ways, or the file lacks some of the layers.
+    """
+    file = File(program)
+    file.keep(constants)
+    rewriter = Rewriter(file, layers)
+    for graph in file.model.subgraphs:
+        ends = {*graph.inputs, *graph.outputs}
+        for place, tensor in enumerate(graph.tensors):
+            tensor.name = tensor.name if place in ends else b""
+        file.join_biases(graph)
+        rewriter.rewrite(graph)
+    left = sorted(set(rewriter.linear.layers) - rewriter.seen)
+    if left:
+        raise ArtefactError(
+            f"litert: the file has no product with the weights of {', '.join(left[:3])}{', …' if left[3:] else ''} "
+            f"({len(left)} of {len(rewriter.linear.layers)} layers that round): they would be deployed in float"
+        )
+    file.strip()
+    return file.packed()
+
+
+class Rewriter:
+    """Rewrites products and lookups of a file's graphs, with constants shared between the graphs."""
+
+    def __init__(self, file: File, layers: Mapping[str, Layer]):
+        self.file = file
+        self.linear = Rows({name: layer for name, layer in layers.items() if layer.inputs != "table"})
+        self.tables = Rows({name: layer for name, layer in layers.items() if layer.inputs == "table"})
+        self.found: dict[tuple[int, bool], tuple[Layer, list[str]] | None] = {}  # (buffer, is a table)
+        self.buffers: dict[tuple[int, str], int] = {}  # (float buffer, its replacement's content) -> buffer
+        self.seen: set[str] = set()
+
+    def rewrite(self, graph: Any) -> None:
+        written = {KIND.FULLY_CONNECTED: self.product, KIND.EMBEDDING_LOOKUP: self.look_up, KIND.ADD: self.positions}
+        made: list[Any] = []
+        for operator in graph.operators:
+            write = written.get(self.file.kind(operator))
+            made += [operator] if write is None else write(graph, operator)
+        graph.operators = made
+
+    def layer(self, graph: Any, place: int, rows: Rows) -> tuple[Layer, list[str]] | None:
+        """Returns the layer whose rows a constant has; None if there is none, or the tensor isn't constant."""
+        key = graph.tensors[place].buffer, rows is self.tables
+        if key not in self.found:
+            value = self.file.constant(graph, place)
+            self.found[key] = None if value is None or value.ndim < 2 else rows.find(value.reshape(-1, value.shape[-1]))
+        return self.found[key]
+
+    def product(self, graph: Any, operator: Any) -> list[Any]:
+        place = operator.inputs[1]
+        found = self.layer(graph, place, self.linear)
+        if found is None:
+            return [operator]
+        layer, names = found
+        self.seen |= set(names)
+        before: list[Any] = []
+        if layer.inputs == "token":
+            # Required by LiteRT's own kernels, whose zero point would be 0 otherwise; XNNPACK always does this.
+            operator.builtinOptions.asymmetricQuantizeInputs = True
+            operator.opcodeIndex = self.file.code(KIND.FULLY_CONNECTED, 12 if layer.bits == 8 else 13)
+            weight = self.by_row(graph, place, layer) if layer.bits == 8 else self.by_group(graph, place, layer)
+        else:
+            made, weight = self.unfolded(graph, place, layer)
+            before.append(made)
+        graph.tensors[weight].name = "+".join(names).encode()
+        operator.inputs[1] = weight
+        return [*before, operator, *self.activation(graph, operator)]
+
+    def look_up(self, graph: Any, operator: Any) -> list[Any]:
+        """Returns lookups of byte rows and of their scales, and their product.
+
+        Scales stored as the table's own quantization parameters would be duplicated in the file for every graph.
+        """
+        ids, place = operator.inputs
+        found = self.layer(graph, place, self.tables)
+        if found is None:
+            return [operator]
+        layer, names = found
+        file, (after,) = self.file, operator.outputs
+        held = self.shared(graph, place, "integers", stored(layer))
+        integers = file.tensor(graph, layer.weight.shape, TYPE.INT8, held, quantization_parameters(np.ones(1)))
+        graph.tensors[integers].name = "+".join(names).encode()
+        scales = file.tensor(graph, layer.scales.shape, TYPE.FLOAT32, self.shared(graph, place, "scales", layer.scales))
+        rows, size = graph.tensors[after].shape
+        read = [file.tensor(graph, [rows, width], TYPE.FLOAT32) for width in (size, 1)]
+        return [
+            file.operator(KIND.EMBEDDING_LOOKUP, 3, [ids, integers], read[0]),
+            file.operator(KIND.EMBEDDING_LOOKUP, 1, [ids, scales], read[1]),
+            file.operator(KIND.MUL, 1, read, after, schema.MulOptionsT()),
+        ]
+
+    def positions(self, graph: Any, operator: Any) -> list[Any]:
+        """Dequantizes position tables that the converter turned into constants added to other lookups."""
+        before: list[Any] = []
+        for number, place in enumerate(operator.inputs):
+            found = self.layer(graph, place, self.tables)
+            if found is not None:
+                made, operator.inputs[number] = self.unfolded(graph, place, found[0])
+                before.append(made)
+        return [*before, operator]
+
+    def by_row(self, graph: Any, place: int, layer: Layer) -> int:
+        """Returns an int8 tensor with per-row scales that replaces a float tensor."""
+        integers = self.shared(graph, place, "integers", stored(layer))
+        return self.file.tensor(graph, layer.weight.shape, TYPE.INT8, integers, quantization_parameters(layer.scales))
+
+    def by_group(self, graph: Any, place: int, layer: Layer) -> int:
+        """Returns a 4-bit tensor with float16 scales per group of inputs.
+
+        Converting bfloat16 scales to float16 changes none of them.
+        """
+        scales = np.maximum(layer.scales.astype(np.float16), SMALLEST)
+        held = self.shared(graph, place, "scales", scales)
+        detail = schema.BlockwiseQuantizationT()
+        detail.scales = self.file.tensor(graph, scales.shape, TYPE.FLOAT16, held)
+        detail.zeroPoints, detail.blockSize = -1, layer.weight.shape[1] // scales.shape[1]
+        told = schema.QuantizationParametersT()
+        told.details, told.detailsType = detail, schema.QuantizationDetails.BlockwiseQuantization
+        integers = self.shared(graph, place, "integers", stored(layer))
+        return self.file.tensor(graph, layer.weight.shape, TYPE.INT4, integers, told)
+
+    def unfolded(self, graph: Any, place: int, layer: Layer) -> tuple[Any, int]:
+        """Returns an operator that dequantizes a constant, which runtimes run once, and its float tensor."""
+        integers = self.by_row(graph, place, layer)
+        floats = self.file.tensor(graph, layer.weight.shape, TYPE.FLOAT32)
+        return self.file.operator(KIND.DEQUANTIZE, 5, [integers], floats, schema.DequantizeOptionsT()), floats
+
+    def shared(self, graph: Any, place: int, part: str, values: np.ndarray) -> int:
+        """Returns the index of the buffer that replaces a constant's in all graphs."""
+        key = graph.tensors[place].buffer, part
+        if key not in self.buffers:
+            self.buffers[key] = self.file.buffer(values)
+        return self.buffers[key]
+
+    def activation(self, graph: Any, operator: Any) -> list[Any]:
+        """Splits off an activation that the converter fused into a product, so that the product can be observed."""
+        options, (after,) = operator.builtinOptions, operator.outputs
+        if not options.fusedActivationFunction:
+            return []
+        kind = ACTIVATIONS[options.fusedActivationFunction]
+        options.fusedActivationFunction = schema.ActivationFunctionType.NONE
+        product = self.file.tensor(graph, graph.tensors[after].shape, TYPE.FLOAT32)
+        operator.outputs = [product]
+        return [self.file.operator(kind, 1, [product], after)]
+
+
+def quantization_parameters(scales: np.ndarray) -> Any:
+    """Returns quantization parameters with one scale per tensor or per row."""
+    made = schema.QuantizationParametersT()
+    made.scale, made.zeroPoint, made.quantizedDimension = scales.reshape(-1).tolist(), [0] * scales.size, 0
+    return made
+
+
+def stored(layer: Layer) -> np.ndarray:
+    """Returns the integers as bytes; 4-bit integers are packed two per byte, the first in the lower half."""
+    if layer.bits != 4:
+        return layer.integers
+    flat = layer.integers.reshape(-1)
+    halves = np.append(flat, np.zeros(flat.size % 2, flat.dtype)).astype(np.uint8) & 0xF
+    return halves[0::2] | halves[1::2] << 4
+
+
+def expose_products(
+    program: bytes, signature: str, layers: Mapping[str, Layer]
+) -> tuple[bytes, dict[str, ProductOutputs]]:
+    """Returns one signature of a file with its products' inputs and outputs as extra outputs.
+
+    Their names are returned by layer.
+    """
+    file = File(program)
+    own = next(each for each in file.model.signatureDefs if each.signatureKey.decode() == signature)
+    graph = file.model.subgraphs[own.subgraphIndex]
+    file.model.subgraphs, file.model.signatureDefs, own.subgraphIndex = [graph], [own], 0
+    products = {}
+    for operator in graph.operators:
+        name = graph.tensors[operator.inputs[1]].name.decode() if file.kind(operator) == KIND.FULLY_CONNECTED else ""
+        if name and set(name.split("+")) <= layers.keys():
+            products[name] = ends = ProductOutputs(f"{name}:in", f"{name}:out", is_biased(operator))
+            own.outputs += [output(ends.read, operator.inputs[0]), output(ends.gave, operator.outputs[0])]
+    graph.outputs = list(dict.fromkeys(each.tensorIndex for each in own.outputs))
+    return file.packed(), products
+
+
+def output(name: str, place: int) -> Any:
+    made = schema.TensorMapT()
+    made.name, made.tensorIndex = name.encode(), int(place)
+    return made

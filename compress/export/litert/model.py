@@ -1,0 +1,194 @@
+"""LiteRT on the CPU through XNNPACK: writing and running a .tflite file with one signature per text length."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from compress.errors import ArtefactError, CompressError
+from compress.export.common.quiet import quiet
+from compress.export.common.targets import check_installed
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compress.export.common.parity import Product
+    from compress.export.common.source import Source
+
+FILE = "model.tflite"
+SHORTEST, LONGEST = 16, 512  # tokens per signature: its shapes are fixed
+SIGNATURE = "tokens_"  # followed by the number of tokens
+
+
+def check_library() -> None:
+    """Checks that LiteRT is installed.
+
+    Raises:
+        CompressError: LiteRT isn't installed.
+    """
+    check_installed(["litert"])
+
+
+def lengths(longest: int) -> list[int]:
+    """Returns the signatures' lengths, doubling from SHORTEST: texts longer than that are at most half padding."""
+    most = min(longest, LONGEST)
+    found = [SHORTEST]
+    while found[-1] < most:
+        found.append(found[-1] * 2)
+    return [min(length, most) for length in found]
+
+
+def export_litert(source: "Source", folder: Path, *, rounded: bool) -> None:
+    """Writes `folder/model.tflite`, which takes one text: a signature for each of `lengths`, with shared weights.
+
+    Args:
+        source: The model.
+        folder: Where to write.
+        rounded: Whether to write integer weights instead of floats.
+
+    Raises:
+        CompressError: LiteRT isn't installed.
+        ArtefactError: LiteRT can't express the model.
+    """
+    check_library()
+    from compress.export.litert.integers import write_integers
+
+    constants = {name: value.numpy() for name, value in vectors(source.model).items()}
+    program = write_integers(convert_model(source), source.layers if rounded else {}, constants)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_bytes(program)
+
+
+def vectors(model: "nn.Module") -> "dict[str, Tensor]":
+    """Returns every parameter except the weights of linear layers and tables: biases and norm parameters."""
+    from torch import nn
+
+    return {
+        f"{name}.{own}".replace(".", "_"): value.detach()
+        for name, module in model.named_modules()
+        for own, value in module.named_parameters(recurse=False)
+        if not (isinstance(module, nn.Linear | nn.Embedding) and own == "weight")
+    }
+
+
+def convert_model(source: "Source") -> bytes:
+    """Returns the float32 program of the model, with its `vectors` among the inputs.
+
+    As constants they would be folded through products into the weights, which would then be off their grids.
+    """
+    import torch
+
+    model = named_logits(source)
+    try:
+        with quiet(), torch.no_grad():
+            import litert_torch
+
+            converter = litert_torch.Converter()
+            for length in lengths(source.longest):
+                example = {name: torch.ones(1, length, dtype=torch.int64) for name in source.inputs}
+                converter.signature(f"{SIGNATURE}{length}", model, sample_kwargs=example | vectors(source.model))
+            return bytes(converter.convert().model_content())
+    except Exception as error:  # noqa: BLE001 - the export passes raise errors of any class
+        raise ArtefactError(f"litert: the model can't be exported: {error}") from error
+
+
+def named_logits(source: "Source") -> "nn.Module":
+    """Returns a module that maps the model's inputs and `vectors`, by name, to its logits."""
+    from torch import nn
+    from torch.func import functional_call
+
+    from distill.checkpoint.outputs import logits_of
+
+    model: Any = copy.deepcopy(source.model)
+    model.set_attn_implementation("eager")  # a fused attention's scale would be folded into weights too
+    names = {name.replace(".", "_"): name for name, _ in model.named_parameters()}
+
+    class NamedLogits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, **given: "Tensor") -> "dict[str, Tensor]":
+            inputs = {name: given.pop(name) for name in source.inputs}
+            changed = {names[name]: value for name, value in given.items()}
+            return {"logits": logits_of(functional_call(self.model, changed, kwargs=inputs))}
+
+    return NamedLogits().eval()
+
+
+class Program:
+    """Signatures of a file, or of the bytes of one, each called with one text."""
+
+    def __init__(self, program: bytes | Path, threads: int):
+        check_library()
+        from ai_edge_litert.interpreter import Interpreter
+
+        given = {"model_content": program} if isinstance(program, bytes) else {"model_path": str(program)}
+        self.interpreter = Interpreter(**given, num_threads=threads)
+        self.interpreter.allocate_tensors()  # here instead of in the first call
+        signatures = self.interpreter.get_signature_list()
+        self.names = list(next(iter(signatures.values()))["inputs"])
+        self.lengths = sorted(int(name.removeprefix(SIGNATURE)) for name in signatures)
+        self.runners: dict[int, Any] = {}
+
+    def __call__(self, text: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns every output for one text, with inputs [tokens] each, from the shortest signature that fits it.
+
+        Raises:
+            CompressError: The text is longer than the longest signature.
+        """
+        count = len(text["attention_mask"])
+        length = next((length for length in self.lengths if length >= count), None)
+        if length is None:
+            raise CompressError(
+                f"litert: expected texts of at most {self.lengths[-1]} tokens, found one of {count}: shapes are fixed "
+                "in a .tflite file, and the rest of the text would be left out"
+            )
+        if length not in self.runners:
+            self.runners[length] = self.interpreter.get_signature_runner(f"{SIGNATURE}{length}")
+        padded = {name: np.pad(text[name], (0, length - count)).astype(np.int32)[None] for name in self.names}
+        return self.runners[length](**padded)
+
+
+class LitertModel:
+    """Exported model in LiteRT, one text at a time."""
+
+    def __init__(self, folder: Path, threads: int):
+        self.program = Program(folder / FILE, threads)
+        self.names = self.program.names
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns logits [batch, classes] of a padded batch of ids, mask and types, each [batch, length] int64.
+
+        Raises:
+            CompressError: A text is longer than the longest signature.
+        """
+        return np.concatenate([self.program(text)["logits"] for text in texts(inputs, self.names)])
+
+
+def texts(inputs: Mapping[str, np.ndarray], names: list[str]) -> Iterator[dict[str, np.ndarray]]:
+    """Yields each text of a padded batch, without the padding after it."""
+    for row, mask in enumerate(inputs["attention_mask"]):
+        count = int(np.flatnonzero(mask).max(initial=0)) + 1
+        yield {name: inputs[name][row, :count] for name in names}
+
+
+def probe(file: Path, source: "Source", inputs: Mapping[str, np.ndarray]) -> "dict[str, Product]":
+    """Returns the input and output of each integer product in the file, exposed as extra outputs."""
+    from compress.export.common.parity import Product
+    from compress.export.litert.integers import expose_products
+
+    batch = list(texts(inputs, source.inputs))
+    longest = max(len(text["attention_mask"]) for text in batch)
+    length = next(length for length in Program(file, threads=1).lengths if length >= longest)
+    content, products = expose_products(file.read_bytes(), f"{SIGNATURE}{length}", source.layers)
+    program = Program(content, threads=1)
+    found = [program(text) for text in batch]
+
+    def values(name: str) -> np.ndarray:
+        """Returns an output of all texts, [rows, numbers]."""
+        return np.concatenate([each[name].reshape(-1, each[name].shape[-1]) for each in found])
+
+    return {name: Product(values(ends.read), values(ends.gave), biased=ends.biased) for name, ends in products.items()}

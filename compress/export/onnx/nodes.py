@@ -1,0 +1,48 @@
+"""Builder of nodes and constants for a rewritten ONNX graph."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Writer:
+    """Nodes and constants of the new graph, in order."""
+
+    nodes: list[Any] = field(default_factory=list)
+    constants: dict[str, Any] = field(default_factory=dict)
+    made: dict[tuple[Any, ...], str] = field(default_factory=dict)  # computes inputs shared by products once
+
+    def constant(self, name: str, value: np.ndarray) -> str:
+        from onnx import numpy_helper
+
+        if name not in self.constants:
+            self.constants[name] = numpy_helper.from_array(np.ascontiguousarray(value), name)
+        return name
+
+    def nibbles(self, name: str, value: np.ndarray) -> str:
+        """Adds a constant of 4-bit integers, two per byte, the first in the lower half."""
+        from onnx import TensorProto, helper
+
+        flat = np.append(value.flatten(), np.zeros(value.size % 2, np.int8)).astype(np.uint8) & 15
+        packed = (flat[0::2] | flat[1::2] << 4).tobytes()
+        self.constants[name] = helper.make_tensor(name, TensorProto.INT4, value.shape, packed, raw=True)
+        return name
+
+    def number(self, value: float, kind: Any = np.float32) -> str:
+        return self.constant(f"number_{np.dtype(kind).name}_{value!r}", np.asarray(value, kind))
+
+    def node(self, operator: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> str:
+        from onnx import helper
+
+        self.nodes.append(helper.make_node(operator, list(inputs), [output], domain=domain, **attributes))
+        return output
+
+    def once(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        """Adds a node, or reuses an equal node added before, and returns its output."""
+        key = (operator, *inputs, *sorted(attributes.items()))
+        if key not in self.made:
+            self.made[key] = self.node(operator, inputs, output, **attributes)
+        return self.made[key]

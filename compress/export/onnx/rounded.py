@@ -1,0 +1,266 @@
+"""Rewriting of ONNX graphs whose weights are on a grid to integer products with the trained layers' exact numbers.
+
+Exporters only support floats. The converted model, whose weights are multiples of their scales, is therefore exported
+as it is; here each product is matched to its layer by its weights and rewritten with that layer's integers.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.errors import ArtefactError
+from compress.export.common.rows import Layer, Rows
+from compress.export.onnx.fuse import attribute, remove_unused, replace_nodes
+from compress.export.onnx.nodes import Writer
+from compress.quantize.grid import LEVELS, SMALLEST
+
+Write = Callable[[Writer, Any, Layer, str], tuple[str, str] | None]
+OPSET = 21  # the first with group-wise weight scales and 4 bits
+MICROSOFT = "com.microsoft"
+PRODUCTS = "products"  # metadata key: layer, or several joined by + -> names of its input and output tensors
+
+
+def round_graph(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
+    """Rewrites the ONNX file of a converted model with its layers' integers, in standard operators only.
+
+    Inputs with per-tensor grids are quantized and dequantized around the product, which runtimes fuse; inputs with
+    per-token grids use byte products. Weights of weight-only schemes are dequantized. Embedding tables are looked up as
+    bytes, and only the rows looked up are multiplied by their scales.
+
+    Args:
+        source: A float32 file.
+        target: Where to write.
+        layers: Layers of the model that the file was made from.
+
+    Raises:
+        ArtefactError: Concatenated layers are quantized in different ways, or the graph lacks some of the layers.
+    """
+    import onnx
+
+    model = onnx.version_converter.convert_version(onnx.load(str(source)), OPSET)
+    rewrite(model, layers, multiply)
+    onnx.checker.check_model(model)
+    save(model, target)
+
+
+def round_fused(source: Path, target: Path, layers: Mapping[str, Layer]) -> None:
+    """Rewrites the fused file of a converted model for ONNX Runtime with integers.
+
+    Attention and products take bytes and return floats, one operator each. The metadata of products omits Attention,
+    whose products are internal.
+
+    Args:
+        source: A file written by `fuse`.
+        target: Where to write; runs on ONNX Runtime alone.
+        layers: Layers of the model that the file was made from, all with per-tensor grids.
+
+    Raises:
+        ArtefactError: As in `round_graph`, or an Attention has a scale or a past, which QAttention doesn't support.
+    """
+    import onnx
+
+    model = onnx.load(str(source))
+    rewrite(model, layers, multiply_fused)
+    save(model, target)
+
+
+def rewrite(model: Any, layers: Mapping[str, Layer], write: Write) -> None:
+    """Rewrites every product and lookup of the graph that has a layer's weights with its integers, in place."""
+    from onnx import numpy_helper
+
+    graph = model.graph
+    constants = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
+    linear = Rows({name: layer for name, layer in layers.items() if layer.inputs != "table"})
+    tables = {layer.weight.tobytes(): (name, layer) for name, layer in layers.items() if layer.inputs == "table"}
+    writer, seen = Writer(), set[str]()
+    products: dict[str, tuple[str, str]] = {}
+    for node in graph.node:
+        weight = weight_of(node, constants)
+        if node.op_type == "Gather" and weight is not None and weight.tobytes() in tables:
+            name, table = tables[weight.tobytes()]
+            look_up(writer, node, name, table)
+            seen.add(name)
+            continue
+        found = linear.find(weight) if weight is not None and node.op_type != "Gather" else None
+        if found is None:
+            writer.nodes.append(node)
+            continue
+        layer, names = found
+        ends = write(writer, node, layer, "+".join(names))
+        products |= {"+".join(names): ends} if ends is not None else {}
+        seen |= set(names)
+    left = sorted(set(linear.layers) - seen)
+    if left:
+        raise ArtefactError(
+            f"onnx: the graph has no product with the weights of {', '.join(left[:3])}{', …' if len(left) > 3 else ''} "
+            f"({len(left)} of {len(linear.layers)} layers that round): they would be deployed in float"
+        )
+    replace_nodes(graph, writer.nodes)
+    graph.initializer.extend(writer.constants.values())
+    remove_unused(graph)
+    model.metadata_props.add(key=PRODUCTS, value=json.dumps(products))
+
+
+def save(model: Any, target: Path) -> None:
+    import onnx
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, str(target))
+
+
+def weight_of(node: Any, constants: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """Returns the constant of a product as [outputs, inputs], or that of a lookup unchanged."""
+    if node.op_type == "Gather":
+        return constants.get(node.input[0])
+    if node.op_type not in ("MatMul", "Gemm", "Attention") or node.input[1] not in constants:
+        return None
+    value = constants[node.input[1]]
+    if value.ndim != 2 or value.dtype != np.float32:
+        return None
+    turned = attribute(node, "transB")
+    return value if turned is not None and turned.i else value.T
+
+
+def look_up(writer: Writer, node: Any, name: str, table: Layer) -> None:
+    """Writes a lookup of byte rows, each multiplied by its scale."""
+    ids, out = node.input[1], node.output[0]
+    rows = writer.node("Gather", [writer.constant(f"{name}.int8", table.integers), ids], f"{out}_int8", axis=0)
+    scales = writer.node("Gather", [writer.constant(f"{name}.scales", table.scales), ids], f"{out}_scale", axis=0)
+    writer.node("Mul", [writer.node("Cast", [rows], f"{out}_float", to=1), scales], out)
+
+
+def multiply(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str]:
+    """Writes the product that replaces a MatMul or Gemm, and returns (its input, its output before a bias)."""
+    x, product = node.input[0], before_bias(node)
+    if layer.inputs == "token":
+        by_token(writer, x, layer, name, product)
+    else:
+        given = by_tensor(writer, x, layer) if layer.grid is not None else x
+        writer.node("MatMul", [given, dequantized(writer, layer, name)], product)
+    add_bias(writer, node, product)
+    return x, product
+
+
+def before_bias(node: Any) -> str:
+    """Returns the output name of a MatMul, or of a Gemm before its bias is added."""
+    return f"{node.output[0]}_product" if len(node.input) > 2 else node.output[0]
+
+
+def add_bias(writer: Writer, node: Any, product: str) -> None:
+    if len(node.input) > 2:
+        writer.node("Add", [product, node.input[2]], node.output[0])
+
+
+def multiply_fused(writer: Writer, node: Any, layer: Layer, name: str) -> tuple[str, str] | None:
+    """Writes the product as one operator from bytes to floats.
+
+    Returns (its input, its output), or None for Attention.
+    """
+    from onnx import helper
+
+    x = node.input[0]
+    given, scale, zero = quantized(writer, x, layer)
+    weight = integers_of(writer, layer.integers.T, layer.bits, name)
+    scales, none = writer.constant(f"{name}.scales", layer.scales[:, 0]), writer.number(0, np.int8)
+    if node.op_type != "Attention":
+        product = before_bias(node)
+        writer.node("MatMulIntegerToFloat", [given, weight, scale, scales, zero, none], product, MICROSOFT)
+        add_bias(writer, node, product)
+        return x, product
+    told = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    if "scale" in told or set(node.input[4:]) - {""}:
+        raise ArtefactError(
+            f"onnxruntime: the Attention of {name} has a scale or a past of its own, and QAttention none"
+        )
+    inputs = [given, weight, node.input[2], scale, scales, node.input[3], zero, none]
+    writer.node("QAttention", inputs, node.output[0], MICROSOFT, **told)
+    return None
+
+
+def quantized(writer: Writer, x: str, layer: Layer) -> tuple[str, str, str]:
+    """Writes the quantization of the input, and returns the names of the bytes, their scale and zero point."""
+    assert layer.grid is not None
+    scale, zero = writer.number(layer.grid[0]), writer.number(layer.grid[1], np.uint8)
+    return writer.once("QuantizeLinear", [x, scale, zero], f"{x}_uint8_{len(writer.made)}"), scale, zero
+
+
+def by_tensor(writer: Writer, x: str, layer: Layer) -> str:
+    given = quantized(writer, x, layer)
+    return writer.once("DequantizeLinear", given, f"{given[0]}_float")
+
+
+def dequantized(writer: Writer, layer: Layer, name: str) -> str:
+    """Writes the weight [inputs, outputs], dequantized from its integers."""
+    whole = integers_of(writer, layer.integers.T, layer.bits, name)
+    groups = layer.scales.shape[1]
+    if groups == 1:
+        scales = writer.constant(f"{name}.scales", layer.scales[:, 0])
+        return writer.node("DequantizeLinear", [whole, scales], f"{name}.weight_float", axis=1)
+    size = layer.weight.shape[1] // groups
+    scales = writer.constant(f"{name}.scales", layer.scales.T)
+    return writer.node("DequantizeLinear", [whole, scales], f"{name}.weight_float", axis=0, block_size=size)
+
+
+def integers_of(writer: Writer, value: np.ndarray, bits: int, name: str) -> str:
+    return writer.nibbles(f"{name}.int4", value) if bits == 4 else writer.constant(f"{name}.int8", value)
+
+
+def by_token(writer: Writer, x: str, layer: Layer, name: str, out: str) -> None:
+    """Writes products of tokens quantized to bytes, each on its own grid: one product per group of inputs.
+
+    A byte product doesn't support a zero point per row, so its contribution is subtracted afterwards, in integers.
+    """
+    from onnx import TensorProto
+
+    given, scale, zero = token_bytes(writer, x)
+    groups, whole = layer.scales.shape[1], layer.integers.T
+    size, parts = len(whole) // groups, []
+    for group in range(groups):
+        rows = slice(group * size, (group + 1) * size)
+        own = given if groups == 1 else part(writer, given, rows)
+        weight = integers_of(writer, whole[rows], layer.bits, f"{name}.{group}")
+        if layer.bits == 4:  # cast once, when the file is loaded
+            weight = writer.node("Cast", [weight], f"{weight}_wide", to=int(TensorProto.INT8))
+        product = writer.node("MatMulInteger", [own, weight], f"{out}_int32_{group}")
+        sums = writer.constant(f"{name}.sums.{group}", whole[rows].sum(axis=0, dtype=np.int32))
+        added = writer.node("Mul", [zero, sums], f"{out}_zero_{group}")
+        product = writer.node("Sub", [product, added], f"{out}_whole_{group}")
+        product = writer.node("Cast", [product], f"{out}_float_{group}", to=1)
+        scales = writer.constant(f"{name}.scales.{group}", layer.scales[:, group])
+        parts.append(writer.node("Mul", [product, scales], f"{out}_part_{group}"))
+    total = parts[0] if groups == 1 else writer.node("Sum", parts, f"{out}_total")
+    writer.node("Mul", [total, scale], out)
+
+
+def token_bytes(writer: Writer, x: str) -> tuple[str, str, str]:
+    """Writes per-token quantization, in the order of `fake_quantize_tokens`.
+
+    Returns the names of the tokens as bytes, of their scales, and of their zero points (int32).
+    """
+    from onnx import TensorProto
+
+    nothing, levels = writer.number(0.0), writer.number(LEVELS)
+    low = writer.once("Min", [writer.once("ReduceMin", [x, last_axis(writer)], f"{x}_least"), nothing], f"{x}_low")
+    high = writer.once("Max", [writer.once("ReduceMax", [x, last_axis(writer)], f"{x}_most"), nothing], f"{x}_high")
+    share = writer.once("Div", [writer.once("Sub", [high, low], f"{x}_range"), levels], f"{x}_share")
+    scale = writer.once("Max", [share, writer.number(SMALLEST)], f"{x}_scale")
+    below = writer.once("Div", [writer.once("Neg", [low], f"{x}_below"), scale], f"{x}_below_steps")
+    zero = writer.once("Round", [below], f"{x}_zero")
+    inverse = writer.once("Div", [writer.number(1.0), scale], f"{x}_inverse")
+    steps = writer.once("Round", [writer.once("Mul", [x, inverse], f"{x}_steps")], f"{x}_rounded")
+    moved = writer.once("Add", [steps, zero], f"{x}_moved")
+    kept = writer.once("Clip", [moved, nothing, levels], f"{x}_kept")
+    given = writer.once("Cast", [kept], f"{x}_uint8", to=int(TensorProto.UINT8))
+    return given, scale, writer.once("Cast", [zero], f"{x}_zero_int32", to=int(TensorProto.INT32))
+
+
+def last_axis(writer: Writer) -> str:
+    return writer.constant("last_axis", np.asarray([-1], np.int64))
+
+
+def part(writer: Writer, x: str, rows: slice) -> str:
+    ends = [writer.constant(f"place_{place}", np.asarray([place], np.int64)) for place in (rows.start, rows.stop)]
+    return writer.once("Slice", [x, *ends, last_axis(writer)], f"{x}_{rows.start}")

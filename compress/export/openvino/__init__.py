@@ -1,0 +1,1 @@
+"""Export to OpenVINO's intermediate representation."""

@@ -1,0 +1,1 @@
+"""Quantized checkpoints for PyTorch: torchao and compressed-tensors."""

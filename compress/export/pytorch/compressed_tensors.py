@@ -1,0 +1,107 @@
+"""Export of compressed-tensors checkpoints with the model's exact integers, for vLLM and stock `from_pretrained`."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from compress.export.common.quiet import quiet
+from compress.export.common.source import Source
+from compress.export.common.targets import check_installed
+from compress.prune.slicing.checkpoint import save_pruned
+from compress.quantize.prepare import LayerQuantization
+from compress.quantize.schemes import Scheme
+
+if TYPE_CHECKING:
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
+
+LEAST = -128  # smallest byte in compressed-tensors; input grids here start at 0
+
+
+@torch.no_grad()
+def export_compressed(source: Source, folder: Path) -> None:
+    """Writes safetensors with packed integers, scales and zero points, and a config that declares them.
+
+    Linear layers are quantized; embedding tables are floats on their grid, since vLLM supports no others. A head tied
+    to the token table gets integers of its own.
+
+    Args:
+        source: A model with a rounding.
+        folder: Where to write.
+
+    Raises:
+        CompressError: compressed-tensors isn't installed.
+    """
+    check_installed(["compressed-tensors"])
+    from compressed_tensors import ModelCompressor
+    from compressed_tensors.quantization import apply_quantization_config
+
+    assert source.rounding is not None
+    model = untie_heads(copy.deepcopy(source.model))
+    rounding = {name: rounded for name, rounded in source.rounding.items() if rounded.scheme is not None}
+    with quiet():
+        apply_quantization_config(model, config_of(model, rounding))
+        for name, rounded in rounding.items():
+            fill(model.get_submodule(name), rounded)
+        compressor = ModelCompressor.from_pretrained_model(model)
+        compressor.compress_model(model)
+        save_pruned(model, folder)
+        compressor.update_config(folder)
+
+
+def untie_heads(model: PreTrainedModel) -> PreTrainedModel:
+    """Unties heads from embedding tables, in place, and returns the model."""
+    tables = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and id(layer.weight) in tables:
+            layer.weight = nn.Parameter(layer.weight.detach().clone())
+            model.config.tie_word_embeddings = False
+    return model
+
+
+def config_of(model: nn.Module, rounding: Mapping[str, LayerQuantization]) -> "QuantizationConfig":
+    """Returns a config that lists linear layers by class if all have one scheme, else by name."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    layers: dict[Scheme, list[str]] = {}
+    for name, rounded in rounding.items():
+        assert rounded.scheme is not None
+        layers.setdefault(rounded.scheme, []).append(name)
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    alike = len(layers) == 1
+    groups = {
+        f"group_{number}": group_of(scheme, ["Linear"] if alike else names)
+        for number, (scheme, names) in enumerate(layers.items())
+    }
+    ignored = [name for name in linear if name not in rounding]
+    return QuantizationConfig(config_groups=groups, ignore=ignored, quantization_status="frozen")
+
+
+def group_of(scheme: Scheme, targets: list[str]) -> "QuantizationScheme":
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    numbers: dict[str, Any] = {"strategy": "group", "group_size": scheme.group} if scheme.group else {}
+    kind = "float" if scheme.floats else "int"
+    weights = QuantizationArgs(num_bits=scheme.stored, type=kind, **{"strategy": "channel"} | numbers)
+    inputs = None
+    if scheme.inputs != "float":
+        inputs = QuantizationArgs(
+            type=kind, symmetric=scheme.floats, strategy=scheme.inputs, dynamic=scheme.inputs == "token"
+        )
+    packed = scheme.stored == 4 or (inputs is None and not scheme.floats)
+    form = "pack-quantized" if packed else f"{kind}-quantized"
+    return QuantizationScheme(targets=targets, weights=weights, input_activations=inputs, format=form)
+
+
+def fill(layer: Any, rounded: LayerQuantization) -> None:
+    """Copies the trained scales and zero points into the layer."""
+    layer.weight_scale.copy_(rounded.scales)
+    layer.weight_zero_point.zero_()
+    if rounded.grid is not None:
+        scale, zero = rounded.grid
+        layer.input_scale.fill_(scale)
+        layer.input_zero_point.fill_(zero + LEAST)

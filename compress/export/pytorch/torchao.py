@@ -1,0 +1,140 @@
+"""Export of torchao checkpoints with the model's exact integers as torchao tensors, for stock `from_pretrained`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel, TorchAoConfig
+
+from compress.export.common.huggingface import WEIGHTS
+from compress.export.common.source import Source
+from compress.prune.slicing.checkpoint import save_pruned
+from compress.quantize.prepare import LayerQuantization
+
+
+def export_torchao(source: Source, folder: Path) -> None:
+    """Writes safetensors with the model's integers and scales, and a config that declares them.
+
+    8-bit linear layers become torchao's Int8Tensor, with byte products if the scheme rounds the inputs, or
+    Float8Tensor; 4-bit layers and embedding tables become IntxUnpackedToInt8Tensor, one byte per number: on a CPU this
+    format is for interchange, not for speed.
+
+    Args:
+        source: A model with a rounding.
+        folder: Where to write.
+    """
+    from torchao.quantization import IntxWeightOnlyConfig
+    from transformers.quantizers.quantizer_torchao import TorchAoHfQuantizer
+
+    model, rounding = with_integers(source), source.rounding
+    assert rounding is not None
+    plain = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | nn.Embedding) and n not in rounding]
+    # The weights are quantized already, so the scheme that the config must name is never applied.
+    told = TorchAoConfig(
+        IntxWeightOnlyConfig(), modules_to_not_convert=plain or None, include_input_output_embeddings=True
+    )
+    model.config.quantization_config = told
+    cast(Any, model).hf_quantizer = TorchAoHfQuantizer(told, pre_quantized=True)
+    save_pruned(model, folder)
+    remove_tied_weights(folder / WEIGHTS, list(getattr(model, "all_tied_weights_keys", None) or {}))
+
+
+def remove_tied_weights(file: Path, shared: Sequence[str]) -> None:
+    """Removes weights tied to another from the file.
+
+    transformers would compare both on loading, and torchao's tensors can't be compared.
+    """
+    from safetensors.torch import load_file, save_file
+
+    with safe_open(file, framework="pt") as opened:
+        said = dict(opened.metadata())
+    names = json.loads(said["tensor_names"])
+    gone = {name for name in shared if name in names}
+    if not gone:
+        return
+    prefixes = tuple("{}._{}_".format(*name.rsplit(".", 1)) for name in gone)
+    kept = {name: value for name, value in load_file(file).items() if not name.startswith(prefixes)}
+    said = {name: value for name, value in said.items() if name not in gone}
+    said["tensor_names"] = json.dumps([name for name in names if name not in gone])
+    save_file(kept, file, metadata=said)
+
+
+def with_integers(source: Source) -> PreTrainedModel:
+    """Returns a copy of the model with torchao tensors in place of the quantized weights."""
+    import copy
+
+    assert source.rounding is not None
+    model, made, rounding = copy.deepcopy(source.model), dict[int, nn.Parameter](), source.rounding
+    for name in sorted(rounding, key=lambda name: rounding[name].scheme is not None):  # tables first
+        layer: Any = model.get_submodule(name)
+        weight = layer.weight
+        if id(weight) not in made:  # a tied head stays tied to the token table
+            tensor = tensor_of(weight.detach(), rounding[name])
+            made[id(weight)] = nn.Parameter(tensor, requires_grad=False)
+        layer.weight = made[id(weight)]
+    return model
+
+
+def tensor_of(weight: Tensor, rounded: LayerQuantization) -> Tensor:
+    if rounded.scheme is None or rounded.scheme.stored == 4:
+        return unpacked_tensor(weight, rounded)
+    return float_tensor(weight, rounded) if rounded.scheme.floats else byte_tensor(weight, rounded)
+
+
+def byte_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
+    from torchao.quantization import Int8Tensor, MappingType, PerRow
+    from torchao.quantization.quantize_.workflows import QuantizeTensorToInt8Kwargs
+
+    scheme = rounded.scheme
+    assert scheme is not None
+    inputs = QuantizeTensorToInt8Kwargs(granularity=PerRow(), mapping_type=MappingType.ASYMMETRIC)
+    return Int8Tensor(
+        rounded.stored(weight),
+        rounded.scales.clone(),
+        [1, weight.shape[1] // rounded.scales.shape[1]],
+        torch.float32,
+        zero_point=zeros(rounded),
+        act_quant_kwargs=inputs if scheme.inputs == "token" else None,
+    )
+
+
+def float_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
+    from torchao.float8.inference import Float8MMConfig
+    from torchao.quantization import Float8Tensor, PerRow
+    from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
+
+    scheme, products = rounded.scheme, Float8MMConfig(use_fast_accum=True)
+    assert scheme is not None
+    inputs = QuantizeTensorToFloat8Kwargs(granularity=PerRow(), mm_config=products)
+    return Float8Tensor(
+        rounded.stored(weight),
+        rounded.scales.clone(),
+        [1, weight.shape[1]],
+        products,
+        inputs if scheme.inputs == "token" else None,
+        dtype=torch.float32,
+    )
+
+
+def unpacked_tensor(weight: Tensor, rounded: LayerQuantization, *, inputs: Any = None) -> Tensor:
+    """Returns the weight as unpacked int8; `inputs` is torchao's activation quantization."""
+    from torchao.quantization import IntxUnpackedToInt8Tensor
+
+    bits = 8 if rounded.scheme is None else rounded.scheme.stored
+    return IntxUnpackedToInt8Tensor(
+        rounded.stored(weight),
+        rounded.scales.clone(),
+        zeros(rounded),
+        getattr(torch, f"int{bits}"),
+        (1, weight.shape[1] // rounded.scales.shape[1]),
+        torch.float32,
+        inputs,
+    )
+
+
+def zeros(rounded: LayerQuantization) -> Tensor:
+    return torch.zeros_like(rounded.scales, dtype=torch.int8)

@@ -1,0 +1,107 @@
+"""Latency measurement: models alternate on the same inputs, so that machine drift affects all of them alike."""
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds per call.
+
+    Args:
+        batch: Texts per call.
+        length: Median of the padded lengths of the calls, in tokens.
+        threads: Threads of the runtime.
+        repeats: Number of measured calls.
+        median_ms, p10_ms, p90_ms: Quantiles over all calls.
+        best_ms: Median over the texts of each text's fastest call, which excludes interference by other processes: it
+            is reproducible from minute to minute, and speed-ups are computed from it.
+    """
+
+    batch: int
+    length: int
+    threads: int
+    repeats: int
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    best_ms: float
+
+
+BLOCK = 16  # texts per uninterrupted turn of a runner
+Name = TypeVar("Name", bound=Hashable)
+Inputs = dict[str, np.ndarray]
+Runner = Callable[[Inputs], object]
+
+
+def measure(
+    runners: Mapping[Name, Runner],
+    inputs: Mapping[Name, Sequence[Inputs]],
+    *,
+    rounds: int,
+    warmup: int = 1,
+    threads: int = 1,
+    on_call: Callable[[], None] = lambda: None,
+) -> dict[Name, Latency]:
+    """Times every runner on every text, `rounds` times, alternating between runners after each block of BLOCK texts.
+
+    Within a block one runner runs alone, as in deployment: with alternation after every text, a large model would evict
+    a small one's weights from the cache each time, and the small one would look half as fast. For the same reason the
+    first call of a block isn't counted. The order of the runners changes from block to block.
+
+    Args:
+        runners: Name -> function of one padded batch of token ids ([batch, length] int64 each).
+        inputs: Name -> its batches of the same texts, which tokenizers may have split differently; all with the same
+            number of rows.
+        rounds: Times each input is run.
+        warmup: Rounds that aren't counted.
+        threads: Threads of PyTorch while measuring; runners of other runtimes must be built with the same number.
+        on_call: Called after each timed call, outside the timing.
+    """
+    names = list(runners)
+    times: dict[Name, list[float]] = {name: [] for name in names}
+    with torch_threads(threads):
+        for number in range(-warmup, rounds):
+            for block, first in enumerate(range(0, len(inputs[names[0]]), BLOCK)):
+                shift = (number + block) % len(names)
+                for name in names[shift:] + names[:shift]:
+                    found = timed(runners[name], inputs[name][first : first + BLOCK], on_call)
+                    times[name] += found if number >= 0 else []
+    return {name: summary(np.reshape(values, (rounds, -1)), inputs[name], threads) for name, values in times.items()}
+
+
+def timed(runner: Runner, block: Sequence[Inputs], on_call: Callable[[], None]) -> list[float]:
+    """Returns the milliseconds of each call."""
+    runner(block[0])
+    found = []
+    for batch in block:
+        start = time.perf_counter()
+        runner(batch)
+        found.append((time.perf_counter() - start) * 1e3)
+        on_call()
+    return found
+
+
+def summary(values: np.ndarray, inputs: Sequence[Inputs], threads: int) -> Latency:
+    """Returns the latency statistics of times [rounds, texts]."""
+    shapes = [batch["input_ids"].shape for batch in inputs]
+    batch, length = shapes[0][0], int(np.median([shape[1] for shape in shapes]))
+    p10, median, p90 = (float(q) for q in np.quantile(values, [0.1, 0.5, 0.9]))
+    return Latency(batch, length, threads, values.size, median, p10, p90, float(np.median(values.min(axis=0))))
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Limits PyTorch to `count` threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

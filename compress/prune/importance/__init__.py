@@ -1,0 +1,1 @@
+"""Importance scores of units and layers, and the gates used to measure them and to train masks."""

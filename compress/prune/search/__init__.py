@@ -1,0 +1,1 @@
+"""Search for the shape that meets a budget: cost model, allocation and candidates."""

@@ -1,0 +1,111 @@
+"""A linear model of a pruned model's latency or size, fitted to measurements of a few sizes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compress.errors import CompressError
+
+WIDTHS = (1.0, 0.5, 0.25)  # shares of the full hidden width at which costs are measured
+BLOCKS = ((1, 1.0, 1.0), (2, 0.5, 0.25), (1, 0.25, 0.0625), (2, 1.0, 0.5))  # (layers, share of heads, share of ffn)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The sizes of a model, which determine its latency and its size in bytes.
+
+    Args:
+        hidden: Width of the residual stream.
+        heads, ffn: Units of each kept layer, in order: attention heads (or key-value heads), ffn neurons.
+    """
+
+    hidden: int
+    heads: tuple[int, ...]
+    ffn: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        return len(self.heads)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Milliseconds per call as a sum of parts: `base` of a width, and for each layer its attention and its ffn.
+
+    Args:
+        coefficients: Of 1, hidden, and summed over layers 1, hidden, heads, heads x hidden, ffn, ffn x hidden.
+        error: Median relative error on the models it was fitted to.
+    """
+
+    coefficients: tuple[float, ...]
+    error: float
+
+    def predict(self, outline: Outline) -> float:
+        """Returns the predicted milliseconds per call."""
+        return float(features(outline) @ np.asarray(self.coefficients))
+
+    def base(self, hidden: int) -> float:
+        """Returns the cost of a model of this width without layers: embeddings, head, and overhead of the call."""
+        return self.predict(Outline(hidden, (), ()))
+
+    def layer(self, hidden: int, heads: int, ffn: int) -> float:
+        """Returns the cost that one layer adds."""
+        return self.predict(Outline(hidden, (heads,), (ffn,))) - self.base(hidden)
+
+
+def parts(hidden: Any, depth: Any, heads: Any, ffn: Any) -> tuple[Any, ...]:
+    """Returns the factors of the coefficients, from a width and sums over layers; accepts numbers or tensors."""
+    return 1, hidden, depth, depth * hidden, heads, heads * hidden, ffn, ffn * hidden
+
+
+def width_of(whole: int, share: float, step: int) -> int:
+    """Returns a multiple of `step` near a share of the width, or the full width, which need not be a multiple."""
+    return whole if share == 1 else min(whole, max(step, round(whole * share / step) * step))
+
+
+def features(outline: Outline) -> np.ndarray:
+    return np.array(parts(outline.hidden, outline.depth, sum(outline.heads), sum(outline.ffn)), float)
+
+
+def fit_costs(outlines: Sequence[Outline], milliseconds: Sequence[float]) -> CostModel:
+    """Fits a cost model by non-negative least squares on relative errors, since no part of a model has negative cost.
+
+    Raises:
+        CompressError: The times aren't all positive.
+
+    Source: ZipLM (Kurtic et al. 2023, arXiv 2302.04089, section 3.2) keeps a table of block latencies; here the cost is
+        linear between the measured sizes, so that any width can be queried after a dozen measurements.
+    """
+    from scipy.optimize import nnls
+
+    times = np.asarray(milliseconds, float)
+    if not (times > 0).all():
+        raise CompressError(f"latency: expected times above 0 ms, found {times.min()}: nothing was measured")
+    rows = np.stack([features(outline) for outline in outlines])
+    scale = np.where(rows.any(0), rows.max(0), 1)  # the features of a width that can't be pruned are all 0
+    solution, _ = nnls(rows / times[:, None] / scale, np.ones(len(times)))
+    coefficients = solution / scale
+    error = float(np.median(np.abs(rows @ coefficients / times - 1)))
+    return CostModel(tuple(coefficients), error)
+
+
+def plan(full: Outline, *, step: int, uniform: bool = False) -> list[Outline]:
+    """Returns the models to measure: the widths WIDTHS, each with the blocks BLOCKS of the first layers.
+
+    Args:
+        full: Sizes of the full model; hidden is 0 if the width can't be pruned.
+        step: Hidden widths are multiples of it.
+        uniform: Whether to restrict the plan to what a stock class can express: no heads are removed at the full width.
+    """
+    found = []
+    for share in WIDTHS if full.hidden else WIDTHS[:1]:
+        hidden = width_of(full.hidden, share, step) if full.hidden else 0
+        for layers, of_heads, of_ffn in BLOCKS:
+            depth = min(layers, full.depth)
+            of_heads = 1.0 if uniform and not full.hidden else of_heads
+            heads = tuple(max(1, round(units * of_heads)) for units in full.heads[:depth])
+            ffn = tuple(max(1, round(units * of_ffn)) for units in full.ffn[:depth])
+            found.append(Outline(hidden, heads, ffn))
+    return list(dict.fromkeys(found))

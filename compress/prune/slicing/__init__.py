@@ -1,0 +1,1 @@
+"""Construction of smaller models from the kept weights, and their checkpoints."""

@@ -1,0 +1,146 @@
+"""Tokenizers with a reduced vocabulary: tokenizer.json rewritten, with ids renumbered in their old order."""
+
+import copy
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from compress.errors import CompressError
+from compress.prune.vocabulary.spelling import (
+    Spec,
+    names_of,
+    parts_of,
+    processor_ids,
+    read_spec,
+    special_words,
+    spelling_words,
+)
+
+Ids = Sequence[int] | np.ndarray
+REMOVED = -1
+
+
+def prune_tokenizer(tokenizer: PreTrainedTokenizerBase, ids: Ids) -> PreTrainedTokenizerBase:
+    """Returns a copy of a fast tokenizer reduced to the tokens `ids`; token `ids[i]` gets the id i.
+
+    Supports WordPiece, BPE and Unigram. A text that uses no removed token is tokenized as before; other texts are split
+    into the remaining tokens, with [UNK] only where the original tokenizer gives it. Special tokens, padding,
+    truncation and all other settings are preserved.
+
+    Args:
+        tokenizer: The tokenizer to reduce; it isn't modified.
+        ids: Ascending ids, as returned by `choose_tokens`.
+
+    Raises:
+        CompressError: The tokenizer is slow or its model has no sub-word pieces; ids aren't ascending, aren't in the
+            vocabulary, or lack a special token or a token that spelling needs.
+    """
+    spec = read_spec(tokenizer)
+    kept = checked_ids(ids, names_of(spec))
+    check_complete(tokenizer, spec, set(kept.tolist()))
+    remap = remap_ids(max(names_of(spec)) + 1, kept)
+    expected = {word: int(remap[i]) for i, word in names_of(spec).items() if remap[i] != REMOVED}
+    rewrite(spec, remap)
+    pruned = copy.deepcopy(tokenizer)
+    pruned._tokenizer = Tokenizer.from_str(json.dumps(spec))
+    replace_cached_vocab(pruned, spec["model"])
+    if pruned.get_vocab() != expected:
+        raise CompressError(
+            f"tokenizer {type(tokenizer).__name__}: expected {len(expected)} words with the ids 0 to "
+            f"{len(expected) - 1}, found {len(pruned.get_vocab())} or other ids: they would stand for the wrong rows"
+        )
+    return pruned
+
+
+def checked_ids(ids: Ids, names: dict[int, str]) -> Int64[np.ndarray, "kept"]:
+    kept = np.asarray(ids)
+    if kept.ndim != 1 or not len(kept) or kept.dtype.kind not in "iu" or (np.diff(kept.astype(np.int64)) <= 0).any():
+        raise CompressError(
+            f"ids: expected rising whole numbers, found {kept.dtype} of shape {kept.shape}: rows would be another's"
+        )
+    outside = [i for i in kept.tolist() if i not in names]
+    if outside:
+        raise CompressError(
+            f"ids: expected ids of the tokenizer's {len(names)} words, found {outside[0]}: there is no such word"
+        )
+    return kept.astype(np.int64)
+
+
+def check_complete(tokenizer: PreTrainedTokenizerBase, spec: Spec, kept: set[int]) -> None:
+    """Checks that `kept` contains all special tokens, tokens that spelling needs and parts of BPE merges."""
+    names, parts = names_of(spec), parts_of(spec)
+    checks = (
+        (special_words(tokenizer, spec), "special or added tokens", "texts would be framed or padded by another word"),
+        (spelling_words(tokenizer, spec), "pieces that spelling needs", "texts could become [UNK]"),
+        ({part for word in kept for part in parts(word)}, "parts that merges make", "words they lead to never form"),
+    )
+    for needed, what, consequence in checks:
+        missing = sorted(needed - kept)
+        if missing:
+            raise CompressError(
+                f"ids: expected all {what}, found {len(missing)} missing, such as {names.get(missing[0])!r} "
+                f"(id {missing[0]}): {consequence}"
+            )
+
+
+def rewrite(spec: Spec, remap: Int64[np.ndarray, "words"]) -> None:
+    """Removes tokens from the tokenizer.json and renumbers the others, in place."""
+
+    def new(old: int) -> int:
+        return int(remap[old])
+
+    rewrite_model(spec["model"], remap)
+    spec["added_tokens"] = [token | {"id": new(token["id"])} for token in spec["added_tokens"]]
+    for ids, place in processor_ids(spec["post_processor"]):
+        ids[place] = new(ids[place])
+    if spec["padding"]:
+        spec["padding"]["pad_id"] = new(spec["padding"]["pad_id"])
+
+
+def rewrite_model(model: Spec, remap: Int64[np.ndarray, "words"]) -> None:
+    if model["type"] == "Unigram":
+        model["vocab"] = [entry for i, entry in enumerate(model["vocab"]) if remap[i] != REMOVED]
+        model["unk_id"] = None if model["unk_id"] is None else int(remap[model["unk_id"]])
+        return
+    model["vocab"] = {word: int(remap[i]) for word, i in model["vocab"].items() if remap[i] != REMOVED}
+    if model["type"] == "BPE":
+        pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        model["merges"] = [p for p in pairs if {p[0], p[1], p[0] + p[1]} <= model["vocab"].keys()]
+
+
+def replace_cached_vocab(tokenizer: Any, model: Spec) -> None:
+    """Replaces the copies of the vocabulary that the tokenizer's Python class stores beside its backend."""
+    if hasattr(tokenizer, "_vocab"):
+        tokenizer._vocab = model["vocab"] if isinstance(model["vocab"], dict) else [(w, s) for w, s in model["vocab"]]
+    if hasattr(tokenizer, "_merges"):
+        tokenizer._merges = [tuple(pair) for pair in model["merges"]]
+    if hasattr(tokenizer, "vocab_file"):
+        tokenizer.vocab_file = None  # it contains the old vocabulary, and saving copies it in some formats
+
+
+def remap_ids(size: int, ids: Ids) -> Int64[np.ndarray, "words"]:
+    """Returns the new id of every old id, `REMOVED` (-1) for removed tokens.
+
+    Args:
+        size: Number of ids in the old vocabulary.
+        ids: Ascending old ids to keep; `ids[i]` becomes i.
+
+    Raises:
+        CompressError: An id is outside 0 to size - 1.
+    """
+    kept = np.asarray(ids, np.int64)
+    if len(kept) and not 0 <= kept.min() <= kept.max() < size:
+        raise CompressError(f"ids: expected 0 to {size - 1}, found {kept.min()} to {kept.max()}: there is no such word")
+    remap = np.full(size, REMOVED, np.int64)
+    remap[kept] = np.arange(len(kept))
+    return remap
+
+
+def same_pieces(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, text: str) -> bool:
+    """Returns whether both tokenizers split the text into the same tokens, regardless of their ids."""
+    return first.tokenize(text) == second.tokenize(text)

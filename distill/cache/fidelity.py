@@ -1,0 +1,170 @@
+"""Measures how closely cached targets match the dense teacher's, including the student's gradient under both."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from distill.cache.plan import Samples
+from distill.checkpoint.outputs import find_logits
+from distill.errors import InputError
+from distill.models.inputs import inputs_of
+from distill.tasks.logit_rows import OutputRows, facts_of
+
+BINS = 15
+Loss = Callable[[Tensor, Mapping[str, Any]], Tensor]
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """Deviation of cached targets from the dense teacher's.
+
+    Args:
+        kl: Mean KL in nats at the cache's temperature, in the direction that is finite: KL(dense ‖ cached) for dense
+            logits and top-k (with the tail spread evenly), KL(cached ‖ dense) for a sample.
+        sampled: Whether the cached targets are a sample, which is exact on average over draws, but not for a single
+            draw.
+        angle: Mean over batches of the angle between the student's gradients under both targets, in degrees.
+        calibration: Expected calibration error of the cached targets: over bins of the likeliest cached id's
+            probability, the mean difference from the dense probability of the same id.
+        positions, batches: Number of positions and batches measured.
+    """
+
+    kl: float
+    sampled: bool
+    angle: float
+    calibration: float
+    positions: int
+    batches: int
+
+
+def fidelity(
+    cached: Callable[[Mapping[str, Tensor]], Mapping[str, Any]],
+    teacher: Callable[[Mapping[str, Tensor]], Mapping[str, Any]],
+    student: PreTrainedModel,
+    samples: Samples,
+    batches: Sequence[Sequence[int]],
+    loss: Loss,
+    answers: OutputRows | None = None,
+) -> Fidelity:
+    """Compares a cache with its teacher on some batches of samples, at the temperature of the cache.
+
+    Args:
+        cached: The cache's reader.
+        teacher: Returns the dense `logits` of a padded batch.
+        student: The model whose gradient is compared; its weights are left unchanged.
+        samples: The samples that the cache was written for.
+        batches: Sample numbers of each batch.
+        loss: Maps (student logits [rows, width], targets) to the training loss. The targets include their
+            `temperature`, by which dense logits aren't divided yet.
+        answers: Defines the rows of the logits if they are neither samples nor positions.
+
+    Raises:
+        InputError: The cache holds no distribution.
+    """
+    kl, angles, confidences, truths, count = 0.0, [], [], [], 0
+    sampled, answers = False, answers or OutputRows()
+    for rows in batches:
+        batch = dict(samples.batch(rows))
+        found = cached(batch)
+        kept = {k: v for k, v in found.items() if k in ("logits", "ids", "weights", "log_probs", "tail")}
+        if not kept:
+            raise InputError(
+                "cache: expected logits, topk or sampled, found features only: there is no fidelity of them"
+            )
+        kept |= {"logits": answers.logits(batch, kept["logits"])} if "logits" in kept else {}
+        raw, soft = answers.logits(batch, teacher(batch)["logits"]).float(), facts_of(found)
+        dense = raw / soft.get("temperature", 1.0)
+        sampled = "weights" in kept
+        kl += divergence(dense, kept).sum().item()
+        count += len(dense)
+        confidence, truth = top_probabilities(dense, kept)
+        confidences.append(confidence)
+        truths.append(truth)
+        gradients = [gradient(student, batch, loss, targets | soft, answers) for targets in ({"logits": raw}, kept)]
+        angles.append(degrees(*gradients))
+    error = calibration(torch.cat(confidences).numpy(), torch.cat(truths).numpy())
+    return Fidelity(kl / count, sampled, float(np.mean(angles)), error, count, len(batches))
+
+
+def divergence(dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, Tensor]) -> Float[Tensor, "positions"]:
+    """Returns the KL of each position in nats; see `Fidelity.kl` for its direction."""
+    log_p = dense.log_softmax(-1)
+    if "logits" in kept:
+        gap = log_p - kept["logits"].log_softmax(-1)
+        return torch.where(log_p.exp() > 0, log_p.exp() * gap, 0.0).sum(-1)
+    mine = log_p.gather(-1, kept["ids"])
+    if "weights" in kept:
+        weights = kept["weights"]
+        return torch.where(weights > 0, weights * (weights.clamp(min=1e-12).log() - mine), 0.0).sum(-1)
+    others = dense.shape[-1] - kept["ids"].shape[-1]
+    log_q = torch.full_like(log_p, -np.inf)
+    if others:
+        log_q[:] = (kept["tail"].clamp(min=1e-12) / others).log()[:, None]
+    log_q.scatter_(-1, kept["ids"], kept["log_probs"])
+    return torch.where(log_p.exp() > 0, log_p.exp() * (log_p - log_q), 0.0).sum(-1)
+
+
+def top_probabilities(
+    dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, Tensor]
+) -> tuple[Float[Tensor, "positions"], Float[Tensor, "positions"]]:
+    """Returns the cached target's largest probability and the teacher's probability of the same id."""
+    p = dense.softmax(-1)
+    if "logits" in kept:
+        confidence, ids = kept["logits"].softmax(-1).max(-1, keepdim=True)
+    else:
+        mass = kept["weights"] if "weights" in kept else kept["log_probs"].exp()
+        confidence, column = mass.max(-1, keepdim=True)
+        ids = kept["ids"].gather(-1, column)
+    return confidence[:, 0], p.gather(-1, ids)[:, 0]
+
+
+def calibration(confidence: np.ndarray, truth: np.ndarray) -> float:
+    """Returns the expected calibration error over BINS equal bins (Guo et al. 2017, arXiv 1706.04599, equation 3)."""
+    bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = [abs(confidence[bins == b].mean() - truth[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
+    return float(sum(gaps))
+
+
+def gradient(
+    student: PreTrainedModel, batch: dict[str, Tensor], loss: Loss, targets: Mapping[str, Any], answers: OutputRows
+) -> list:
+    said = find_logits(student(**inputs_of(batch)))
+    assert said is not None
+    wanted = [p for p in student.parameters() if p.requires_grad]
+    return list(torch.autograd.grad(loss(answers.logits(batch, said), targets), wanted, allow_unused=True))
+
+
+def degrees(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
+    """Returns the angle in degrees between two gradients, each a list of tensors that is flattened into one vector."""
+    pairs = [
+        (x.double().flatten(), y.double().flatten())
+        for x, y in zip(a, b, strict=True)
+        if x is not None and y is not None
+    ]
+    dot = sum(float(x @ y) for x, y in pairs)
+    norms = np.sqrt(sum(float(x @ x) for x, _ in pairs)) * np.sqrt(sum(float(y @ y) for _, y in pairs))
+    return float(np.degrees(np.arccos(np.clip(dot / max(norms, 1e-30), -1, 1))))
+
+
+def halved(teacher: PreTrainedModel) -> PreTrainedModel:
+    """Returns the default student, a copy of the teacher with the first half of its layers.
+
+    Raises:
+        InputError: The model has no `ModuleList` with all of its layers.
+    """
+    student = copy.deepcopy(teacher).eval().requires_grad_(True)
+    layers = student.config.num_hidden_layers
+    lists = [m for m in student.modules() if isinstance(m, nn.ModuleList) and len(m) == layers]
+    if not lists:
+        raise InputError(f"{type(teacher).__name__}: no list of its {layers} layers: name a student with --student")
+    del lists[0][max(1, layers // 2) :]
+    student.config.num_hidden_layers = len(lists[0])
+    student.config.use_cache = False
+    return student

@@ -1,0 +1,219 @@
+"""Shard files of records: written atomically, memory-mapped, every record checked when it is read."""
+
+import fcntl
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import pyarrow as pa
+from safetensors.numpy import save
+
+from distill.cache.format.identity import Identity
+from distill.cache.format.index import prefixes_of
+from distill.cache.format.key import KEY_BYTES
+
+
+class DamagedError(Exception):
+    """Error for a shard or record that is missing, truncated, changed or from another cache."""
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:06d}.safetensors"
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[IO[bytes] | None]:
+    """Yields the empty file that will become `path`, or None while another process works on it.
+
+    The lock is released when the process that holds it ends, for whatever reason; the partial file of a killed process
+    is overwritten.
+    """
+    partial = path.with_suffix(".partial")
+    with partial.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        # Between opening and locking, the previous process may have finished and renamed this very file.
+        if not still_named(file, partial):
+            yield None
+            return
+        try:
+            file.truncate(0)
+            yield file
+        finally:
+            if still_named(file, partial):
+                partial.unlink()
+
+
+def still_named(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.fstat(file.fileno()).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
+
+
+def publish(file: IO[bytes], path: Path, data: bytes) -> None:
+    """Writes `data` into a claimed file and renames it to `path`."""
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())
+    path.with_suffix(".partial").replace(path)
+
+
+def shard_bytes(identity: Identity, number: int, keys: np.ndarray, records: Mapping[str, Sequence[bytes]]) -> bytes:
+    """Returns the file: keys uint8 [rows, 16] and, per signal, `payload`, `ends` uint64 and `crc` uint32 [rows]."""
+    tensors = {"keys": np.ascontiguousarray(keys)}
+    for name, parts in records.items():
+        stored = [packed(part, identity) for part in parts]
+        tensors[f"{name}.payload"] = np.frombuffer(b"".join(stored), np.uint8)
+        tensors[f"{name}.ends"] = np.cumsum([len(part) for part in stored], dtype=np.uint64)
+        sums = (checksum(part, key.tobytes(), name, identity) for part, key in zip(stored, keys, strict=True))
+        tensors[f"{name}.crc"] = np.fromiter(sums, np.uint32, len(stored))
+    return save(tensors, metadata=metadata_of(identity, number))
+
+
+def metadata_of(identity: Identity, number: int) -> dict[str, str]:
+    # A single entry: safetensors writes several in no fixed order, and files have to be bit-identical.
+    return {"cache": f"{identity.digest.hex()} shard {number}"}
+
+
+def checksum(stored: bytes | memoryview, key: bytes, name: str, identity: Identity) -> int:
+    # Includes the key and the cache: otherwise an intact record from elsewhere would be accepted.
+    return zlib.crc32(stored, zlib.crc32(key + name.encode() + identity.digest))
+
+
+def packed(record: bytes, identity: Identity) -> bytes:
+    if identity.compression == "none":
+        return record
+    return len(record).to_bytes(4, "little") + pa.compress(record, "zstd", asbytes=True)
+
+
+def unpacked(stored: memoryview, identity: Identity) -> memoryview:
+    if identity.compression == "none":
+        return stored
+    size = int.from_bytes(stored[:4], "little")
+    return memoryview(pa.decompress(stored[4:], size, "zstd"))
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A damaged byte range of a shard's file and the rows it affects."""
+
+    start: int
+    end: int
+    rows: tuple[int, ...]
+    reason: str
+
+
+class Shard:
+    """A memory-mapped shard file.
+
+    Raises:
+        DamagedError: The file is missing, too short, not a shard, or belongs to another number or cache.
+    """
+
+    def __init__(self, folder: Path, number: int, rows: int, identity: Identity):
+        self.path, self.identity, self.rows = shard_path(folder, number), identity, rows
+        try:
+            self.data = np.memmap(self.path, np.uint8, "r")
+        except (OSError, ValueError) as error:
+            raise DamagedError(f"{self.path.name}: missing or unreadable ({error})") from error
+        header = self.header()
+        self.places: dict[str, tuple[int, int]] = {}
+        self.metadata = metadata_of(identity, number)
+        if header.pop("__metadata__", None) != self.metadata:
+            raise DamagedError(f"{self.path.name}: a shard of another place or teacher, or its header changed")
+        keys = self.tensor(header, "keys", np.uint8)
+        if len(keys) != rows * KEY_BYTES:
+            raise DamagedError(f"{self.path.name}: expected {rows} rows, found {len(keys) / KEY_BYTES:g}")
+        self.keys = keys.reshape(rows, KEY_BYTES)
+        self.signals = {}
+        for signal in identity.signals:
+            ends = self.tensor(header, f"{signal.name}.ends", np.uint64)
+            crc = self.tensor(header, f"{signal.name}.crc", np.uint32)
+            self.signals[signal.name] = (self.tensor(header, f"{signal.name}.payload", np.uint8), ends, crc)
+            if not len(ends) == len(crc) == rows:
+                raise DamagedError(
+                    f"{self.path.name}: expected {rows} rows, found {len(ends)} ends, {len(crc)} checksums"
+                )
+
+    def header(self) -> dict:
+        try:
+            (size,) = struct.unpack("<Q", self.data[:8].tobytes())
+            self.begin = 8 + size
+            header = json.loads(self.data[8 : self.begin].tobytes())
+            if not isinstance(header, dict):
+                raise ValueError("it is no table")
+            return header
+        except (struct.error, ValueError) as error:
+            raise DamagedError(f"{self.path.name}: its header can't be read ({error})") from error
+
+    def tensor(self, header: dict, name: str, dtype: type) -> np.ndarray:
+        try:
+            first, last = header[name]["data_offsets"]
+            if not 0 <= first <= last <= len(self.data) - self.begin:
+                raise DamagedError(f"{self.path.name}: truncated, or its header changed")
+            self.places[name] = (self.begin + first, self.begin + last)
+            return self.data[self.begin + first : self.begin + last].view(dtype)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedError(f"{self.path.name}: its header changed ({name}: {error})") from error
+
+    def span(self, row: int, name: str) -> tuple[int, int]:
+        """Returns the start and end of a record in its payload."""
+        ends = self.signals[name][1]
+        return int(ends[row - 1]) if row else 0, int(ends[row])
+
+    def record(self, row: int, name: str) -> memoryview:
+        """Returns a record after checking it.
+
+        Raises:
+            DamagedError: The record differs from its checksum.
+        """
+        payload, _, crc = self.signals[name]
+        first, last = self.span(row, name)
+        stored = payload[first:last].data if first <= last <= len(payload) else None
+        if stored is None or checksum(stored, self.keys[row].tobytes(), name, self.identity) != crc[row]:
+            raise DamagedError(f"{self.path.name}: row {row} differs from its checksum")
+        return unpacked(stored, self.identity)
+
+    def damages(self, prefixes: np.ndarray) -> list[Damage]:
+        """Returns the byte range of each damaged key and record, or the whole file if only other bytes changed.
+
+        Args:
+            prefixes: uint64 [rows], the prefixes of the keys according to the index: an intact shard of a cache with
+                the same identity, but other samples, differs in nothing else.
+        """
+        begin = self.places["keys"][0]
+        moved = np.flatnonzero(prefixes_of(self.keys) != prefixes).tolist()
+        found = [
+            Damage(begin + KEY_BYTES * row, begin + KEY_BYTES * (row + 1), (row,), "not the index's key")
+            for row in moved
+        ]
+        for name in self.signals:
+            begin = self.places[f"{name}.payload"][0]
+            for row in range(self.rows):
+                try:
+                    self.record(row, name)
+                except DamagedError:
+                    first, last = self.span(row, name)
+                    last = min(max(first, last), len(self.signals[name][0]))
+                    found.append(Damage(begin + min(first, last), begin + last, (row,), "differs from its checksum"))
+        if not found and self.rewritten() != self.data.tobytes():
+            found.append(Damage(0, len(self.data), tuple(range(self.rows)), "its header or padding changed"))
+        return found
+
+    def rewritten(self) -> bytes:
+        """Returns the file as `shard_bytes` would write it from the parsed contents."""
+        arrays = {"keys": np.array(self.keys)}
+        for name, parts in self.signals.items():
+            arrays |= {f"{name}.{part}": np.array(a) for part, a in zip(("payload", "ends", "crc"), parts, strict=True)}
+        return save(arrays, metadata=self.metadata)

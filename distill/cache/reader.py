@@ -1,0 +1,126 @@
+"""Looks up a teacher's signals by sample content."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from distill.cache.format.identity import Identity
+from distill.cache.format.index import key_array
+from distill.cache.format.key import sample_keys
+from distill.cache.format.shard import DamagedError, Shard, shard_path
+from distill.cache.format.store import Store, open_store
+from distill.cache.signals import Sampled, SignalMask, TopK
+from distill.errors import InputError
+
+OPEN_SHARDS = 256  # each open shard holds a file descriptor
+
+
+class CacheReader:
+    """A memory-mapped cache that checks each record when it is read; several threads may share one reader.
+
+    Args:
+        folder: The cache's folder.
+        expected: Identity that the cache must have; None accepts any.
+
+    Raises:
+        InputError: The folder holds no cache, a damaged one or one with another identity, or shards are missing (the
+            first five are named).
+    """
+
+    def __init__(self, folder: Path, expected: Identity | None = None):
+        self.folder, self.expected = folder, expected
+        self.store: Store = open_store(folder, expected)
+        self.shards: OrderedDict[int, Shard] = OrderedDict()
+        self.lock = threading.Lock()
+        gone = [n for n in range(len(self.store.shard_rows)) if not shard_path(folder, n).is_file()]
+        if gone:
+            raise self.unusable([f"{shard_path(folder, n).name}: missing" for n in gone])
+
+    def __reduce__(self) -> tuple:
+        """Pickles only the arguments, so that another process maps the files itself."""
+        return CacheReader, (self.folder, self.expected)
+
+    def __len__(self) -> int:
+        return len(self.store.index)
+
+    def unusable(self, reasons: Sequence[str]) -> InputError:
+        named = "; ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
+        return InputError(
+            f"cache {str(self.folder)!r}: {named}; `python -m pipelines.cache rebuild --cache {self.folder}` computes "
+            "just these again"
+        )
+
+    def shard(self, number: int) -> Shard:
+        with self.lock:
+            if number in self.shards:
+                self.shards.move_to_end(number)
+                return self.shards[number]
+        shard = Shard(self.folder, number, self.store.shard_rows[number], self.store.identity)
+        with self.lock:
+            self.shards[number] = shard
+            while len(self.shards) > OPEN_SHARDS:
+                self.shards.popitem(last=False)
+        return shard
+
+    def locate(self, keys: Sequence[bytes]) -> list[tuple[Shard, int]]:
+        """Returns the shard and row of each key.
+
+        Raises:
+            InputError: A sample isn't in the cache, or a shard can't be read.
+        """
+        first, last = self.store.index.candidates(key_array(keys))
+        return [self.locate_key(key, range(a, b)) for key, a, b in zip(keys, first, last, strict=True)]
+
+    def locate_key(self, key: bytes, entries: range) -> tuple[Shard, int]:
+        for entry in entries:
+            place = int(self.store.index.places[entry])
+            number, row = place >> 32, place & 0xFFFFFFFF
+            if number >= len(self.store.shard_rows) or row >= self.store.shard_rows[number]:
+                raise self.unusable([f"the index names row {row} of shard {number}, which isn't there"])
+            try:
+                shard = self.shard(number)
+            except DamagedError as error:
+                raise self.unusable([str(error)]) from error
+            if shard.keys[row].tobytes() == key:
+                return shard, row
+        if len(entries):
+            raise self.unusable([f"sample {key.hex()}: another key stands in its place"])
+        raise InputError(
+            f"cache {str(self.folder)!r}: no signal for sample {key.hex()} among {len(self)}: "
+            "the data or its preprocessing changed since the cache was written"
+        )
+
+    def signals_of(self, keys: Sequence[bytes], where: SignalMask) -> dict[str, Any]:
+        """Returns the tensors of a batch by name; see each signal's `decode`.
+
+        For `Sampled` and `TopK` signals, the result also contains their `temperature` and the teacher's number of
+        `classes`, since the teacher's vocabulary may be padded to another size than the student's.
+
+        Raises:
+            InputError: A sample isn't in the cache, or a record is damaged.
+        """
+        found = self.locate(keys)
+        out: dict[str, Any] = {}
+        for signal in self.store.identity.signals:
+            try:
+                records = [shard.record(row, signal.name) for shard, row in found]
+                out |= signal.decode(records, where, self.store.codebooks.get(signal.name, {}))
+                if isinstance(signal, Sampled | TopK):
+                    out |= {"temperature": signal.temperature, "classes": signal.width}
+            except (DamagedError, ValueError) as error:
+                raise self.unusable([str(error)]) from error
+        return out
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Returns the teacher signals of a padded batch, on the CPU."""
+        return self.signals_of(sample_keys(batch), SignalMask.of(batch))
+
+    def holds(self, keys: Sequence[bytes]) -> np.ndarray:
+        """Returns which keys have an entry in the index, bool [keys], by prefix; no record is read."""
+        first, last = self.store.index.candidates(key_array(keys))
+        return last > first

@@ -1,0 +1,67 @@
+"""Dense values without compression: logits over few classes, or sentence embeddings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from distill.cache.signals.checks import check_finite, check_width
+from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
+from distill.errors import InputError
+
+
+@dataclass(frozen=True)
+class Dense(Signal):
+    """One row of numbers per sample or per position.
+
+    Args:
+        of: `logits` or `embedding`.
+        each: `sample` or `position`.
+        dtype: `float32` is exact, `float16` takes half the space.
+    """
+
+    kind: ClassVar[str] = "dense"
+    of: Literal["logits", "embedding"] = "logits"
+    each: Literal["sample", "position"] = "sample"
+    dtype: Literal["float32", "float16"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("each", ("sample", "position")), ("dtype", ("float32", "float16"))):
+            if getattr(self, name) not in allowed:
+                raise InputError(f"cache.{name}: expected {' or '.join(allowed)}, found {getattr(self, name)!r}")
+
+    @property
+    def name(self) -> str:
+        return self.of
+
+    @property
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.of,)
+
+    def nominal_bytes(self) -> float:
+        return self.width * np.dtype(self.dtype).itemsize
+
+    def rows(self, answer: TeacherOutputs) -> list[Row]:
+        # Cast before the check: values beyond the range of float16 become infinite.
+        values, mask = answer.outputs[self.of].to(getattr(torch, self.dtype)), answer.where.positions
+        check_width(self.of, values, self.width)
+        values = values if self.each == "sample" else at_positions(values, mask)
+        check_finite(self.of, values, answer.keys)
+        counts = [1] * len(values) if self.each == "sample" else mask.sum(1).tolist()
+        parts = values.cpu().split(counts)
+        return [(part[0].numpy() if self.each == "sample" else part.numpy(),) for part in parts]
+
+    def encode(self, row: Row, codebook: Codebook) -> bytes:
+        return np.ascontiguousarray(row[0]).tobytes()
+
+    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
+        """Returns the values under the name `of`: [batch, width], or [positions, width] in the order of the batch."""
+        wanted = [1] * len(records) if self.each == "sample" else where.positions.sum(1).tolist()
+        out = np.empty((sum(wanted), self.width), self.dtype)
+        first = 0
+        for record, count in zip(records, wanted, strict=True):
+            out[first : first + count] = np.frombuffer(record, self.dtype).reshape(count, self.width)
+            first += count
+        return {self.of: torch.from_numpy(out).float()}

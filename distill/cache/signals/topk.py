@@ -1,0 +1,155 @@
+"""The k likeliest ids of each position, their log-probabilities on a grid, and the total probability of all others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numba import njit, uint64
+from torch import Tensor
+
+from distill.cache.signals import rans
+from distill.cache.signals.checks import check_finite, check_width
+from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
+from distill.errors import InputError
+
+LEVELS = 1024  # of the grid; lower probabilities are clamped to its end
+CLASSES = 16  # of ids by frequency: frequent ids have larger probabilities
+SMOOTHING = 0.02
+
+
+@dataclass(frozen=True)
+class TopK(Signal):
+    """Log-probabilities rounded to the nearest multiple of `step`; the tail is one more number on the same grid.
+
+    Truncating a distribution at k biases the target towards the top: the tail's mass is stored, but not its
+    distribution within the tail.
+
+    Args:
+        k: Ids per position.
+        step: Grid of the log-probabilities in nats: a probability is off by at most a factor of exp(step / 2), and by
+            as much again because all of them are normalized to sum to 1.
+        temperature: Divides the teacher's logits first.
+    """
+
+    kind: ClassVar[str] = "topk"
+    k: int = 64
+    step: float = 0.125
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= min(self.width, 4096):
+            raise InputError(f"cache.k: expected 1 to {min(self.width, 4096)}, found {self.k}")
+        if not self.step > 0 or not self.temperature > 0:
+            raise InputError(
+                f"cache: expected a step and a temperature of more than 0, found {self.step} and {self.temperature}"
+            )
+
+    def nominal_bytes(self) -> float:
+        return 1.8 * self.k
+
+    def rows(self, answer: TeacherOutputs) -> list[Row]:
+        """Returns ids int32 [positions, k] ascending, their levels int32 [positions, k], the tail's [positions]."""
+        logits = at_positions(answer.outputs["logits"], answer.where.positions).float() / self.temperature
+        check_width("logits", logits, self.width)
+        values, ids = logits.topk(self.k, -1)
+        # Not `logsumexp`: for logits of 150 it is off by 1e-5, and a confident teacher would seem to have a tail.
+        log_mass = (logits - values[:, :1]).exp_().sum(-1, keepdim=True).log_()
+        log_probs = values - values[:, :1] - log_mass
+        check_finite("logits", log_probs[:, :1], answer.keys)
+        ids, order = ids.sort(-1)
+        tail = torch.log1p(-log_probs.exp().sum(-1).clamp(max=1))
+        columns = (ids.int(), self.levels(log_probs.gather(-1, order)), self.levels(tail))
+        lengths = answer.where.positions.sum(1).tolist()
+        samples = zip(*(c.cpu().split(lengths) for c in columns), strict=True)
+        return [tuple(part.numpy() for part in sample) for sample in samples]
+
+    def levels(self, log_probs: Tensor) -> Tensor:
+        return (log_probs / -self.step).round().clamp(0, LEVELS - 1).int()
+
+    def fit(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+        ids, levels, tails = (np.concatenate(column) for column in zip(*rows, strict=True))
+        starts = rans.id_table(ids.ravel(), self.width)
+        floors = levels.max(1)
+        above = np.zeros((CLASSES, LEVELS))
+        np.add.at(above, (classes_of(rans.Table(starts))[ids], floors[:, None] - levels), 1)
+        small = {"floors": np.bincount(floors, minlength=LEVELS), "tails": np.bincount(tails, minlength=LEVELS)}
+        tables = {name: rans.table(seen + SMOOTHING, rans.SMALL_BITS) for name, seen in small.items()}
+        return {"ids": starts, **tables, "above": np.stack([rans.table(r + SMOOTHING, rans.SMALL_BITS) for r in above])}
+
+    def encode(self, row: Row, codebook: Codebook) -> bytes:
+        stack = np.empty(row[0].size * 3 + 3 * len(row[0]) + 8, np.uint32)
+        classes = classes_of(codebook["ids"])
+        tables = (codebook[name].starts for name in ("floors", "tails", "above"))
+        return rans.packed(*encode(*row, *codebook["ids"].pushing, classes, *tables, stack))
+
+    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
+        """Returns {"ids" int64 [positions, k], "log_probs" float32 [positions, k], "tail" float32 [positions]}.
+
+        The probabilities of the ids and the tail sum to 1 at each position.
+        """
+        lengths = where.positions.sum(1).tolist()
+        ids, levels = np.empty((sum(lengths), self.k), np.int64), np.empty((sum(lengths), self.k), np.int32)
+        tails = np.empty(sum(lengths), np.int32)
+        classes = classes_of(codebook["ids"])
+        small = [array for name in ("floors", "tails", "above") for array in codebook[name].popping[:2]]
+        first = 0
+        for record, length in zip(records, lengths, strict=True):
+            part = slice(first, first + length)
+            decode(
+                *rans.unpacked(record), *codebook["ids"].popping, classes, *small, ids[part], levels[part], tails[part]
+            )
+            first += length
+        # Normalized together: near 1 the grid is too coarse for the tail alone to determine the small mass of the
+        # stored ids, but their levels do.
+        grid = np.hstack([levels, tails[:, None]]).astype(np.float32) * np.float32(-self.step)
+        grid[tails == LEVELS - 1, -1] = -np.inf
+        # NumPy: this runs on a background thread during training, where PyTorch would start threads of its own.
+        grid -= grid.max(1, keepdims=True)
+        grid -= np.log(np.exp(grid).sum(1, keepdims=True))
+        return {
+            "ids": torch.from_numpy(ids),
+            "log_probs": torch.from_numpy(grid[:, :-1]),
+            "tail": torch.from_numpy(np.exp(grid[:, -1])),
+        }
+
+
+def classes_of(ids: rans.Table) -> np.ndarray:
+    """Returns each id's class by the logarithm of its frequency, int8 [width]."""
+    return np.minimum(ids.magnitudes, CLASSES - 1)
+
+
+@njit(nogil=True, cache=True)
+def encode(ids, levels, tails, id_starts, bits, classes, floor_starts, tail_starts, above_starts, stack):
+    """Codes every position, the last first; a decoder pops, per position: floor, tail, ids, levels above the floor."""
+    state, top, small = rans.START, 0, uint64(rans.SMALL_BITS)
+    items = np.empty(ids.shape[1], np.int64)
+    for position in range(len(ids) - 1, -1, -1):
+        floor = levels[position].max()
+        for i in range(ids.shape[1] - 1, -1, -1):
+            row = above_starts[classes[ids[position, i]]]
+            state, top = rans.push_symbol(state, stack, top, floor - levels[position, i], row, small)
+        items[:] = ids[position]
+        state, top = rans.push_set(state, stack, top, items, len(items), id_starts, bits)
+        state, top = rans.push_symbol(state, stack, top, tails[position], tail_starts, small)
+        state, top = rans.push_symbol(state, stack, top, floor, floor_starts, small)
+    return state, stack, top
+
+
+@njit(nogil=True, cache=True)
+def decode(state, stack, top, id_starts, id_lookup, bits, classes, floor_starts, floor_lookup, tail_starts, tail_lookup,
+           above_starts, above_lookup, ids, levels, tails):  # fmt: skip
+    small = uint64(rans.SMALL_BITS)
+    for position in range(len(ids)):
+        floor, state, top = rans.pop_symbol(state, stack, top, floor_starts, floor_lookup, small)
+        tails[position], state, top = rans.pop_symbol(state, stack, top, tail_starts, tail_lookup, small)
+        state, top = rans.pop_set(state, stack, top, ids[position], ids.shape[1], id_starts, id_lookup, bits)
+        for i in range(ids.shape[1]):
+            kind = classes[ids[position, i]]
+            above, state, top = rans.pop_symbol(state, stack, top, above_starts[kind], above_lookup[kind], small)
+            if above > floor:
+                raise ValueError("a probability above 1")
+            levels[position, i] = floor - above
+    if state != rans.START or top != 0:
+        raise ValueError("the record does not end with its last position")

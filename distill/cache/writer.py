@@ -1,0 +1,307 @@
+"""Writes the signals of a set of samples; several writers may run at once, and each resumes where others stopped."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distill.cache.format.identity import Identity
+from distill.cache.format.index import key_array
+from distill.cache.format.shard import DamagedError, Shard, claimed, publish, shard_bytes, shard_path
+from distill.cache.format.store import ABOUT, SPARE, Store, locked, lost_file_error, open_store, repair_files, sweep
+from distill.cache.plan import BATCH_TOKENS, Samples, cut_batches, cut_shards, index_of, new_rows
+from distill.cache.preflight import (
+    Forecast,
+    Teacher,
+    check_room,
+    forecast,
+    measure,
+    run_teacher,
+    table_bytes,
+)
+from distill.cache.signals.signal import Row
+from distill.errors import InputError
+
+POLL_SECONDS = 0.2
+CACHE_FILE_PREFIXES = ("cache.", "codebook.", "index-", "shard-", SPARE)
+
+
+@dataclass(frozen=True)
+class Written:
+    """Result of a call of `write_cache`.
+
+    Args:
+        samples: Number of distinct samples in the cache.
+        computed: Number of shards that this writer computed, wholly or in part.
+        reused: Number of shards that already existed or that another writer computed.
+        asked: Number of samples for which this writer ran the teacher, without those of the initial measurement.
+        damaged: Shards that had to be repaired, with the reason.
+    """
+
+    samples: int
+    computed: int
+    reused: int
+    asked: int
+    damaged: tuple[str, ...]
+
+
+def write_cache(
+    folder: Path,
+    identity: Identity,
+    samples: Samples,
+    teacher: Teacher,
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    batch_tokens: int = BATCH_TOKENS,
+    force: bool = False,
+    made_from: Mapping[str, Any] | None = None,
+    in_step: bool = False,
+    on_forecast: Callable[[Forecast], None] = lambda expected: None,
+    on_progress: Callable[[int], None] = lambda samples: None,
+) -> Written:
+    """Computes and stores the signals of every distinct sample that has none yet, and repairs damaged shards.
+
+    Args:
+        folder: The cache's folder, which need not exist.
+        identity: Identity of the cache: what the signals are computed from.
+        samples: Samples whose signals are requested; other samples of an existing cache are left unchanged.
+        teacher: Maps a padded batch to the tensors that the signals need.
+        rank, ranks: Determine the shard at which this writer starts; shards aren't assigned by rank, but claimed one by
+            one.
+        batch_tokens: Tokens per batch of the teacher, including padding; an existing cache keeps its own setting.
+        force: Write even if the disk is too small.
+        made_from: Stored in cache.json for users and for `rebuild`.
+        in_step: Compute every `ranks`-th shard without waiting for other writers, for a teacher that computes only
+            while all processes call it (see `SharedTeacher`); if the cache isn't planned yet, call `plan_cache` first.
+        on_forecast: Called with the forecast for samples that are new to the cache, before anything is written.
+        on_progress: Called with the number of samples done since the last call.
+
+    Raises:
+        InputError: The folder holds another cache or other files, the teacher's outputs are not finite, the disk is too
+            small, cache.json, index or codebook are lost with their spare copies, or a missing or damaged shard holds
+            samples that are not among `samples`.
+    """
+
+    store = plan_cache(
+        folder, identity, samples, teacher,
+        batch_tokens=batch_tokens, force=force, made_from=made_from, on_forecast=on_forecast,
+    )  # fmt: skip
+    writer = Writer(store, samples, teacher)
+    missing, damaged = writer.missing()
+    if in_step:
+        missing = [number for number in missing if number % ranks == rank]
+    on_progress(len(store.index) - sum(store.shard_rows[i] for i in missing))
+    start = 0 if in_step else rank * len(missing) // ranks
+    computed = writer.write(missing[start:] + missing[:start], on_progress)
+    return Written(len(store.index), computed, len(store.shard_rows) - computed, writer.asked, tuple(damaged))
+
+
+def plan_cache(
+    folder: Path,
+    identity: Identity,
+    samples: Samples,
+    teacher: Teacher,
+    *,
+    batch_tokens: int = BATCH_TOKENS,
+    force: bool = False,
+    made_from: Mapping[str, Any] | None = None,
+    on_forecast: Callable[[Forecast], None] = lambda expected: None,
+) -> Store:
+    """Assigns every sample a place in the cache, without signals; arguments and errors are those of `write_cache`."""
+
+    def approve(expected: Forecast) -> None:
+        on_forecast(expected)
+        if not force:
+            check_room(folder, expected)
+
+    return plan_store(folder, identity, samples, teacher, batch_tokens, made_from or {}, approve)
+
+
+def plan_store(
+    folder: Path,
+    identity: Identity,
+    samples: Samples,
+    teacher: Teacher,
+    batch_tokens: int,
+    made_from: Mapping[str, Any],
+    approve: Callable[[Forecast], None],
+) -> Store:
+    """Returns a store with a place for every sample: a new one, or the existing one with added shards.
+
+    `approve` is called with the forecast for the new samples before anything is written.
+    """
+    check_folder(folder)
+    with locked(folder):
+        store = None
+        if (folder / ABOUT).exists() or (folder / SPARE / ABOUT).exists():
+            repair_files(folder)
+            store = open_store(folder, identity)
+        elif any(folder.glob("shard-*.safetensors")):
+            raise lost_file_error(folder, ABOUT)  # after replanning, its shards might be attributed to other samples
+        sweep(folder)
+        rows = new_rows(samples, known_to(store) if store else None)
+        if store is not None and not rows:
+            return store
+        if not rows:
+            raise InputError(f"cache {str(folder)!r}: expected samples, found none: there is nothing to write")
+        lengths = np.asarray([samples.lengths[i] for i in rows], np.int64)
+        added = cut_shards(lengths, identity.signals)
+        index = index_of(samples, rows, added, len(store.shard_rows) if store else 0)
+        measured, books = measure(teacher, samples, rows, identity, store.batch_tokens if store else batch_tokens)
+        tokens = int(lengths.sum())
+        tables = 0 if store else table_bytes(books)
+        approve(forecast(folder, measured, lengths, len(identity.signals), tokens // len(added), tables))
+        if store is None:
+            # No timestamps: the same samples and teacher produce identical files, including this one.
+            about = {"tokens": tokens, "made_from": dict(made_from)}
+            store = Store(folder, identity, tuple(added), batch_tokens, index, books, about)
+        else:
+            about = {**store.about, "tokens": store.about["tokens"] + tokens}
+            shard_rows = (*store.shard_rows, *added)
+            store = replace(store, shard_rows=shard_rows, index=store.index.joined(index), about=about)
+        store.save()
+        return store
+
+
+def check_folder(folder: Path) -> None:
+    """Creates the folder, or raises InputError if it holds anything other than a cache."""
+    if folder.exists():
+        theirs = [
+            f.name for f in folder.iterdir() if not f.name.startswith(CACHE_FILE_PREFIXES) and f.suffix != ".partial"
+        ]
+        if theirs:
+            raise InputError(f"cache {str(folder)!r}: the folder holds something else; nothing was written")
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def known_to(store: Store) -> Callable[[np.ndarray], np.ndarray]:
+    def known(keys: np.ndarray) -> np.ndarray:
+        first, last = store.index.candidates(keys)
+        return last > first
+
+    return known
+
+
+class Writer:
+    """Computes and writes shards of an opened cache."""
+
+    def __init__(self, store: Store, samples: Samples, teacher: Teacher):
+        self.store, self.samples, self.teacher = store, samples, teacher
+        self.asked = 0
+        self.rows_of_prefix: dict[int, int] = {}
+        for row, key in reversed(list(enumerate(samples.keys))):
+            self.rows_of_prefix[int.from_bytes(key[:8], "little")] = row
+
+    def missing(self) -> tuple[list[int], list[str]]:
+        """Returns the numbers of the missing or damaged shards, and the faults of the damaged ones."""
+        numbers, damaged = [], []
+        for number in range(len(self.store.shard_rows)):
+            fault = self.fault(number)
+            if fault is not None:
+                numbers.append(number)
+                if shard_path(self.store.folder, number).exists():
+                    damaged.append(fault)
+        return numbers, damaged
+
+    def fault(self, number: int) -> str | None:
+        try:
+            found = self.open(number).damages(self.store.index.shard_prefixes(number))
+        except DamagedError as error:
+            return str(error)
+        if not found:
+            return None
+        rows = {row for damage in found for row in damage.rows}
+        return f"{shard_path(self.store.folder, number).name}: {len(rows)} samples damaged, {found[0].reason}"
+
+    def open(self, number: int) -> Shard:
+        return Shard(self.store.folder, number, self.store.shard_rows[number], self.store.identity)
+
+    def sample_rows(self, number: int) -> list[int]:
+        """Returns the sample number of each row of a shard.
+
+        Raises:
+            InputError: A sample of the shard isn't among the writer's samples.
+        """
+        prefixes = self.store.index.shard_prefixes(number)
+        rows = [self.rows_of_prefix.get(int(prefix), -1) for prefix in prefixes]
+        absent = rows.count(-1)
+        if absent:
+            raise InputError(
+                f"cache {str(self.store.folder)!r}: shard {number} is missing or damaged, and {absent} of its "
+                f"{len(rows)} samples are not in the data given: they can't be computed again without their text"
+            )
+        return rows
+
+    def lengths(self, rows: Sequence[int]) -> np.ndarray:
+        return np.asarray([self.samples.lengths[i] for i in rows], np.int64)
+
+    def write(self, numbers: Sequence[int], on_progress: Callable[[int], None]) -> int:
+        """Writes the shards that no other writer has claimed, waits for the others, and returns how many it wrote."""
+        computed, left = 0, list(numbers)
+        with ThreadPoolExecutor(1) as coder:
+            while left:
+                states = {number: self.attempt(number, coder, on_progress) for number in left}
+                computed += sum(state == "computed" for state in states.values())
+                left = [number for number, state in states.items() if state == "claimed"]
+                if left:
+                    time.sleep(POLL_SECONDS)
+        for stale in self.store.folder.glob("shard-*.partial"):
+            with claimed(stale):  # left by a killed process: claiming and releasing it removes it
+                pass
+        return computed
+
+    def attempt(self, number: int, coder: ThreadPoolExecutor, on_progress: Callable[[int], None]) -> str:
+        """Returns `computed` (here), `found` (already intact) or `claimed` (by another process)."""
+        path = shard_path(self.store.folder, number)
+        with claimed(path) as file:
+            if self.fault(number) is None:
+                on_progress(self.store.shard_rows[number])
+                return "found"
+            if file is None:
+                return "claimed"
+            publish(file, path, self.compute(number, coder, on_progress))
+            return "computed"
+
+    def compute(self, number: int, coder: ThreadPoolExecutor, on_progress: Callable[[int], None]) -> bytes:
+        """Returns the shard's bytes; the teacher recomputes every batch that has a missing or damaged record."""
+        rows, signals = self.sample_rows(number), self.store.identity.signals
+        kept = self.kept(number)
+        batches: list[tuple[range, Future[list[list[bytes]]] | None]] = []
+        for batch in cut_batches(self.lengths(rows), self.store.batch_tokens):
+            if all(row in kept for row in batch):
+                batches.append((batch, None))
+            else:
+                answer = run_teacher(self.teacher, self.samples, [rows[i] for i in batch])
+                taken = [signal.rows(answer) for signal in signals]
+                batches.append((batch, coder.submit(self.encode, taken)))
+                self.asked += len(batch)
+            on_progress(len(batch))
+        records: dict[str, list[bytes]] = {signal.name: [] for signal in signals}
+        for batch, future in batches:
+            fresh = future.result() if future is not None else None
+            for i, signal in enumerate(signals):
+                records[signal.name] += fresh[i] if fresh else [kept[row][i] for row in batch]
+        return shard_bytes(self.store.identity, number, key_array([self.samples.keys[i] for i in rows]), records)
+
+    def encode(self, taken: Sequence[Sequence[Row]]) -> list[list[bytes]]:
+        """Returns the encoded records by signal, then sample."""
+        pairs = zip(self.store.identity.signals, taken, strict=True)
+        return [
+            [signal.encode(row, self.store.codebooks.get(signal.name, {})) for row in rows] for signal, rows in pairs
+        ]
+
+    def kept(self, number: int) -> dict[int, list[bytes]]:
+        """Returns the intact records of a damaged shard by row, each row's in the order of the signals."""
+        try:
+            shard = self.open(number)
+        except DamagedError:
+            return {}
+        found = shard.damages(self.store.index.shard_prefixes(number))
+        bad = {row for damage in found if len(damage.rows) == 1 for row in damage.rows}
+        names = [signal.name for signal in self.store.identity.signals]
+        return {row: [bytes(shard.record(row, name)) for name in names] for row in range(shard.rows) if row not in bad}

@@ -1,0 +1,23 @@
+"""Registry of reader classes for checkpoints that no auto class loads completely, by a file in the checkpoint's folder.
+
+Other modules register their readers as strings, so that a command that only exports need not import them and the
+registry can be passed to a new process.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+READERS: dict[str, str] = {}  # file in the folder -> module:class with `from_pretrained`
+
+
+def reader_of(folder: Path) -> Any:
+    """Returns the class that reads the checkpoint in `folder`; None if an auto class reads it."""
+    for file, name in READERS.items():
+        if (folder / file).is_file():
+            module, _, attributes = name.partition(":")
+            found: Any = import_module(module)
+            for attribute in attributes.split("."):
+                found = getattr(found, attribute)
+            return found
+    return None

@@ -1,0 +1,1 @@
+"""Encoding and batching: token ids, blocks, packing, batch order, shares of processes, the data module."""

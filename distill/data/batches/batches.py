@@ -1,0 +1,116 @@
+"""Batches of texts of similar length, in an order that depends only on the seed and the epoch."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from distill.data.batches.encode import Batch
+from distill.data.batches.read_ahead import Prefetcher, Waiting
+from distill.data.batches.share import shard_batch
+
+Signals = Callable[[Batch], Mapping[str, Any]]
+POOL = 50  # batches that are sorted by length together: wide enough to waste little, narrow enough to stay random
+
+
+def epoch_order(lengths: np.ndarray, batch_size: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """Shuffles the rows, sorts pools of POOL batches by length, splits them into batches and shuffles the batches."""
+    rng = np.random.default_rng([seed, epoch])
+    rows = rng.permutation(len(lengths))
+    batches: list[np.ndarray] = []
+    for start in range(0, len(rows), batch_size * POOL):
+        pool = rows[start : start + batch_size * POOL]
+        pool = pool[np.argsort(lengths[pool], kind="stable")]
+        batches += [pool[i : i + batch_size] for i in range(0, len(pool), batch_size)]
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def length_order(lengths: np.ndarray, batch_size: int) -> list[np.ndarray]:
+    """Returns batches of all rows sorted by length, longest last, for evaluation."""
+    rows = np.argsort(lengths, kind="stable")
+    return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+
+
+class Rows(Protocol):
+    """Samples ready to be padded: `Encoded`, `LanguageBlocks`, `MaskedBlocks`."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def collate(self, rows: Any, pad_id: int, epoch: int = 0) -> Batch: ...
+
+
+class TrainBatches:
+    """Training batches, one epoch per iteration; the whole state is one number, so that an interrupted run resumes at
+    the next batch.
+
+    Lightning saves and restores the state through `state_dict`. Under data parallelism each process takes its rows of
+    every batch (see `shard_batch`), so the number of processes may change when a run is resumed.
+
+    Args:
+        data: The samples.
+        batch_size: Rows per batch, over all processes.
+        pad_id: Id of the padding.
+        seed: Seed of the order.
+        rank, ranks: Rank of this process and number of the processes that share each batch.
+        signals: Computes the teacher's signals of a batch, which are added under `signals`.
+        threads: Threads that prepare batches ahead of the step; 0 prepares each batch on request.
+    """
+
+    def __init__(
+        self,
+        data: Rows,
+        batch_size: int,
+        pad_id: int,
+        *,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+        signals: Signals | None = None,
+        threads: int = 0,
+    ):
+        self.data, self.batch_size, self.pad_id = data, batch_size, pad_id
+        self.seed, self.rank, self.ranks = seed, rank, ranks
+        self.signals, self.threads, self.waiting = signals, threads, Waiting()
+        self.position = 0  # batches yielded since the start of the first epoch
+
+    def __len__(self) -> int:
+        return -(-len(self.data) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, start = divmod(self.position, len(self))
+        order = epoch_order(self.data.lengths, self.batch_size, self.seed, epoch)
+        wanted = ((rows, epoch) for rows in order[start:])
+        for batch in Prefetcher(self.make, wanted, threads=self.threads, waiting=self.waiting):
+            self.position += 1
+            yield batch
+
+    def make(self, wanted: tuple[np.ndarray, int]) -> Batch:
+        rows, epoch = wanted
+        batch = shard_batch(self.data.collate(rows, self.pad_id, epoch), self.rank, self.ranks)
+        if self.signals is not None:
+            batch["signals"] = self.signals(batch)
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class EvalBatches:
+    """Evaluation batches: every row once, sorted by length; each of `ranks` processes takes its rows of every batch."""
+
+    def __init__(self, data: Rows, batch_size: int, pad_id: int, *, rank: int = 0, ranks: int = 1):
+        self.data, self.pad_id, self.rank, self.ranks = data, pad_id, rank, ranks
+        self.order = length_order(data.lengths, batch_size)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for rows in self.order:
+            yield shard_batch(self.data.collate(rows, self.pad_id), self.rank, self.ranks)

@@ -1,0 +1,144 @@
+"""Lightning data modules of a run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning
+from transformers import PreTrainedTokenizerBase
+
+from distill.data.batches.batches import EvalBatches, Rows, Signals, TrainBatches
+from distill.data.batches.encode import encode as encode_texts
+from distill.data.batches.packing import padding_id
+from distill.data.splits.labelled import Splits
+
+
+class RowsDataModule(lightning.LightningDataModule):
+    """A data module for padded batches of rows that are already encoded.
+
+    Args:
+        train, validation: The rows: `Encoded`, `LanguageBlocks` or `MaskedBlocks`.
+        pad_id: Id of the padding.
+        batch_size: Rows per batch, over all processes.
+        seed: Seed of the order of training batches.
+        signals: A `CacheReader`: training batches contain the teacher's signals, read ahead of the step.
+        threads: Threads that read ahead.
+    """
+
+    def __init__(
+        self,
+        train: Rows,
+        validation: Rows,
+        *,
+        pad_id: int = 0,
+        batch_size: int = 32,
+        seed: int = 0,
+        signals: Signals | None = None,
+        threads: int = 1,
+    ):
+        super().__init__()
+        self.train, self.validation = train, validation
+        self.pad_id, self.batch_size, self.seed = pad_id, batch_size, seed
+        self.signals, self.threads = signals, threads if signals is not None else 0
+        self.batches: TrainBatches | None = None
+        self.position = 0
+
+    def train_dataloader(self) -> TrainBatches:
+        rank, ranks = self.place()
+        self.batches = TrainBatches(
+            self.train,
+            self.batch_size,
+            self.pad_id,
+            seed=self.seed,
+            rank=rank,
+            ranks=ranks,
+            signals=self.signals,
+            threads=self.threads,
+        )
+        self.batches.position = self.position
+        return self.batches
+
+    def wait_share(self) -> float:
+        """Returns the share of the time since the last call in which training waited for data."""
+        return self.batches.waiting.share() if self.batches else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position in the training batches.
+
+        It is saved here as well because a module that queries the number of steps while it builds its schedule makes
+        Lightning set up the loader before the checkpoint is read, and the loader's own state is then ignored.
+        """
+        return {"position": self.batches.position if self.batches else self.position}
+
+    def teardown(self, stage: str) -> None:
+        """Resets the position, so that another fit with the same data starts at the first batch."""
+        self.position, self.batches = 0, None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+        if self.batches is not None:
+            self.batches.position = self.position
+
+    def place(self) -> tuple[int, int]:
+        """Returns the rank of this process among those that read different data, and their number."""
+        if self.trainer is None:
+            return 0, 1
+        kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
+        return (kwargs["rank"], kwargs["num_replicas"]) if kwargs else (0, 1)
+
+    def val_dataloader(self) -> EvalBatches:
+        return self.evaluated(self.validation)
+
+    def evaluated(self, rows: Rows) -> EvalBatches:
+        rank, ranks = self.place()
+        return EvalBatches(rows, 2 * self.batch_size, self.pad_id, rank=rank, ranks=ranks)
+
+
+class TextDataModule(RowsDataModule):
+    """A data module that encodes the splits with the teacher's tokenizer and provides padded batches.
+
+    Args:
+        splits: The result of `load_splits` or another loader.
+        tokenizer: The teacher's tokenizer; the student shares it.
+        encode: The task's function that encodes a split; encodes texts with a class each by default.
+        encode_train: The task's function that encodes the training split, if different.
+        max_length: Maximum text length in tokens.
+        unlabelled: Also train on the unlabelled texts (their labels are ignored by losses).
+        batch_size, seed, signals, threads: As in `RowsDataModule`.
+    """
+
+    train: Any
+    validation: Any
+
+    def __init__(
+        self,
+        splits: Splits,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        encode: Callable[..., Any] = encode_texts,
+        encode_train: Callable[..., Any] | None = None,
+        batch_size: int = 32,
+        max_length: int = 256,
+        seed: int = 0,
+        unlabelled: bool = True,
+        signals: Signals | None = None,
+        threads: int = 1,
+    ):
+        train = (encode_train or encode)(tokenizer, splits.train, max_length)
+        if unlabelled and len(splits.unlabelled):
+            train = train.joined(encode(tokenizer, splits.unlabelled, max_length))
+        super().__init__(
+            train,
+            encode(tokenizer, splits.validation, max_length),
+            pad_id=padding_id(tokenizer),
+            batch_size=batch_size,
+            seed=seed,
+            signals=signals,
+            threads=threads,
+        )
+        self.splits = splits
+        parts = {"train": train, "validation": self.validation}
+        self.notes = {name: found for name, part in parts.items() if (found := getattr(part, "notes", {}))}
+        self.test = encode(tokenizer, splits.test, max_length)
+
+    def test_dataloader(self) -> EvalBatches:
+        return self.evaluated(self.test)

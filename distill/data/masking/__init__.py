@@ -1,0 +1,1 @@
+"""Masked language modelling: masks that depend on the sample and the epoch."""

@@ -1,0 +1,1 @@
+"""Data sets by kind of row: tagged words, questions, sentences, conversations, documents."""

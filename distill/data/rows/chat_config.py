@@ -1,0 +1,29 @@
+"""Settings for training on conversations."""
+
+from dataclasses import dataclass
+
+from distill.errors import InputError
+
+
+@dataclass(frozen=True)
+class ChatConfig:
+    """Which parts of a conversation a model is trained on.
+
+    Args:
+        template: File with a chat template that replaces the tokenizer's own.
+        asked: `all` of the assistant's turns, or only the `last`.
+        longer: How to treat conversations longer than the maximum length: `skip` leaves them out, `cut` keeps their
+            start.
+    """
+
+    template: str | None = None
+    asked: str = "all"
+    longer: str = "skip"
+
+    def __post_init__(self) -> None:
+        for name, known in (("asked", ("all", "last")), ("longer", ("skip", "cut"))):
+            value = getattr(self, name)
+            if value not in known:
+                raise InputError(
+                    f"chat.{name}: expected {' or '.join(known)}, found {value!r}: it can't be told what is meant"
+                )

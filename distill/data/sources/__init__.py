@@ -1,0 +1,1 @@
+"""Readers of tables and texts from files and the Hugging Face hub."""

@@ -1,0 +1,130 @@
+"""Readers of tables in JSON: an object per line, or a list of objects."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from distill.data.sources.columns import MARK
+from distill.data.sources.files import open_bytes, read_utf8
+from distill.errors import InputError
+
+NESTED = (list, dict)
+ROWS, COLUMNS = "data", "columns"  # keys in files written by pandas or the hub
+
+
+def read_jsonl(file: Path) -> pa.Table:
+    rows: list[dict[str, Any]] = []
+    with open_bytes(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = parse(line.decode("utf-8-sig"))
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"data {str(file)!r}: row {number} is not JSON in UTF-8: {error}") from error
+            rows.append(as_object(row, f"data {str(file)!r}: row {number}"))
+    return table_of(rows)
+
+
+def read_json(file: Path) -> pa.Table:
+    """Reads a list of objects, an object with such a list under `data`, or an object per line, common for .json."""
+    where = f"data {str(file)!r}"
+    try:
+        content = parse(read_utf8(file))
+    except json.JSONDecodeError as error:
+        if error.msg == "Extra data":
+            return read_jsonl(file)
+        raise InputError(f"{where}: not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON: {error}") from error
+    return table_of([as_object(row, f"{where}: row {i}") for i, row in enumerate(rows_of(content, where), 1)])
+
+
+def rows_of(content: Any, where: str) -> list[Any]:
+    """Returns the rows of a JSON document.
+
+    Raises:
+        InputError: The document contains no rows, or other rows under further keys.
+    """
+    if isinstance(content, list):
+        return content
+    if isinstance(content, dict) and isinstance(content.get(ROWS), list):
+        rows, names = content[ROWS], content.get(COLUMNS)
+        others = [key for key, value in content.items() if key not in (ROWS, COLUMNS, "index") and is_rows(value)]
+        if others:
+            raise InputError(f"{where}: expected the rows under {ROWS!r} alone, found more under {others[0]!r}")
+        if isinstance(names, list) and all(isinstance(row, list) and len(row) == len(names) for row in rows):
+            check_names(names, where)
+            return [dict(zip(names, row, strict=True)) for row in rows]
+        return rows
+    keys = ", ".join(map(repr, [*content][:5])) if isinstance(content, dict) else ""
+    found = f"an object with {keys}" if keys else repr(content)[:60]
+    raise InputError(
+        f"{where}: expected a list of objects, or one under {ROWS!r}, found {found}: it can't be told what the rows are"
+    )
+
+
+def check_names(names: Sequence[Any], where: str) -> None:
+    """Checks the names of columns.
+
+    Raises:
+        InputError: A name is not text, or occurs twice.
+    """
+    wrong = next((name for name in names if not isinstance(name, str) or names.count(name) > 1), None)
+    if wrong is not None:
+        raise InputError(
+            f"{where}: expected names under {COLUMNS!r}, each once, found {str(wrong)[:60]!r}: it can't be told which "
+            "column is meant"
+        )
+
+
+def is_rows(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(each, NESTED) for each in value)
+
+
+def parse(text: str) -> Any:
+    """Parses strict JSON.
+
+    Raises:
+        ValueError: The text is not JSON, an object has a key twice, or a string can't be encoded in UTF-8.
+    """
+    found = json.loads(text, object_pairs_hook=unique)
+    if "\\u" in text:  # an escape can be a lone surrogate, which is valid JSON but not text
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} is given twice in one object: one of its values would be lost")
+    return found
+
+
+def as_object(row: Any, where: str) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise InputError(f"{where}: expected an object, found {type(row).__name__}")
+    return row
+
+
+def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    """Builds a table with all values as text; columns with lists or objects are marked in their metadata."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    marks = [{MARK: b""} if any(isinstance(row.get(name), NESTED) for row in rows) else {} for name in names]
+    fields = [pa.field(name, pa.string(), metadata=mark) for name, mark in zip(names, marks, strict=True)]
+    return pa.table([[as_text(row.get(name)) for row in rows] for name in names], schema=pa.schema(fields))
+
+
+def as_text(value: object) -> str | None:
+    """Returns a JSON value as text or as the name of a label; None for null and NaN."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, float) and math.isnan(value):
+        return None  # Python and pandas write missing values as NaN
+    return json.dumps(value, ensure_ascii=False)

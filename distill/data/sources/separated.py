@@ -1,0 +1,143 @@
+"""Readers of tables with a separator between columns: csv and tsv."""
+
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+
+from distill.data.sources.files import open_bytes
+from distill.data.sources.quoting import mark_unquoted
+from distill.errors import InputError
+
+SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
+SAMPLE = 200  # rows from which the separator is inferred
+MOST = 2**31 - 1  # maximum block size of Arrow's parser, in bytes
+SHOWN = 300  # characters of Arrow's message, which includes the whole malformed row
+
+csv.field_size_limit(sys.maxsize)  # a cell may contain a whole book
+
+
+def read_csv(file: Path) -> pa.Table:
+    content = content_of(file)
+    return read_separated(file, content, find_separator(content))
+
+
+def read_tsv(file: Path) -> pa.Table:
+    return read_separated(file, content_of(file), "\t")
+
+
+def content_of(file: Path) -> bytes:
+    with open_bytes(file) as stream:
+        return stream.read()
+
+
+def read_separated(file: Path, content: bytes, separator: str) -> pa.Table:
+    """Parses the content of a file as a table of text, without inferring types: "007" is a label, not the number 7.
+
+    Empty lines are skipped, and columns without a name and values are dropped.
+
+    Raises:
+        InputError: A row has more or fewer cells than the header, a quote isn't closed, or the content is not UTF-8
+            (names the row).
+    """
+    parse = pa.csv.ParseOptions(delimiter=separator, newlines_in_values=True)
+    # One block, as cells must not exceed a block; one thread, so that Arrow reports the number of a malformed row.
+    whole = pa.csv.ReadOptions(use_threads=False, block_size=min(len(content) + 1, MOST))
+
+    def read(**options: Any) -> pa.Table:
+        return pa.csv.read_csv(pa.BufferReader(content), whole, parse, pa.csv.ConvertOptions(**options))
+
+    try:
+        with pa.csv.open_csv(pa.BufferReader(content), whole, parse) as opened:
+            names = opened.schema.names
+        table = read(column_types=dict.fromkeys(names, pa.string()))
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        told = " ".join(str(error)[:SHOWN].split("\n"))
+        why = consequence_of(told, separator)
+        raise InputError(f"data {str(file)!r}: not a well-formed csv file in UTF-8: {told}{why}") from error
+    check_header(file, names)
+    if b'"' in content:
+        check_quotes(file, content, separator)
+    nulls = {"strings_can_be_null": True, "quoted_strings_can_be_null": False}
+    table = mark_unquoted(
+        table,
+        lambda columns, words: read(
+            column_types=dict.fromkeys(columns, pa.string()), include_columns=columns, null_values=words, **nulls
+        ),
+    )
+    named = [i for i, name in enumerate(table.column_names) if name.strip() or any(table.column(i).to_pylist())]
+    return table.select(named)
+
+
+def consequence_of(told: str, separator: str) -> str:
+    """Returns the consequence of Arrow's error and a remedy, for the message."""
+    if "columns, got" in told:
+        return f": it can't be told which cell is of which column; quote cells that hold {SEPARATORS[separator]}"
+    if "utf" in told.lower():
+        return ": other characters than the author's would be learned; save the file as UTF-8"
+    return ""
+
+
+def check_header(file: Path, names: Sequence[str]) -> None:
+    """Checks that quotes in the header were parsed as quotes.
+
+    Raises:
+        InputError: A name keeps its quotes because a blank precedes them.
+    """
+    quoted = next((name for name in names if name.strip().startswith('"')), None)
+    if quoted is not None:
+        raise InputError(
+            f"data {str(file)!r}: line 1: expected quotes right after a separator, found a blank before "
+            f"{quoted.strip()}: quotes would be part of the name and of the cells; leave the blanks out"
+        )
+
+
+def check_quotes(file: Path, content: bytes, separator: str) -> None:
+    """Checks that quotes are closed at the end of their cells.
+
+    Arrow doesn't report this: it reads on across line breaks after an unclosed quote, and drops one closed too early.
+
+    Raises:
+        InputError: A quote isn't closed at the end of its cell.
+    """
+    rows = csv.reader(lines_of(content), delimiter=separator, strict=True)
+    first = 1
+    try:
+        for _ in rows:
+            first = rows.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"data {str(file)!r}: line {first}: a quote before a cell isn't closed at its end ({error}): all rows up "
+            f"to line {rows.line_num} would be one cell, or quotes be lost; quote cells whole, and write quotes in "
+            "them twice"
+        ) from error
+
+
+def find_separator(content: bytes) -> str:
+    """Infers the separator: the one that splits most of the first rows into as many cells as the header.
+
+    Ties go to the first of SEPARATORS; a comma is assumed if no separator fits half of the rows.
+    """
+    shares = {separator: share_like_header(content, separator) for separator in SEPARATORS}
+    best = max(shares, key=lambda separator: shares[separator])
+    return best if shares[best] >= 0.5 else ","
+
+
+def share_like_header(content: bytes, separator: str) -> float:
+    """Returns the share of the first rows with as many columns as the header, 0 if the header has only one."""
+    rows = filter(None, csv.reader(lines_of(content), delimiter=separator))
+    widths = [len(cells) for cells in islice(rows, SAMPLE + 1)]
+    if not widths or widths[0] < 2:
+        return 0.0
+    return widths[1:].count(widths[0]) / len(widths[1:]) if widths[1:] else 1.0
+
+
+def lines_of(content: bytes) -> io.TextIOWrapper:
+    """Opens the lines with their line breaks, as `csv` requires; Arrow reports bytes that are not UTF-8."""
+    return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", errors="replace", newline="")

@@ -1,0 +1,244 @@
+"""Readers of tables from a file, a folder or the hub, with errors that name the damaged rows."""
+
+import io
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from distill.data.sources.conll import read_conll
+from distill.data.sources.files import COMPRESSED, SPLITS, format_of, is_compressed, open_bytes, split_of
+from distill.data.sources.json_rows import read_json, read_jsonl
+from distill.data.sources.separated import read_csv, read_tsv
+from distill.errors import InputError
+
+
+def read_splits(path: str, subset: str | None = None) -> dict[str, pa.Table]:
+    """Reads every existing split, by its standard name: train, validation, test.
+
+    Raises:
+        InputError: The file or data set does not exist, a folder has no train split or two files of one split, or a
+            file is malformed (names the row).
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        return {"train": read_table(place)}
+    if place.is_dir():
+        return {split: read_table(file) for split, file in split_files(place).items()}
+    if place.is_absolute() or path.startswith((".", "~")) or format_of(place) in READERS or is_compressed(place):
+        raise InputError(f"data {path!r}: no such file or folder; expected a file ending in {endings()}, or a folder")
+    return read_hub(path, subset)
+
+
+def endings(*more: str) -> str:
+    """Returns the supported file extensions, for a message."""
+    return f"{', '.join((*more, *READERS))}, each also with {COMPRESSED}"
+
+
+def split_files(folder: Path) -> dict[str, Path]:
+    """Returns the file of each split.
+
+    Raises:
+        InputError: There is no train file, or a split has two files.
+    """
+    found: dict[str, list[Path]] = {}
+    for ending in READERS:
+        for file in sorted(folder.iterdir()):
+            split = split_of(file)
+            if split and format_of(file) == ending:
+                found.setdefault(split, []).append(file)
+    for split, files in found.items():
+        check_single(split, files)
+    if "train" not in found:
+        names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+        raise InputError(
+            f"data {str(folder)!r}: expected a train file ({', '.join('train' + s for s in READERS)}, each also with "
+            f"{COMPRESSED}), found {names}: there would be nothing to train on"
+        )
+    return {split: files[0] for split, files in found.items()}
+
+
+def check_single(split: str, files: list[Path]) -> None:
+    """Checks that a split has only one file.
+
+    Raises:
+        InputError: The split has several files.
+    """
+    if len(files) > 1:
+        found = " and ".join(sorted(file.name for file in files))
+        raise InputError(
+            f"data {str(files[0].parent)!r}: expected one {split} file, found {found}: it can't be told which one "
+            "holds the data; keep one file of each split in the folder, or name one file with --data"
+        )
+
+
+def read_table(file: Path) -> pa.Table:
+    """Reads one file with the reader for its extension.
+
+    Raises:
+        InputError: The extension is unknown, the file is malformed or empty, or two columns have the same name.
+    """
+    reader = READERS.get(format_of(file))
+    if reader is None:
+        found = "".join(file.suffixes[-2:]) if is_compressed(file) else file.suffix
+        raise InputError(f"data {str(file)!r}: expected an ending among {endings()}, found {found!r}")
+    if file.is_file() and file.stat().st_size == 0:
+        raise InputError(f"data {str(file)!r}: the file is empty")
+    table, where = reader(file), f"data {str(file)!r}"
+    check_names(table, where)
+    table = stripped(named_classes_of_file(table, where))
+    if table.num_rows == 0:
+        raise InputError(f"data {str(file)!r}: expected rows, found none below the header")
+    return table
+
+
+def check_names(table: pa.Table, where: str) -> None:
+    """Checks that the names of the columns are unique.
+
+    Raises:
+        InputError: Two columns have the same name, ignoring surrounding blanks.
+    """
+    names = [name.strip() for name in table.column_names]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        places = [str(i) for i, name in enumerate(names, 1) if name == twice[0]]
+        raise InputError(
+            f"{where}: expected columns of different names, found {twice[0]!r} as the name of columns "
+            f"{' and '.join(places)}: it can't be told which one is meant; rename one of them"
+        )
+
+
+def stripped(table: pa.Table) -> pa.Table:
+    """Returns the table with column names stripped of surrounding blanks."""
+    names = [name.strip() for name in table.column_names]
+    return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
+
+
+def read_parquet(file: Path) -> pa.Table:
+    with open_bytes(file) as stream:  # Arrow opens an uncompressed file by its path
+        source = io.BytesIO(stream.read()) if is_compressed(file) else file
+    try:
+        opened = pa.parquet.ParquetFile(source, page_checksum_verification=True)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"data {str(file)!r}: not a parquet file, or its footer is damaged: {error}") from error
+    groups, first = [], 0
+    for index in range(opened.num_row_groups):
+        rows = opened.metadata.row_group(index).num_rows
+        try:
+            groups.append(opened.read_row_group(index))
+            groups[-1].validate(full=True)  # otherwise invalid UTF-8 fails later, without the file's name
+        except (pa.ArrowException, OSError) as error:
+            where = f"rows {first + 1} to {first + rows} (row group {index})"
+            raise InputError(f"data {str(file)!r}: {where} are damaged: {error}") from error
+        first += rows
+    return pa.concat_tables(groups) if groups else opened.schema_arrow.empty_table()
+
+
+def named_classes_of_file(table: pa.Table, where: str) -> pa.Table:
+    """Replaces class ids by their names, if the file's own metadata contains them as in files of the hub.
+
+    Raises:
+        InputError: The metadata can't be read.
+    """
+    if b"ClassLabel" not in (table.schema.metadata or {}).get(b"huggingface", b""):
+        return table
+    import datasets
+
+    try:
+        features = datasets.Features.from_arrow_schema(table.schema)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{where}: expected the names of classes in the file's own description, found one that can't be read "
+            f"({error}): the numbers of classes would be taken for their names"
+        ) from error
+    return named_classes(table, features, where)
+
+
+def read_hub(name: str, subset: str | None) -> dict[str, pa.Table]:
+    """Reads the splits of a hub data set; class ids are replaced by their names.
+
+    Raises:
+        InputError: The data set does not exist or has no train split, or two splits have the same meaning.
+    """
+    loaded = load_hub(name, subset)
+    known = [str(split) for split in loaded if str(split) in SPLITS]
+    for split, count in Counter(SPLITS[each] for each in known).items():
+        if count > 1:
+            found = " and ".join(each for each in known if SPLITS[each] == split)
+            raise InputError(
+                f"data {name!r}: expected one {split} split, found {found}: it can't be told which one is meant"
+            )
+    if "train" not in known:
+        raise InputError(f"data {name!r}: expected a train split, found {', '.join(map(str, loaded))}")
+    splits = {}
+    for split in known:
+        where, rows = f"data {name!r}, {split}", loaded[split]
+        table = rows.with_format("arrow")[:]
+        check_names(table, where)
+        splits[SPLITS[split]] = stripped(named_classes(table, rows.features, where))
+    return splits
+
+
+def load_hub(name: str, subset: str | None) -> Mapping[str, Any]:
+    """Loads the splits of the data set, from the hub or its local copy."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, subset)
+    except Exception as error:  # the hub client raises about twenty exception types
+        raise InputError(
+            f"data {name!r}: no such file or folder here, and the hub gave no data set of that name: {error}"
+        ) from error
+
+
+def named_classes(table: pa.Table, features: Mapping[str, Any], where: str) -> pa.Table:
+    """Replaces class ids by their names, also in lists (several labels per text, or a tag per word).
+
+    Raises:
+        InputError: An id has no name.
+    """
+    for column, feature in features.items():
+        kind = class_type(feature)
+        if kind is None or column not in table.column_names:
+            continue
+        names = []
+        for row, cell in enumerate(table[column].to_pylist(), 1):
+            try:
+                names.append(class_names(cell, feature))
+            except ValueError as error:
+                raise InputError(
+                    f"{where}: row {row}, column {column!r}: expected the number of a class that the data set names, "
+                    f"found {str(cell)[:60]}: it has no name"
+                ) from error
+        table = table.set_column(table.schema.get_field_index(column), column, pa.array(names, kind))
+    return table
+
+
+def class_type(feature: Any) -> pa.DataType | None:
+    """Returns the Arrow type of the names in a column of classes or of lists of classes; None for other columns."""
+    from datasets import ClassLabel, LargeList, List
+
+    if isinstance(feature, (List, LargeList)):
+        inner = class_type(feature.feature)
+        return None if inner is None else pa.list_(inner)
+    return pa.string() if isinstance(feature, ClassLabel) else None
+
+
+def class_names(cell: Any, feature: Any) -> Any:
+    """Returns the name of a class, or the names of a list of classes; None for a missing class."""
+    if isinstance(cell, list):
+        return [class_names(each, feature.feature) for each in cell]
+    return None if cell is None or cell < 0 else feature.int2str(cell)
+
+
+READERS: dict[str, Callable[[Path], pa.Table]] = {
+    ".parquet": read_parquet,
+    ".csv": read_csv,
+    ".tsv": read_tsv,
+    ".json": read_json,
+    ".jsonl": read_jsonl,
+    ".conll": read_conll,
+}

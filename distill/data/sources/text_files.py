@@ -1,0 +1,114 @@
+"""Readers of plain text: documents in txt files, or in a column of a table."""
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from distill.data.config import DataConfig
+from distill.data.sources.columns import find_columns, first_of, missing
+from distill.data.sources.files import COMPRESSED, format_of, read_utf8, split_of
+from distill.data.sources.tables import READERS, check_single, endings, read_splits
+from distill.errors import InputError
+
+TEXT = ".txt"
+
+
+def read_texts(path: str, column: str | None = None, *, split: str = "train", subset: str | None = None) -> list[str]:
+    """Reads the documents of one split, in the order of the source; documents without text are left out.
+
+    Args:
+        path: A txt file (one document, train), a folder of txt files without tables (one document per file, sorted,
+            including subfolders), or any source that `read_splits` reads: a table file, a folder with a train table, a
+            hub data set. If all files and subfolders with txt files are named after splits, the folder is read split by
+            split; otherwise all of it is train.
+        column: Column of a table that contains the text; `text` if not set.
+        split: train, validation or test.
+        subset: Name of the hub data set's configuration.
+
+    Raises:
+        InputError: There is nothing at `path`, a file is malformed or empty (names the file), the split or column does
+            not exist, a column does not contain text, a column is requested from txt files, or the train files in a
+            folder are ambiguous.
+    """
+    if not path:
+        raise InputError("data: no path given: there would be nothing to read; name a file, a folder or a hub data set")
+    files = text_files(path)
+    found = files or read_splits(path, subset)
+    if split not in found:
+        raise InputError(f"data {path!r}: expected a split {split!r}, found {', '.join(found)}: nothing would be read")
+    where = f"data {path!r}, {split}"
+    if not files:
+        texts = column_texts(found[split], column, where)
+    elif column is None:
+        texts = [read_utf8(file) for file in files[split]]
+    else:
+        raise InputError(f"{where}: expected a table with a column {column!r}, found txt files, which have no columns")
+    kept = [text for text in texts if text.strip()]
+    if not kept:
+        raise InputError(f"{where}: expected text, found none in {len(texts)} documents: no token would be left")
+    return kept
+
+
+def split_names(path: str, subset: str | None = None) -> tuple[str, ...]:
+    """Returns the splits that `read_texts` finds at `path`."""
+    return tuple(text_files(path) or read_splits(path, subset))
+
+
+def text_files(path: str) -> dict[str, list[Path]]:
+    """Returns the txt files of each split; empty if `path` is to be read as a table or from the hub."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        return folder_files(place)
+    if format_of(place) == TEXT:
+        if not place.is_file():
+            raise InputError(f"data {path!r}: expected a txt file, found no such file: nothing would be read")
+        return {"train": [place]}
+    if place.is_file() and format_of(place) not in READERS:
+        raise InputError(
+            f"data {path!r}: expected an ending among {endings(TEXT)}, found {place.suffix!r}: "
+            "it can't be told how to read the file"
+        )
+    return {}
+
+
+def folder_files(folder: Path) -> dict[str, list[Path]]:
+    """Groups a folder's txt files by split, by the name of the top-level file or subfolder."""
+    if any(is_table(file) for file in folder.iterdir()):
+        return {}  # next to a table, a txt file is more likely a readme than the text
+    files = [file for file in folder.rglob("*") if format_of(file) == TEXT and file.is_file()]
+    files.sort(key=lambda file: file.relative_to(folder).as_posix())
+    if not files:
+        names = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+        raise InputError(
+            f"data {str(folder)!r}: expected txt files or a train file ({', '.join('train' + s for s in READERS)}, "
+            f"each also with {COMPRESSED}), found {names}: there would be nothing to train on"
+        )
+    splits: dict[str, list[Path]] = {}
+    others: list[Path] = []
+    for file in files:
+        split = split_of(Path(file.relative_to(folder).parts[0]))
+        (splits.setdefault(split, []) if split else others).append(file)
+    if not others:
+        for split, found in splits.items():
+            check_single(split, [file for file in found if file.parent == folder])
+        return splits
+    if "train" in splits:
+        raise InputError(
+            f"data {str(folder)!r}: expected names of splits only, or none, found {str(splits['train'][0])!r} beside "
+            f"{str(others[0])!r}: text held out for the test would be trained on, or text for training left out"
+        )
+    return {"train": files}
+
+
+def is_table(file: Path) -> bool:
+    """Returns whether the file is a table; json files, which may be settings, only if they are named after a split."""
+    return format_of(file) in READERS and (format_of(file) != ".json" or split_of(file) is not None)
+
+
+def column_texts(table: pa.Table, column: str | None, where: str) -> list[str]:
+    # Only the name `text`: from a table of questions and answers, half would be left out without notice.
+    name = column or first_of(table, ("text",))
+    if name is None:
+        raise missing("text", ("text",), table, where)
+    values = table[find_columns(table, DataConfig(text=name), where, labelled=False).text]
+    return [value or "" for value in values.to_pylist()]

@@ -1,0 +1,1 @@
+"""Train, validation and test splits: labels, held-out rows, overlap, and findings for the report."""

@@ -1,0 +1,95 @@
+"""Holding rows out of train for the splits that a data set doesn't have."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from distill.data.config import DataConfig
+from distill.data.splits.findings import Findings
+from distill.errors import InputError
+
+Part = TypeVar("Part")
+
+
+def hold_out_missing(
+    parts: dict[str, Part],
+    findings: Findings,
+    config: DataConfig,
+    cut: Callable[[Part, float], tuple[Part, Part, str]],
+) -> None:
+    """Holds rows out of train for the missing splits, in place; `cut(train, fraction)` returns the part that stays in
+    train, the held-out part, and a description of it.
+    """
+    for split, fraction in (("test", config.test_fraction), ("validation", config.validation_fraction)):
+        if split in parts:
+            findings.counts.setdefault(f"{split}_from", "the data set")
+            continue
+        parts["train"], parts[split], words = cut(parts["train"], fraction)
+        findings.counts[f"{split}_from"] = words
+        findings.remarks.append(f"{split}: {words}")
+
+
+def parted(rows: list[Part], fraction: float, seed: int, what: str) -> tuple[list[Part], list[Part]]:
+    """Splits rows at random, without strata, into (kept, held), each in the original order; see `drawn`."""
+    held = drawn(len(rows), fraction, seed, what)
+    return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
+
+
+def drawn(count: int, fraction: float, seed: int, what: str) -> set[int]:
+    """Draws the indices of the held-out items among `count`, at least one.
+
+    Raises:
+        InputError: No item would be left.
+    """
+    held = max(1, round(count * fraction))
+    if held >= count:
+        raise InputError(
+            f"data: expected at least two {what} to hold one out, found {count}: there would be nothing to measure on"
+        )
+    return set(np.random.default_rng(seed).permutation(count)[:held].tolist())
+
+
+def hold_out(labels: Sequence[str], fraction: float, seed: int) -> tuple[list[int], list[int]]:
+    """Splits row indices into (kept, held), with the same held share in every class; a class of one row is kept.
+
+    Raises:
+        InputError: No class has a second row.
+    """
+    rng = np.random.default_rng(seed)
+    held: list[int] = []
+    by_label: dict[str, list[int]] = {}
+    for row, name in enumerate(labels):
+        by_label.setdefault(name, []).append(row)
+    for name in sorted(by_label):
+        rows = by_label[name]
+        count = min(max(1, round(len(rows) * fraction)), len(rows) - 1)
+        held += [rows[i] for i in rng.permutation(len(rows))[:count]]
+    chosen = set(held)
+    if not held:
+        raise InputError(
+            f"data: expected a class of at least two rows to hold some out, found {len(labels)} rows left in train, "
+            "each of its own class: there would be nothing to measure on"
+        )
+    return [row for row in range(len(labels)) if row not in chosen], sorted(held)
+
+
+def check_sizes(strata: Sequence[str], absent: Sequence[str]) -> None:
+    """Checks that some stratum has enough rows to hold one out for each of the `absent` splits and leave one in train.
+
+    Raises:
+        InputError: No stratum is that large.
+    """
+    sizes = Counter(strata)
+    largest, needed = max(sizes.values()), 1 + len(absent)
+    if largest >= needed:
+        return
+    splits, found = " and ".join(absent), f"{len(strata):,} rows"
+    if len(sizes) > 1:
+        found = f"{len(sizes):,} classes in {len(strata):,} rows, the largest of {largest}"
+    raise InputError(
+        f"data: there is no file for {splits}; to hold a row out for each and leave one in train, expected at least "
+        f"{needed} rows{' of a class' if len(sizes) > 1 else ''}, found {found}: there would be nothing to measure on; "
+        f"add rows, or a {' and a '.join(absent)} file"
+    )

@@ -1,0 +1,1 @@
+"""Access to transformers models: inputs, attention vectors, output heads, generation, sentence vectors."""

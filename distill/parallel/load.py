@@ -1,0 +1,166 @@
+"""Loading of a checkpoint into a sharded model without materialising all weights on any process."""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint import load as load_checkpoint
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+
+from distill.checkpoint.headers import read_headers
+from distill.checkpoint.weights import is_whole_number, load_model, names_text
+from distill.errors import InputError
+from distill.parallel.apply import apply_layout
+from distill.parallel.layout import Layout
+
+SHOWN = 5  # maximum number of names in an error message
+
+
+def load_sharded(
+    folder: Path,
+    auto_class: Any,
+    layout: Layout,
+    mesh: DeviceMesh,
+    *,
+    dtype: torch.dtype = torch.float32,
+    frozen: bool = False,
+    exact: bool = False,
+    policy: MixedPrecisionPolicy | None = None,
+    offload: bool = False,
+    prefetch: int = 1,
+    **from_config_kwargs: Any,
+) -> PreTrainedModel:
+    """Loads the checkpoint in `folder`, sharded over the mesh, in eval mode; each process of the mesh calls it.
+
+    The model is built without memory for its weights and sharded; then each process reads its own slices from the
+    safetensors files. For a layout that shards no weights the model is loaded by `from_pretrained`.
+
+    Args:
+        folder: Checkpoint with config.json and safetensors.
+        auto_class: A transformers auto class that fits the checkpoint.
+        dtype: Dtype of all weights.
+        frozen: Load without gradients; FSDP then frees every weight after a forward pass, whereas training keeps some
+            for the backward pass.
+        exact, policy, offload, prefetch: See `apply_layout`.
+        from_config_kwargs: Passed to `auto_class.from_config`, such as `attn_implementation`.
+
+    Raises:
+        InputError: Names or shapes in the files differ from the model's, or the files are damaged; and as
+            `apply_layout`.
+    """
+    if not layout.sharded and layout.zero != 2:
+        model = load_model(auto_class, folder, dtype=dtype, **from_config_kwargs)
+        return model.requires_grad_(not frozen).to(mesh.device_type).eval()
+    with no_memory_for_parameters():
+        config = AutoConfig.from_pretrained(folder)
+        model = auto_class.from_config(config, dtype=dtype, **from_config_kwargs)
+    wanted = weights_to_read(model, folder)
+    model.requires_grad_(not frozen)
+    apply_layout(model, layout, mesh, exact=exact, policy=policy, offload=offload, prefetch=prefetch)
+    give_memory(model, torch.device("cpu" if offload else mesh.device_type), torch.device(mesh.device_type))
+    read_slices(model, wanted, folder)
+    if model.can_generate() and (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model.eval()
+
+
+def read_slices(model: nn.Module, wanted: Mapping[str, str], folder: Path) -> None:
+    """Reads the model's weights, or this process's slices of them; `wanted` is name in the files -> in the model."""
+    tensors = model.state_dict()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended: processes read separately
+        load_checkpoint(
+            {stored: tensors[name] for stored, name in wanted.items()},
+            storage_reader=HuggingFaceStorageReader(str(folder)),
+            no_dist=True,
+        )
+
+
+@contextmanager
+def no_memory_for_parameters() -> Iterator[None]:
+    """Puts parameters registered within the context on the meta device; buffers stay real, since most of them are in no
+    file.
+    """
+
+    def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:  # the same object: a tied weight stays tied
+            return parameter
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def give_memory(model: nn.Module, parameters: torch.device, buffers: torch.device) -> None:
+    """Allocates uninitialised memory for parameters on the meta device and moves buffers; tied weights stay tied."""
+    made: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if parameter.is_meta and parameter not in made:
+                empty = torch.empty_like(parameter, device=parameters)
+                made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            if parameter.is_meta:
+                setattr(module, name, made[parameter])
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(module, name, buffer.to(buffers))
+
+
+def weights_to_read(model: PreTrainedModel, folder: Path) -> dict[str, str]:
+    """Returns name in the files -> name in the model for each weight; for tied weights the name that the files contain.
+
+    Raises:
+        InputError: Weights are missing, unexpected or of another shape.
+    """
+    stored = stored_shapes(folder)
+    names: dict[Tensor, list[str]] = defaultdict(list)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names[tensor].append(name)
+    wanted, missing, reshaped = {}, [], []
+    for tensor, aliases in names.items():
+        found = next((name for name in aliases if name in stored), None)
+        if found is None:
+            missing.append(aliases[0])
+        elif stored[found] != tuple(tensor.shape):
+            reshaped.append(f"{found}: {list(stored[found])} in the files, {list(tensor.shape)} in the model")
+        else:
+            wanted[found] = aliases[0]
+    made_here = {name for name, _ in model.named_buffers()}
+    left_over = sorted(stored.keys() - {name for aliases in names.values() for name in aliases} - made_here)
+    problems = [
+        f"{what} {len(found)} ({', '.join(found[:SHOWN])}{', ...' if len(found) > SHOWN else ''})"
+        for what, found in (("missing", missing), ("left over", left_over), ("of another shape", reshaped))
+        if found
+    ]
+    if problems:
+        raise InputError(
+            f"checkpoint {str(folder)!r}: doesn't hold the weights of a {type(model).__name__}: {'; '.join(problems)}"
+        )
+    return wanted
+
+
+def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each weight in the files that transformers would read.
+
+    Raises:
+        InputError: As `read_headers`, or weights are integers.
+    """
+    headers = read_headers(folder)
+    whole = [f"{name} as {header.dtype}" for name, header in sorted(headers.items()) if is_whole_number(name, header)]
+    if whole:
+        raise InputError(
+            f"checkpoint {str(folder)!r}: expected weights as floating-point numbers, found {names_text(whole)}: "
+            "integers need the scales of a quantized checkpoint"
+        )
+    return {name: header.shape for name, header in headers.items()}

@@ -1,0 +1,1 @@
+"""Training of a student: the Lightning module, its optimizer, and the layer terms."""

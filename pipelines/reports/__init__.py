@@ -1,0 +1,1 @@
+"""Reports: number formats, charts, the HTML page, model cards and terminal tables."""

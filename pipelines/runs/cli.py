@@ -1,0 +1,197 @@
+"""Command lines from frozen dataclasses: flags, YAML files, short names and error messages."""
+
+import dataclasses
+import errno
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
+
+from compress.errors import ArtefactError, CompressError, VerificationError
+from distill.errors import InputError
+from pipelines.runs import stops
+from pipelines.runs.console import fail
+from pipelines.settings.command_line import CONFIG, split_words
+from pipelines.settings.values import home, settle_value
+from pipelines.settings.yaml_file import read_yaml
+
+Config = TypeVar("Config")
+# Logger -> harmless warning that it logs on import, such as on machines without a GPU; other records pass.
+KNOWN_WARNINGS = {
+    "DeepSpeed": "Setting accelerator to CPU",
+    "torchao": "Failed to load",
+    "torchao.kernel.intmm": "Detected no triton",
+    "torch.utils._pytree": "Calling register_constant() on Enum subclasses is deprecated",
+}
+
+
+def parse(
+    config_class: type[Config], argv: Sequence[str], *, prog: str, about: str, examples: str, short: Mapping[str, str]
+) -> Config:
+    """Returns an instance of `config_class` with the values of the YAML files and flags.
+
+    Every `--config FILE.yaml` is read in order, then the flags; later values override earlier ones.
+
+    Args:
+        config_class: A frozen dataclass; fields of nested dataclasses become `--group.field`.
+        argv: Command-line arguments.
+        prog, about, examples: Shown by `--help`.
+        short: Short name -> full name, such as `teacher` -> `teacher.model`; also valid in YAML.
+
+    Raises:
+        InputError: A config file is missing or malformed; a key or flag is unknown, is given twice or has no value; or
+            a value isn't allowed for its setting.
+        SystemExit: A value has the wrong type (exit code 2), or `--help` was given (exit code 0).
+    """
+    fields = leaves(config_class)
+    words, files = split_words(argv, fields, short, prog)
+    given: dict[str, Any] = {}
+    for file in files:
+        given |= read_yaml(home(f"--{CONFIG}", file), fields, short)
+    parser = build_parser(config_class, prog=prog, about=about, examples=examples, short=short)
+    if given:
+        checked = parser.parse_object(given)  # defaults are not type-checked by the parser
+        parser.set_defaults({name: checked[name] for name in given})
+    return build_config(config_class, parser.parse_args(words))
+
+
+def build_parser(config_class: type, *, prog: str, about: str, examples: str, short: Mapping[str, str]) -> "Parser":
+    """Returns a parser that knows the types of all settings and formats the help."""
+    listed = ", ".join(f"--{name} for --{full}" for name, full in short.items())
+    parser = Parser(
+        prog=prog,
+        usage=f"python -m {prog} [--{CONFIG} FILE.yaml] [options]",
+        description=about,
+        epilog=f"short names: {listed}\n\nexamples:\n{examples}",
+        formatter_class=PlainHelp,
+    )
+    help_of_config = "YAML file, or recipe:NAME; later files override earlier ones, and flags override files"
+    parser.add_argument(f"--{CONFIG}", type=str, default=None, help=help_of_config)
+    parser.add_class_arguments(config_class, as_group=False)
+    return parser
+
+
+def build_config(config_class: type[Config], values: Any, group: str = "") -> Config:
+    """Returns an instance of the dataclass of a group, including nested groups.
+
+    Error messages name the group in full, as on the command line.
+    """
+    fields = {
+        field.name: build_config(field.type, values[field.name], f"{group}{field.name}.")  # type: ignore[arg-type]
+        if dataclasses.is_dataclass(field.type)
+        else settle_value(f"{group}{field.name}", values[field.name])
+        for field in dataclasses.fields(config_class)  # type: ignore[arg-type]
+    }
+    try:
+        return config_class(**fields)
+    except InputError as error:
+        raise InputError(named_in_full(str(error), group)) from None
+
+
+def named_in_full(message: str, group: str) -> str:
+    """Replaces a setting's name in a message: `loss.kl: …` -> `general.loss.kl: …` in the group `general.loss.`."""
+    owner = re.match(r"\w*", message)[0]  # type: ignore[index]  # `train`, of `teacher_train` and `general.train` too
+    if not owner or not group.endswith(f"{owner}."):
+        return message
+    return re.sub(rf"(?<![\w.]){owner}(?=[.:])", group[:-1], message)
+
+
+class PlainHelp(DefaultHelpFormatter):
+    """Help formatter that preserves the line breaks of the examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(indent + line for line in text.splitlines())
+
+
+class Parser(ArgumentParser):
+    """Argument parser that reports a value of the wrong type as a single message."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        fail(f"{message} (see python -m {self.prog} --help)")
+        sys.exit(2)
+
+
+def leaves(config_class: type, prefix: str = "") -> dict[str, Any]:
+    """Returns dotted name -> type of every field that isn't a nested dataclass."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config_class):
+        if dataclasses.is_dataclass(field.type):
+            found |= leaves(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        else:
+            found[prefix + field.name] = field.type
+    return found
+
+
+def run(main: Callable[[Sequence[str]], None]) -> None:
+    """Runs a command; invalid input exits with code 2 and a message instead of a traceback."""
+    # set here and not in the library, so that a notebook's own settings are unaffected
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # Otherwise the last bits of a product depend on the memory alignment of its weights, and differ between layouts.
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+    for name, text in KNOWN_WARNINGS.items():
+        logging.getLogger(name).addFilter(without(text))
+    try:
+        with stops.watched():
+            main(sys.argv[1:])
+    except KeyboardInterrupt:
+        fail("stopped; the same command goes on from here")
+        sys.exit(130)
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        fail(message)
+        sys.exit(2)
+
+
+def without(text: str) -> Callable[[logging.LogRecord], bool]:
+    """Returns a filter that drops log records that contain this text."""
+    return lambda record: text not in record.getMessage()
+
+
+def explain(error: BaseException) -> str | None:
+    """Returns the message for an error that the user can fix; None for any other error."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, InputError | ArtefactError | CompressError | VerificationError):
+            return str(seen)
+        named = getattr(seen, "filename", None)
+        where = named or "output"
+        if error_number(seen) in (errno.ENOSPC, errno.EDQUOT):
+            return f"{where}: the disk is full; what was complete is kept: make room and run the same command again"
+        if error_number(seen) in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if (
+                named is None and error_number(seen) != errno.EROFS
+            ):  # safetensors and arrow describe the failure in words
+                return f"no permission: {str(seen).splitlines()[0]}; nothing was changed"
+            if error_number(seen) != errno.EROFS and is_unreadable(Path(str(where))):
+                return f"{where}: no permission to read it; nothing was changed"
+            return f"{where}: no permission to write there; nothing was changed"
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return None
+
+
+def is_unreadable(place: Path) -> bool:
+    """Returns whether a path, or its closest visible parent, exists and this user may not read it."""
+    for each in (place, *place.parents):
+        try:
+            each.lstat()
+        except OSError:
+            continue  # a parent folder decides whether it can be accessed
+        effective = os.access in os.supports_effective_ids
+        return not os.access(each, os.R_OK | os.X_OK if each.is_dir() else os.R_OK, effective_ids=effective)
+    return False
+
+
+def error_number(error: BaseException) -> int | None:
+    """Returns the system's error number; safetensors and arrow give it only in the message."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    told = re.search(r"(?:os error|errno) (\d+)", str(error))
+    return int(told.group(1)) if told else None

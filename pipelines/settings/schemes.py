@@ -1,0 +1,79 @@
+"""The quantization schemes of a run's students, and whether their weights have 7 or 8 bits."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from compress.export.common.targets import by_scheme, formats_of
+from compress.export.processors import resolve_reduced
+from compress.quantize.config import Processor, QuantizeConfig
+from compress.quantize.schemes import SCHEMES, multiplies_bytes
+from pipelines.settings.distill_config import DistillConfig
+
+
+def schemes_of(config: DistillConfig) -> dict[str, list[str]]:
+    """Returns scheme -> the formats that support it, for all students; the first scheme is the main student's."""
+    if not config.quantize.scheme:
+        return {}
+    measured = [config.budget.runtime] if config.budget.precision == "int8" else []
+    return by_scheme(dict.fromkeys((*formats_of(config.export), *measured)), config.quantize.scheme)
+
+
+def quantization_by(config: DistillConfig, scheme: str) -> QuantizeConfig:
+    """Returns the quantization settings for one scheme, with `reduced` resolved.
+
+    The result no longer depends on the processor.
+
+    Raises:
+        CompressError: 8-bit weights are requested that can't be verified on this processor.
+    """
+    how, formats = config.quantize, schemes_of(config)[scheme]
+    saturable = multiplies_bytes(SCHEMES[scheme])
+    reduced = saturable and resolve_reduced(how.reduced, how.processor, formats)
+    return replace(how, scheme=scheme, reduced=reduced, processor="here")
+
+
+def is_dynamic(config: DistillConfig) -> bool:
+    """Returns whether students are deployed with ONNX Runtime's dynamic int8, which needs no training."""
+    budget = config.budget
+    return budget.asked and (budget.runtime, budget.precision, config.quantize.scheme) == ("onnxruntime", "int8", "")
+
+
+def is_dynamic_reduced(config: DistillConfig) -> bool:
+    """Returns whether ONNX Runtime's dynamic int8 uses 7-bit weights.
+
+    Raises:
+        CompressError: 8-bit weights are requested that can't be scored on this processor.
+    """
+    how = config.quantize
+    return is_dynamic(config) and resolve_reduced(how.reduced, how.processor, ["onnxruntime"])
+
+
+def check_processor(config: DistillConfig) -> None:
+    """Checks that the exported files can be verified on this processor.
+
+    Raises:
+        CompressError: Files with 8-bit weights can't be verified on this processor.
+    """
+    is_dynamic_reduced(config)
+    for scheme in schemes_of(config):
+        quantization_by(config, scheme)
+
+
+def resolved_reduced(config: DistillConfig) -> bool | dict[str, bool]:
+    """Returns whether weights have 7 bits; scheme -> bool if the schemes differ."""
+    if not config.quantize.scheme:
+        return is_dynamic_reduced(config)
+    found = {scheme: quantization_by(config, scheme).reduced is True for scheme in schemes_of(config)}
+    return next(iter(found.values())) if len(set(found.values())) == 1 else found
+
+
+def is_reduced(processor: Processor, folder: Path, *, dynamic: bool) -> bool:
+    """Returns whether ONNX Runtime's dynamic int8 version of the checkpoint has 7-bit weights.
+
+    Raises:
+        CompressError: 8-bit weights are requested that can't be scored on this processor.
+    """
+    from compress.quantize.store import is_rounded
+
+    wanted = dynamic and not is_rounded(folder)
+    return wanted and resolve_reduced("auto", processor, ["onnxruntime"], group="")

@@ -1,0 +1,124 @@
+"""Models built for timing under a budget: exported for its runtime and precision, with representative texts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.export.common.huggingface import TorchModel
+from compress.export.common.source import Source
+from compress.export.common.targets import FLOAT, Target
+from compress.export.runtimes import open_export
+from compress.export.write import write_targets
+from compress.measure.latency import Latency, Runner, measure
+from compress.prune.budget import Budget
+from compress.quantize.config import QuantizeConfig
+from compress.quantize.prepare import LayerQuantization, convert
+from compress.quantize.rounding import quantize_model
+from distill.tasks.task import Task
+from pipelines.runs.files import artefact_bytes
+from pipelines.stages.compared_texts import select_rows
+from pipelines.stages.evaluate import arrays
+from pipelines.stages.export import HUGGINGFACE
+
+TEXTS = 64
+ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model ready to be timed: its files, their runner, and its inputs."""
+
+    target: Target
+    folder: Path
+    runner: Runner
+    inputs: Sequence[dict[str, np.ndarray]]
+
+    @property
+    def bytes(self) -> int:
+        return artefact_bytes(self.folder / str(self.target))
+
+
+def target_for(budget: Budget, *, teacher: bool = False) -> Target:
+    """Returns the export target of a budget; the teacher's is in fp32."""
+    form = {"pytorch": "huggingface"}.get(budget.runtime, budget.runtime)
+    return Target(form, "int8" if budget.precision == "int8" and not teacher else FLOAT)
+
+
+def build(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    target: Target,
+    folder: Path,
+    texts: "Texts",
+    how: QuantizeConfig | None = None,
+    *,
+    reduced: bool = False,
+) -> Built:
+    """Exports the model into `folder` and opens the files; with `how` the weights are quantized first.
+
+    With `reduced`, weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
+    """
+    inputs = texts.inputs(tokenizer)
+    rounding = rounded_on(model, how, inputs) if how is not None else None
+    write_targets(Source(model, tokenizer, rounding, reduced), [target], folder)
+    place = folder / str(target)
+    runner: Any = TorchModel.of(model) if target == HUGGINGFACE else open_export(target, place, texts.budget.threads)
+    return Built(target, folder, runner, inputs)
+
+
+def rounded_on(
+    model: PreTrainedModel, how: QuantizeConfig, inputs: Sequence[Mapping[str, np.ndarray]]
+) -> dict[str, LayerQuantization]:
+    """Calibrates and quantizes the model in place, cheaply: representative in speed, not in accuracy."""
+    batches = [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in inputs]
+    quantize_model(model, replace(how, smooth=0, weights="nearest"), batches)
+    return convert(model)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts that models are timed on, the same for every tokenizer."""
+
+    examples: Any
+    budget: Budget
+    max_length: int
+    task: Task
+
+    def inputs(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, np.ndarray]]:
+        """Returns padded batches; if the budget sets a length, each text is repeated or truncated to it."""
+        encoded, pad = self.task.encode(tokenizer, self.examples, self.max_length), int(tokenizer.pad_token_id or 0)
+        size = self.budget.batch
+        rows = list(range(min(len(encoded), TEXTS * size)))
+        groups = [rows[i : i + size] for i in range(0, len(rows), size)]
+        batches = [arrays(encoded.collate(group, pad)) for group in groups if len(group) == size]
+        return [self.stretched(batch) for batch in batches] if self.budget.length else batches
+
+    def stretched(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        width = self.budget.length
+        times = -(-width // batch["input_ids"].shape[1])
+        return {name: np.ascontiguousarray(np.tile(value, (1, times))[:, :width]) for name, value in batch.items()}
+
+
+def texts_of(examples: Any, budget: Budget, max_length: int, seed: int, task: Task) -> Texts:
+    """Returns texts drawn from a split by the seed: enough for TEXTS calls if the split has as many."""
+    rows = np.random.default_rng(seed).permutation(len(examples))[: TEXTS * budget.batch]
+    if len(rows) < budget.batch:
+        rows = np.resize(rows, budget.batch)
+    texts, pairs = select_rows(examples, rows)
+    return Texts(type(examples)(texts) if pairs is None else type(examples)(texts, pairs), budget, max_length, task)
+
+
+def time_together(built: Mapping[str, Built], budget: Budget, rounds: int = ROUNDS) -> dict[str, Latency]:
+    """Times all models in turn on the same texts."""
+    calls = min(len(each.inputs) for each in built.values())  # another tokenizer may split a long text into more rows
+    return measure(
+        {name: each.runner for name, each in built.items()},
+        {name: each.inputs[:calls] for name, each in built.items()},
+        rounds=rounds,
+        threads=budget.threads,
+    )

@@ -1,0 +1,33 @@
+"""The texts that exported files are compared and timed on."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distill.data.rows.tagged import Tagged
+    from distill.data.splits.labelled import Examples
+
+
+def sample(examples: "Examples | Tagged", count: int, seed: int) -> tuple[list[Any], list[str] | None]:
+    """Returns at most `count` texts and their pairs, drawn by the seed."""
+    import numpy as np
+
+    return select_rows(examples, np.random.default_rng(seed).permutation(len(examples))[:count])
+
+
+def select_rows(examples: "Examples | Tagged", rows: "Iterable[int]") -> tuple[list[Any], list[str] | None]:
+    """Returns the texts of these rows, and their pairs if there are any."""
+    pairs = [examples.pairs[i] for i in rows] if examples.pairs is not None else None
+    return [examples.texts[i] for i in rows], pairs
+
+
+def texts_hash(examples: "Examples | Tagged") -> str:
+    """Returns a hash of all texts and labels, because quantized targets are scored on them."""
+    from pipelines.runs.stage import digest_of
+
+    return digest_of([examples.texts, examples.pairs, examples.labels])
+
+
+def as_plain_texts(part: Any) -> Any:
+    """Returns a split as texts; conversations become the texts of their messages."""
+    return part.spoken() if hasattr(part, "spoken") else part

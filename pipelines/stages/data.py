@@ -1,0 +1,108 @@
+"""The data stage: reads, checks and splits the data, and writes the files that all later stages read."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from distill.data.config import DataConfig
+from distill.data.rows.reading_remarks import describe_reading
+from distill.data.rows.sentences import LINES
+from distill.data.sources.files import format_of
+from distill.data.sources.tables import read_splits, split_files
+from distill.data.sources.text_files import text_files
+from distill.data.splits.labelled import Splits
+from distill.tasks.choose import TASKS
+from distill.tasks.task import Task
+from distill.tasks.text_classification import TextClassification
+from pipelines.runs.console import Console
+from pipelines.runs.stage import Artefact, Run, content_hash
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+PARTS = ("train", "validation", "test", "unlabelled")
+
+
+def data_stage(
+    run: Run, config: DataConfig, task: str = TextClassification.name, how: Mapping[str, Any] | None = None
+) -> Artefact:
+    """Writes a parquet file per split, the labels and the counts, in the form of the task.
+
+    Args:
+        run: The run.
+        config: The data set.
+        task: The task's name in TASKS.
+        how: Further settings of the task.
+    """
+    apart = ("path", "unlabelled", "max_length", "packing")
+    settings = {k: v for k, v in asdict(config).items() if k not in apart}
+    settings |= {"task": task} if task != TextClassification.name else {}
+    settings |= {"how": dict(how)} if how else {}
+    inputs = {"data": source_hash(config)}
+    say_reading(run.console, config)
+    if config.unlabelled is not None:
+        inputs["unlabelled"] = content_hash(Path(config.unlabelled).expanduser())
+
+    def work(folder: Path) -> dict[str, Any]:
+        splits = TASKS[task].read(config, run.seed)
+        write_splits(splits, folder, settings)
+        counts = {part: len(getattr(splits, part)) for part in PARTS} | {"classes": len(splits.labels)}
+        return counts | splits.notes | {"remarks": list(splits.remarks)}
+
+    done = run.stage("data", settings, inputs, work, version=VERSION)
+    for remark in done.metrics.get("remarks", []):
+        run.console.say(f"  {remark}")
+    return done
+
+
+def say_reading(console: Console, config: DataConfig) -> None:
+    """Prints which parts of a data set aren't read, and which are read differently than their names suggest."""
+    for line in describe_reading(config):
+        console.say(f"  data: {line}")
+
+
+def source_hash(config: DataConfig) -> str:
+    """Returns a hash of the data to be read: of file contents, or of the rows of a hub data set."""
+    place = Path(config.path).expanduser()
+    if place.is_file():
+        return content_hash(place)
+    total = hashlib.sha256()
+    if place.is_dir() and (files := text_files(config.path)):
+        for split, each in sorted(files.items()):
+            total.update("".join(f"{split}:{content_hash(file)}" for file in each).encode())
+    elif (place / LINES).is_file():
+        total.update("".join(f"{file.name}:{content_hash(file)}" for file in sorted(place.iterdir())).encode())
+    elif place.is_dir():
+        for split, file in sorted(split_files(place).items()):
+            total.update(f"{split}:{format_of(file)}:{content_hash(file)}".encode())
+    else:
+        for split, table in sorted(read_splits(config.path, config.subset).items()):
+            total.update(f"{split}:{json.dumps(table.to_pydict(), default=str)}".encode())
+    return total.hexdigest()
+
+
+def write_splits(splits: Splits, folder: Path, settings: dict[str, Any]) -> None:
+    for part in PARTS:
+        pa.parquet.write_table(getattr(splits, part).table(), folder / f"{part}.parquet")
+    about: dict[str, Any] = {"task": settings.get("task", TextClassification.name), "labels": splits.labels}
+    about |= {"notes": splits.notes, "remarks": list(splits.remarks)}
+    about |= {"how": settings["how"]} if "how" in settings else {}
+    (folder / "data.json").write_text(json.dumps(about, indent=1))
+
+
+def read_data(artefact: Artefact) -> Splits:
+    """Reads the splits that the data stage wrote."""
+    about = json.loads((artefact.folder / "data.json").read_text())
+    form = TASKS[about["task"]].form
+    parts = {part: form.of(pa.parquet.read_table(artefact.folder / f"{part}.parquet")) for part in PARTS}
+    return Splits(tuple(about["labels"]), **parts, notes=about["notes"], remarks=about["remarks"])
+
+
+def read_task(artefact: Artefact) -> Task:
+    """Returns the task that the data stage wrote the data for, with its labels."""
+    about = json.loads((artefact.folder / "data.json").read_text())
+    return TASKS[about["task"]].of(about["labels"], about.get("how", {}))

@@ -1,0 +1,189 @@
+"""The export stage: deployable files, each reloaded in a fresh process and compared with the model."""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compress.errors import ArtefactError
+from compress.export.common.targets import Target, check_float, formats_of, with_sources
+from distill.errors import InputError
+from pipelines.runs.console import Console
+from pipelines.runs.stage import SCRATCH, Artefact, Run
+from pipelines.settings.export_config import ExportConfig
+from pipelines.stages.compared_texts import as_plain_texts, sample, texts_hash
+
+if TYPE_CHECKING:
+    from distill.data.rows.tagged import Tagged
+    from distill.data.splits.labelled import Examples
+
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+
+
+HUGGINGFACE = Target("huggingface")
+
+
+ALWAYS = (HUGGINGFACE, Target("onnx"), Target("onnxruntime"))
+
+
+def export_stage(
+    run: Run,
+    name: str,
+    model: Artefact | str,
+    checkpoint: Path,
+    examples: "Examples | Tagged",
+    *,
+    parity: int,
+    max_length: int,
+    targets: Sequence[Target] = ALWAYS,
+    reduced: bool = False,
+) -> Artefact:
+    """Exports the checkpoint to a folder per target and verifies each; refused targets are set aside with the reason.
+
+    Args:
+        run: The run.
+        name: Name of the stage.
+        model: The checkpoint's stage or content hash, for the stage's key.
+        checkpoint: Folder of the trained model.
+        examples: Real texts; float targets are compared on `parity` of them, quantized targets on all.
+        parity, max_length: See `ExportConfig`.
+        targets: Targets to export.
+        reduced: Whether weights of ONNX Runtime's dynamic int8 quantization have 7 bits.
+
+    Raises:
+        ArtefactError: No target matches the model.
+        VerificationError: A comparing process was killed; nothing is recorded, and the next run repeats the stage.
+    """
+    settings: dict[str, Any] = {"targets": [str(t) for t in targets], "parity": parity, "max_length": max_length}
+    settings |= {"reduced": True} if reduced else {}
+
+    def work(folder: Path) -> dict[str, Any]:
+        from pipelines.stages.export_proof import Proof, proof_text, source_of
+
+        remove_results(folder)
+        drawn = sample(examples, parity, run.seed)
+        proof = Proof(source_of(checkpoint, reduced=reduced), folder, examples, drawn, max_length)
+        wanted = with_sources(targets)
+        with run.console.track(f"{name}: writing and reloading", len(wanted), "files") as advance:
+            for target in wanted:
+                advance(1, str(target))
+                proof.prove(target)
+        for each in proof.proven:
+            run.console.say(f"  {proof_text(each)}")
+        for each in proof.refused:
+            run.console.say(f"  {each['target']}: refused, kept in {each['where']}: {each['reason']}")
+        if not proof.proven:
+            raise ArtefactError(f"{name}: no target is the model: {proof.refused[0]['reason']}")
+        return {"parity": proof.proven} | ({"refused": proof.refused} if proof.refused else {})
+
+    return run.stage(name, settings, {"model": model, "texts": texts_hash(examples)}, work, version=VERSION)
+
+
+def remove_results(folder: Path) -> None:
+    """Removes what an interrupted attempt has written or set aside."""
+    for each in folder.iterdir():
+        if each.is_dir() and each.name != SCRATCH:
+            shutil.rmtree(each)
+
+
+def is_labelled(config: ExportConfig, folder: Path) -> bool:
+    """Returns whether the model classifies whole texts and the data has labels."""
+    from compress.prune.slicing.checkpoint import register_pruned
+    from distill.checkpoint.config import load_config
+    from distill.data.sources.columns import LABEL, first_of
+    from distill.data.sources.tables import read_splits
+    from distill.data.splits.labelled import Examples
+    from distill.tasks.choose import TASKS, by_head
+    from distill.tasks.text_classification import TextClassification
+
+    register_pruned(folder)
+    name = by_head(load_config(folder), config.model)
+    if name not in TASKS or not issubclass(TASKS[name], TextClassification) or TASKS[name].form is not Examples:
+        return False
+    splits = read_splits(config.data)
+    return first_of(splits.get("test", splits["train"]), LABEL) is not None
+
+
+def check_model(config: ExportConfig, folder: Path, console: Console) -> int:
+    """Returns the maximum text length of a model that is exported without being scored.
+
+    Raises:
+        InputError: The weights or the tokenizer don't belong to the model.
+    """
+    from distill.checkpoint.config import load_config
+    from distill.tasks.choose import TASKS, by_head, language_of
+    from distill.tasks.sentence_embedding import SentenceEmbedding
+    from pipelines.settings.task_settings import fitted_length, read_models
+
+    about = load_config(folder)
+    task = TASKS.get(by_head(about, config.model) or language_of(about), SentenceEmbedding)(())
+    task.check_weights(folder, "model")
+    length, note = fitted_length(config.max_length, task, read_models({"model": folder}, task))
+    if note:
+        console.say(f"  model{note}")
+    return length
+
+
+def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
+    """Returns texts in the form that the model takes: lists of words for a tagger, contexts as pairs for questions."""
+    from transformers import AutoConfig
+
+    from compress.prune.slicing.checkpoint import register_pruned
+    from distill.data.config import DataConfig
+    from distill.data.sources.columns import find_columns
+    from distill.data.sources.tables import read_splits
+    from distill.data.splits.labelled import Examples, strings
+    from distill.tasks.choose import TASKS, by_head, language_of
+    from distill.tasks.text_classification import TextClassification
+
+    register_pruned(folder)
+    wanted = DataConfig(path=config.data, text=config.text)
+    about = AutoConfig.from_pretrained(folder)
+    task = TASKS.get(by_head(about, config.model) or language_of(about))
+    if task is not None and not issubclass(task, TextClassification):
+        return as_plain_texts(task.read_bare(wanted))
+    splits = read_splits(config.data)
+    table = splits.get("test", splits["train"])
+    columns = find_columns(table, wanted, f"data {config.data!r}", labelled=False)
+    pairs = strings(table, columns.text_pair) if columns.text_pair else None
+    return Examples(strings(table, columns.text), pairs)
+
+
+def requested_targets(export: str, folder: Path, *, dynamic: bool = False) -> list[Target]:
+    """Returns the checkpoint and the requested formats as targets, quantized if the checkpoint is.
+
+    Raises:
+        CompressError: A format is unknown, or doesn't support the model.
+    """
+    from compress.quantize.prepare import precision_of
+    from compress.quantize.store import is_rounded, load_rounding
+
+    formats = formats_of(export)
+    if is_rounded(folder):
+        return [HUGGINGFACE, *rounded_targets(formats, precision_of(load_rounding(folder)))]
+    check_float(formats, str(folder))
+    return [HUGGINGFACE, *(Target(name) for name in formats), *([Target("onnxruntime", "int8")] if dynamic else [])]
+
+
+def rounded_targets(formats: Iterable[str], precision: str) -> list[Target]:
+    """Returns targets for the formats that support quantized models; the others are skipped."""
+    return [Target(name, precision) for name in formats if Target(name).kind.rounded]
+
+
+def difference_text(proof: dict[str, Any]) -> str:
+    return f"{proof['layers']:.1e} a layer" if "layers" in proof else f"{proof['max_difference']:.1e} of logits"
+
+
+def check_refused(exports: Sequence[Artefact]) -> None:
+    """Checks that no target was refused.
+
+    Raises:
+        InputError: A target was refused; the other targets were exported.
+    """
+    refused = [f"{e.name} {each['target']}: {each['reason']}" for e in exports for each in e.metrics.get("refused", [])]
+    if refused:
+        raise InputError(
+            f"{refused[0]}{f' (and {len(refused) - 1} more)' if len(refused) > 1 else ''}. It lies aside in refused/ "
+            "of the stage's folder, with the reason; the others were proven"
+        )

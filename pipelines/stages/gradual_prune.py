@@ -1,0 +1,199 @@
+"""The closing stage: units of the whole model are closed gradually while it trains, and are then removed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from compress.errors import CompressError
+from compress.prune.importance.gates import Gates
+from compress.prune.importance.learned_masks import LearnedMasks
+from compress.prune.search.candidates import outline_of
+from compress.prune.search.cost import Outline
+from compress.prune.slicing.checkpoint import load_pruned
+from compress.prune.slicing.slice import prune
+from compress.prune.tracing.axes import Axis
+from distill.parallel.clip import clip_gradients
+from distill.train.config import TrainConfig
+from distill.train.module import Batch, DistillationModule
+from distill.train.optimizer import build_optimizer, build_schedule
+from pipelines.reports.steps import read_costs
+from pipelines.runs.placement import save_model
+from pipelines.runs.stage import Artefact, Run, write_json
+from pipelines.runs.trainer import fit
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.stages.data import read_data, read_task
+from pipelines.stages.distill import SHAPE, PrunedStart, cached_signals, read_shape, texts_module
+from pipelines.stages.gate_closing import (
+    Closing,
+    Goal,
+    LearnedMaskClosing,
+    MovementClosing,
+    expected_cost,
+    learned_masks,
+)
+from pipelines.stages.prune_inputs import axes_of
+from pipelines.stages.scoring import compute_logits
+from pipelines.stages.shape import Inputs
+from pipelines.stages.teacher import MODEL, training_settings
+from pipelines.stages.vocabulary import tokenizer_of
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+LEAST, MOST = 0.01, 0.1  # bounds of the learned masks' learning rate
+LOG_ODDS_RANGE = 25.0  # distance that their log-odds can move over all steps; from open to closed is 6
+MULTIPLIER_RATE_RATIO = (
+    10.0  # ratio of the multipliers' learning rate to the masks'; slower multipliers lag and overshoot the target
+)
+TOLERANCE = 1e-3  # relative to the largest logit
+
+
+class ClosingModule(DistillationModule):
+    """A distillation module that also trains masks, at separate learning rates and without gradient clipping."""
+
+    def __init__(self, student: PreTrainedModel, masks: torch.nn.Module, **settings: Any):
+        super().__init__(student, **settings)
+        self.masks = masks
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if not isinstance(self.masks, LearnedMasks):
+            return loss
+        if self._is_logged():
+            share = self.masks.cost(self.masks.open_probability()).detach()
+            self.log_dict({"train/cost": share, "train/cost_wanted": self.masks.target_at(self.trainer.global_step)})
+        return loss + self.masks.penalty(self.trainer.global_step)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        if gradient_clip_val:
+            clip_gradients([*self.student.parameters(), *self.taught.parameters()], float(gradient_clip_val))
+
+    def configure_optimizers(self) -> Any:
+        steps = int(self.trainer.estimated_stepping_batches)
+        optimizer = build_optimizer(self.student, self.taught.parameters(), self.train_config)
+        if isinstance(self.masks, LearnedMasks):
+            rate = min(MOST, max(LEAST, LOG_ODDS_RANGE / steps))
+            for own, times in (
+                (list(self.masks.log_alpha.parameters()), 1.0),
+                ([self.masks.multipliers], MULTIPLIER_RATE_RATIO),
+            ):
+                optimizer.add_param_group({"params": own, "lr": times * rate, "weight_decay": 0.0})
+        schedule = build_schedule(optimizer, self.train_config, steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def closing_train(train: TrainConfig, epochs: int) -> TrainConfig:
+    """Returns training settings with a constant learning rate and without early stopping.
+
+    Early stopping would restore weights of an earlier step, when fewer units were closed.
+    """
+    return replace(train, epochs=epochs, schedule="constant", patience=0)
+
+
+def close_stage(
+    run: Run, config: DistillConfig, given: Inputs, shape: Artefact, name: str, precision: str, epochs: int
+) -> Artefact:
+    """Trains on the cached signals for `epochs` epochs while units close, and writes the model without them.
+
+    Writes `model/`, the start model without the closed units, and `shape.json`, the units that are kept: on each axis
+    the same number as in the shape, and the same layers. Loss terms on layers are disabled, because layers lose
+    coordinates or are removed.
+
+    Raises:
+        CompressError: The pruned model's logits differ from those of the model with closed gates.
+    """
+    config = replace(config, train=closing_train(config.train, epochs), loss=config.loss.of_outputs)
+    settings = {
+        "loss": vars(config.loss),
+        "train": training_settings(config, "train"),
+        "precision": precision,
+        "max_length": config.data.max_length,
+        "masks": config.prune.masks,
+    }
+    inputs = {"data": given.data, "cache": given.cache, "start": given.start, "words": given.words, "shape": shape}
+    if config.prune.masks == "learned":
+        inputs["costs"] = given.costs
+
+    def work(folder: Path) -> dict[str, Any]:
+        task, tokenizer = read_task(given.data), tokenizer_of(given.start.folder / MODEL)
+        signals = cached_signals(given.cache, PrunedStart(name, given.start, None, given.words))
+        data = texts_module(run, config, read_data(given.data), tokenizer, signals, task)
+        student = load_pruned(given.start.folder / MODEL)
+        axes = axes_of(student, task)
+        closing = closing_of(config, given, shape, student, axes)
+        lightning.seed_everything(run.seed, verbose=False)
+        module = ClosingModule(
+            student,
+            closing.masks,
+            loss=config.loss,
+            train=config.train,
+            metric=task.metric(),
+            answers=task.answers,
+        )
+        with closing.gates:
+            metrics = fit(
+                module,
+                data,
+                folder,
+                label="student: closing units",
+                train=config.train,
+                machine=config.machine,
+                precision=precision,
+                seed=run.seed,
+                console=run.console,
+                wandb_folder=run.output / "wandb",
+                callbacks=[closing],
+            )
+            small = prune(student, axes, closing.shape(), uniform=config.budget.uniform)
+            metrics["gap"] = gap(student, small, next(iter(data.val_dataloader())))
+        save_model(small, tokenizer, folder / MODEL)
+        write_json(folder / SHAPE, {"shape": closing.shape().to_dict(), "outline": read_shape_file(shape)["outline"]})
+        if isinstance(closing, LearnedMaskClosing):
+            with torch.no_grad():
+                metrics["cost"] = float(closing.learned.cost(closing.learned.open_probability()))
+        return metrics | {"params": small.num_parameters()}
+
+    return run.stage(f"close-{name}", settings, inputs, work, version=VERSION)
+
+
+def closing_of(
+    config: DistillConfig, given: Inputs, shape: Artefact, student: PreTrainedModel, axes: list[Axis]
+) -> Closing:
+    """Returns the callback that closes units down to the shape's sizes; learned masks need an axis that loses units."""
+    goal, gates = Goal.of(read_shape(shape)), Gates(student, axes)
+    if config.prune.masks == "movement" or not goal.units:
+        return MovementClosing(gates, goal)
+    costs, _ = read_costs(given.costs)
+    whole, outline = outline_of(axes), Outline(**read_shape_file(shape)["outline"])
+    cost = expected_cost(costs, axes, goal.layers, whole)
+    target = costs.predict(outline) / costs.predict(whole)
+    sizes = {name: gates.size(name) for name in goal.units}
+    return LearnedMaskClosing(gates, goal, learned_masks(sizes, cost, target))
+
+
+def read_shape_file(shape: Artefact) -> dict[str, Any]:
+    """Returns the contents of a shape stage's file."""
+    return json.loads((shape.folder / SHAPE).read_text())
+
+
+@torch.no_grad()
+def gap(gated: PreTrainedModel, small: PreTrainedModel, batch: Batch) -> float:
+    """Returns the largest difference between both models' logits, relative to the largest logit.
+
+    Raises:
+        CompressError: The difference exceeds the tolerance.
+    """
+    before, after = (compute_logits(model.eval(), batch) for model in (gated, small))
+    found = float((before - after).abs().max() / before.abs().max())
+    if not found <= TOLERANCE:
+        raise CompressError(
+            f"closing: without the closed units the logits differ by {found:.1e} of the largest, expected at most "
+            f"{TOLERANCE:.0e}: what was trained isn't what would be kept"
+        )
+    return found

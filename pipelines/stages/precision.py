@@ -1,0 +1,197 @@
+"""The precision stage: the precision that trains fastest on this machine, measured once per output folder."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from compress.measure.training_precision import (
+    MODES,
+    candidates,
+    check_mode,
+    fastest,
+    measure_precisions,
+    peak_flops,
+    unsupported_reason,
+)
+from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.outputs import find_logits
+from distill.data.batches.batches import Rows, TrainBatches
+from distill.data.batches.packing import padding_id
+from distill.errors import InputError
+from distill.models.inputs import model_inputs
+from distill.parallel.layout import Layout
+from distill.student.spec import is_relative
+from distill.tasks.task import Task
+from pipelines.runs.stage import Artefact, Run
+from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.settings.task_settings import is_across, rows_across
+from pipelines.settings.this_machine import describe
+from pipelines.stages.data import read_data, read_task
+from pipelines.stages.distill import make_student
+from pipelines.stages.vocabulary import tokenizer_of
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+BATCHES = 3  # number of timed batches
+
+
+def chosen_precision(run: Run, config: DistillConfig, source: Path, data: Artefact, layout: Layout) -> str:
+    """Returns the requested precision, or with `auto` the fastest of those that the machine supports.
+
+    The first run of an output folder measures on the student and batches of the data. Later runs reuse its choice
+    regardless of their settings, so that the same command gives bit-identical results.
+
+    Raises:
+        CompressError: The machine doesn't support the requested precision.
+        InputError: The machine doesn't support the precision that was chosen earlier for this folder.
+    """
+    machine = config.machine
+    if machine.precision != "auto":
+        check_mode(machine.precision, device_of(machine))
+        return machine.precision
+
+    def work(place: Path) -> dict[str, Any]:
+        with threads(machine.threads), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(run.seed)
+            model, batches = student_and_batches(run, config, source, data, layout)
+            found = time_precisions(model, batches, machine)
+        (place / "precision.json").write_text(json.dumps(found, indent=1))
+        run.console.say(f"  precision: {found['chosen']} is chosen here ({measured_text(found)})")
+        return found
+
+    # No inputs and no seed, so that there is one choice per output folder.
+    stage = run.stage("precision", {}, {}, work, version=VERSION, seeded=False)
+    chosen = stage.metrics.get("chosen", "32")
+    why = unsupported_reason(chosen, device_of(machine))
+    if why:
+        raise InputError(
+            f"machine.precision auto: the runs of this folder train in {chosen} ({str(stage.folder)!r}), which can't "
+            f"be on {device_of(machine).type}: {why}; name a precision, or another output"
+        )
+    if stage.skipped:
+        run.console.say(f"  precision: {chosen}, as it was chosen for this folder")
+    return chosen
+
+
+def measured_text(found: Mapping[str, Any]) -> str:
+    shares = found["share_of_ceiling"]
+    listed = [
+        f"{name} {seconds * 1e3:.0f} ms" + (f", {shares[name]:.0%} of what products reach" if name in shares else "")
+        for name, seconds in found["seconds_a_step"].items()
+    ]
+    sizes = ", ".join(f"{rows}x{length}" for rows, length in found["measured"]["batches"])
+    return f"a step of the student on {sizes} tokens: {'; '.join(listed)}"
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Sets the number of CPU threads inside the block to that of the training; 0 leaves it unchanged."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def device_of(machine: MachineConfig) -> torch.device:
+    on_gpu = machine.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def student_and_batches(
+    run: Run, config: DistillConfig, source: Path, data: Artefact, layout: Layout
+) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
+    """Returns the unsharded student at the start of its training, and batches of the size each process gets."""
+    task, taught = read_task(data), tokenizer_of(source, "teacher")
+    relative = is_relative(config.student.spec)
+    own = taught if relative else tokenizer_of(checkpoint_folder(config.student.spec, "student"), "student")
+    task.settle_tokenizer(own, source)
+    other = is_across(config, taught, own)
+    if not other:  # as in the student stage
+        own.model_max_length = taught.model_max_length
+    head = task.head_rows(AutoConfig.from_pretrained(source))
+    teacher = task.load(str(source), run.seed) if head is None else task.load_headed(str(source), head)
+    student = make_student(config.student.spec, teacher, taught, task, run.seed, other=other)
+    rows = drawn_rows(config, read_data(data).train, task, own, taught if other else None, run.seed)
+    size, ranks = config.train.batch_size, layout.data_parallel
+    batches = TrainBatches(rows, size, padding_id(own), seed=run.seed, ranks=ranks)
+    return student.float(), list(islice(batches, BATCHES))
+
+
+def drawn_rows(
+    config: DistillConfig,
+    part: Any,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    taught: PreTrainedTokenizerBase | None,
+    seed: int,
+) -> Rows:
+    """Returns enough training samples for the timed batches, drawn by the seed.
+
+    If several texts make up a row and the drawn texts yield too few rows, 64 times as many texts are drawn.
+    """
+    table, length = part.table(), config.data.max_length
+    wanted = BATCHES * config.train.batch_size
+
+    def encoded(numbers: np.ndarray) -> Rows:
+        few = type(part).of(table.take(pa.array(numbers)))
+        if taught is not None:
+            return rows_across(config, tokenizer, taught, few.texts, length)
+        return task.encode_train(tokenizer, few, length)
+
+    order = np.random.default_rng(seed).permutation(len(part))
+    rows = encoded(np.sort(order[:wanted]))
+    return rows if len(rows) >= wanted or len(part) <= wanted else encoded(np.sort(order[: 64 * wanted]))
+
+
+def time_precisions(
+    model: PreTrainedModel, batches: Sequence[Mapping[str, Tensor]], machine: MachineConfig
+) -> dict[str, Any]:
+    """Returns seconds per step by mode, the fastest mode, each mode's share of the peak speed, and what was timed.
+
+    The peak is the speed of the largest square matrix product.
+    """
+    device = device_of(machine)
+    model = model.to(device).train()  # type: ignore[arg-type]
+    losses = [loss_on(batch, device) for batch in batches]
+    seconds = measure_precisions(model, losses, candidates(device))
+    with FlopCounterMode(display=False) as counter:
+        for loss in losses:
+            loss(model).backward()
+    model.zero_grad()
+    work = counter.get_total_flops() / len(losses)
+    shares = {name: work / each / peak_flops(device, MODES[name].computes) for name, each in seconds.items()}
+    return {
+        "chosen": fastest(seconds),
+        "seconds_a_step": seconds,
+        # Above 1 the square product isn't the fastest, and the share is meaningless.
+        "share_of_ceiling": {name: share for name, share in shares.items() if share <= 1},
+        "measured": {
+            "student": f"{type(model).__name__}, {model.num_parameters():,} parameters",
+            "batches": [list(batch["input_ids"].shape) for batch in batches],
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else describe()["processor"],
+            "threads": torch.get_num_threads(),
+        },
+    }
+
+
+def loss_on(batch: Mapping[str, Tensor], device: torch.device) -> Callable[[Any], Tensor]:
+    """Returns a function that computes a scalar to backpropagate from: the mean square of a model's logits."""
+    here = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
+
+    def loss(model: Any) -> Tensor:
+        logits = find_logits(model(**model_inputs(model, here)))
+        assert logits is not None
+        return logits.float().square().mean()
+
+    return loss

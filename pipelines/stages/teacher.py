@@ -1,0 +1,176 @@
+"""The teacher stage: a checkpoint whose head matches the data's labels, fine-tuned first if necessary."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
+
+from compress.export.common.huggingface import export_huggingface
+from distill.checkpoint.config import load_config
+from distill.checkpoint.sentence_folder import described
+from distill.checkpoint.tokenizer import load_tokenizer
+from distill.data.batches.batches import EvalBatches
+from distill.data.batches.data_module import TextDataModule
+from distill.errors import InputError
+from distill.losses.config import LossConfig
+from distill.parallel.layout import Layout
+from distill.tasks.sentence_embedding import SentenceEmbedding
+from distill.tasks.task import Task, output_layer
+from distill.teacher.head import probe_head
+from distill.train.config import VERSION as TRAINING
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from pipelines.runs.placement import build_placed_model, save_model, stages_of
+from pipelines.runs.stage import SCRATCH, Artefact, Run
+from pipelines.runs.trainer import fit
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.stages.data import read_data, read_task
+
+VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
+MODEL = "model"
+
+
+def teacher_stage(
+    run: Run,
+    config: DistillConfig,
+    source: Path,
+    digest: str,
+    data: Artefact,
+    precision: str,
+    layout: Layout,
+    *,
+    name: str = "teacher",
+) -> Artefact:
+    """Writes `model/`: the teacher as a checkpoint with the data's labels in their order."""
+    settings = {
+        "finetune": config.teacher.finetune,
+        "probe": config.teacher.probe,
+        "train": training_settings(config, "teacher_train"),
+        "precision": precision,
+        "max_length": config.data.max_length,
+    }
+
+    def work(folder: Path) -> dict[str, Any]:
+        splits, tokenizer, task = read_data(data), load_tokenizer(source), read_task(data)
+        task.settle_tokenizer(tokenizer, source)
+        rows = usable_head(run, config, source, task)
+        if rows is not None:
+            if run.world.is_rank_zero:
+                export_huggingface(task.load_headed(str(source), rows), tokenizer, folder / MODEL)
+            return {"trained": False}
+        texts = TextDataModule(
+            splits,
+            tokenizer,
+            encode=task.encode,
+            encode_train=task.encode_train,
+            batch_size=config.teacher_train.batch_size,
+            max_length=config.data.max_length,
+            seed=run.seed,
+            unlabelled=False,
+        )
+        model, mesh = build_placed_model(
+            run,
+            layout,
+            folder,
+            lambda: fresh_teacher(run, config, source, task, texts, folder),
+            task.auto,
+            offload=config.teacher.offload,
+            prefetch=config.machine.prefetch,
+        )
+        metrics = finetune(run, config, model, task, texts, folder, precision, layout, mesh)
+        save_model(model, tokenizer, folder / MODEL)
+        return {"trained": True} | metrics
+
+    return run.stage(name, settings, {"data": data, "teacher": digest}, work, version=VERSION, together=True)
+
+
+def fresh_teacher(
+    run: Run, config: DistillConfig, source: Path, task: Task, data: TextDataModule, folder: Path
+) -> PreTrainedModel:
+    """Returns the checkpoint's body with a new head, fitted to the body's features if `teacher.probe` is set."""
+    model = task.load(str(source), run.seed)
+    if config.teacher.probe and task.labels and not list((folder / SCRATCH).glob("checkpoints/*.ckpt")):
+        with run.console.track("teacher: fitting the new head", len(data.train)) as advance:
+            probe_head(model, output_layer(model), EvalBatches(data.train, 32, data.pad_id), task.answers, advance)
+    return model
+
+
+def training_settings(config: DistillConfig, name: str) -> dict[str, Any]:
+    """Returns the settings that determine the trained weights; the layout doesn't affect them."""
+    return deciding(getattr(config, name)) | {"compress": config.machine.compress}
+
+
+def deciding(train: TrainConfig) -> dict[str, Any]:
+    """Returns all training settings but the checkpoint interval, together with the algorithm's version."""
+    settings = {name: value for name, value in asdict(train).items() if name != "checkpoint_every"}
+    return settings | {"version": TRAINING}
+
+
+def usable_head(run: Run, config: DistillConfig, source: Path, task: Task) -> list[int] | None:
+    """Returns the head's row for each label, or None if the teacher has to be fine-tuned; prints the decision and why.
+
+    Raises:
+        InputError: The checkpoint's head lacks the data's labels or its weights, and `teacher.finetune` is `never`.
+    """
+    own = load_config(source, "teacher")
+    task.check(own, str(source))
+    rows = task.head_rows(own)
+    missing = task.missing_head(source) if rows is not None else ""
+    rows, why = (None, missing) if missing else (rows, "no head for these labels in it")
+    if config.teacher.finetune == "never" and rows is None:
+        raise InputError(
+            f"teacher {str(source)!r}: has no head for this data's {len(task.labels)} labels "
+            f"({', '.join(task.labels[:4])}, …){f': {missing}' if missing else ''}, and --teacher.finetune is never"
+        )
+    if rows is None or config.teacher.finetune == "always":
+        why = why if rows is None else "asked for, though it has a head for these labels"
+        run.console.say(f"  teacher: fine-tuned first ({why}): {source}")
+        return None
+    moved = "in another order, matched by name" if rows != list(range(len(rows))) else "in the same order"
+    having = f"its head has these {len(rows)} labels, {moved}" if rows else f"it is one for {task.name}"
+    if isinstance(task, SentenceEmbedding):
+        having = described(source)
+    run.console.say(f"  teacher: {having}: it is used as it is")
+    return rows
+
+
+def finetune(
+    run: Run,
+    config: DistillConfig,
+    model: PreTrainedModel,
+    task: Task,
+    data: TextDataModule,
+    folder: Path,
+    precision: str,
+    layout: Layout,
+    mesh: DeviceMesh | None,
+) -> dict[str, Any]:
+    train = config.teacher_train
+    lightning.seed_everything(run.seed, verbose=False)
+    module = DistillationModule(
+        model,
+        loss=LossConfig(kl=0, ce=1),
+        train=train,
+        metric=task.metric(),
+        answers=task.answers,
+        shard_optimizer=layout.zero == 1,
+        stages=stages_of(model, layout, mesh),
+    )
+    return fit(
+        module,
+        data,
+        folder,
+        label="teacher: fine-tuning",
+        train=train,
+        machine=config.machine,
+        layout=layout,
+        mesh=mesh,
+        precision=precision,
+        seed=run.seed,
+        console=run.console,
+        world=run.world,
+        wandb_folder=run.output / "wandb",
+    )

@@ -1,0 +1,89 @@
+"""Short trainings of candidates side by side; the candidate that learns best from the teacher is trained to the end."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from distill.data.batches.data_module import TextDataModule
+from distill.data.batches.encode import Batch
+from distill.losses.compose import weighted_sum
+from distill.losses.config import LossConfig
+from distill.tasks.logit_rows import OutputRows
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule, Signals
+from distill.train.optimizer import build_optimizer
+from pipelines.runs.console import Console
+from pipelines.stages.scoring import Judge
+
+WARMUP = 20  # steps
+PART = 3  # one in this many trials continues
+
+
+class Trial:
+    """The training of a candidate, with warm-up and then a constant rate, so that it can continue after comparisons."""
+
+    def __init__(
+        self,
+        student: PreTrainedModel,
+        data: TextDataModule,
+        signals: Signals,
+        loss: LossConfig,
+        train: TrainConfig,
+        answers: OutputRows,
+    ):
+        # Layer terms are left out: candidates of different depths would be trained on different layer pairs.
+        self.module = DistillationModule(student, loss=loss.of_outputs, train=train, signals=signals, answers=answers)
+        self.module.on_fit_start()
+        self.optimizer = build_optimizer(student, [], train)
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.batches, self.steps, self.limit = endless(data), 0, train.max_grad_norm
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate * min(1.0, (self.steps + 1) / WARMUP)
+            loss = weighted_sum(self.module.loss, self.module.terms(next(self.batches)))
+            self.optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            if self.limit:
+                torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.limit)
+            self.optimizer.step()
+            self.steps += 1
+
+
+def endless(data: TextDataModule) -> Iterator[Batch]:
+    """Yields training batches in the seed's order, epoch after epoch."""
+    batches = data.train_dataloader()
+    while True:
+        yield from batches
+
+
+def eliminate(trials: Sequence[Trial], judge: Judge, steps: int, console: Console) -> tuple[int, list[list[float]]]:
+    """Returns the index of the trial that learns best, and each trial's divergence after each of its rounds.
+
+    In each round all remaining trials are trained and the better third continues. The last round takes `steps` steps,
+    and each earlier round a third of the next one's, so that all rounds take about the same time.
+
+    Source: successive halving, Jamieson and Talwalkar 2016 (arXiv 1502.07943), with thirds instead of halves as in
+    Hyperband (Li et al. 2018, arXiv 1603.06560).
+    """
+    left, found = list(range(len(trials))), [[] for _ in trials]  # type: list[int], list[list[float]]
+    plan = rounds(len(trials), steps)
+    with console.track("shape: trials", sum(count * each for count, each in plan), "steps") as advance:
+        for count, each in plan:
+            left = sorted(left, key=lambda number: found[number][-1:])[:count]
+            for number in left:
+                trials[number].run(each)
+                found[number].append(judge.divergence(trials[number].module.student))
+                advance(each, f"{count} candidates")
+    return min(left, key=lambda number: found[number][-1]), found
+
+
+def rounds(trials: int, steps: int) -> list[tuple[int, int]]:
+    """Returns (number of trials, steps per trial) of each round."""
+    counts = [trials]
+    while counts[-1] > PART:
+        counts.append(-(-counts[-1] // PART))
+    last = len(counts) - 1
+    return [(count, max(1, steps // PART ** (last - number))) for number, count in enumerate(counts)]

@@ -1,0 +1,84 @@
+"""Texts that benchmarks derive from others: cloze questions, tagger sentences and extracts of long documents."""
+
+import random
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from benchmarks.cloze import HIDDEN, hits, questions
+from benchmarks.tasks import LABELS, cut, extract, with_words
+from benchmarks.words import sentences
+from distill.data.sources.text_files import read_texts
+from pipelines.runs import cli
+from pipelines.settings.command_line import replace_words
+from pipelines.settings.distill_config import SHORT, DistillConfig
+from support.tiny_models import build_model, saved
+
+FILLER = " ".join(["and so it was"] * 12)
+BUILT = "The bridge was built in 1871 by the engineer Jane Barlow Smith."
+PARAGRAPH = f"{BUILT} {FILLER}. It fell in 1902, and Jane Barlow Smith saw."
+
+
+def test_a_cloze_answer_occurs_once_in_its_paragraph_at_the_given_position():
+    found = {answer: (sentence, start) for sentence, answer, start in hits(PARAGRAPH)}
+    assert set(found) == {"1871", "1902"}  # the name occurs twice, so that its position would be ambiguous
+    for answer, (sentence, start) in found.items():
+        assert answer in sentence
+        assert PARAGRAPH[start : start + len(answer)] == answer
+
+
+def test_sentences_too_long_for_a_question_are_skipped():
+    long = " ".join(["and so it was"] * 12) + " in 1871."
+    assert [answer for _, answer, _ in hits(f"{long} {BUILT}".replace("1871 by", "1902 by"))] == [
+        "1902",
+        "Jane Barlow Smith",
+    ]
+
+
+def test_each_text_gives_one_question_that_hides_its_answer():
+    rows = list(
+        questions([PARAGRAPH + "\n" + PARAGRAPH.replace("18", "17"), "Short: in 1999.", PARAGRAPH], random.Random(0))
+    )
+    assert len(rows) == 2  # the second text is too short for a paragraph
+    for row in rows:
+        (answer,), (start,) = row["answers"]["text"], row["answers"]["answer_start"]
+        assert HIDDEN in row["question"]
+        assert answer not in row["question"]
+        assert row["context"][start:].startswith(answer)
+
+
+def test_tagger_sentences_contain_a_name_and_separate_punctuation_tokens():
+    texts = ["It was so. The old bridge, by Jane's brother, fell.", "and so it was, and so it was.", "Too short, Jane."]
+    assert list(sentences(texts, random.Random(0))) == [
+        ["The", "old", "bridge", ",", "by", "Jane's", "brother", ",", "fell", "."]
+    ]
+
+
+def test_an_extract_is_the_middle_of_each_text_within_its_split(tmp_path: Path):
+    texts = tmp_path / "texts"
+    for split, text in (("train", "aa" + "b" * 6 + "aa"), ("dev", "short")):
+        (texts / split).mkdir(parents=True)
+        (texts / split / "one.txt").write_text(text)
+    folder = extract(str(texts), 6, tmp_path / "extract")
+    assert read_texts(folder) == ["bbbbbb"]
+    assert read_texts(folder, split="validation") == ["short"]
+
+
+def test_only_a_checkpoint_without_a_language_modelling_head_gets_one(tokenizer, tmp_path: Path):
+    headed = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "words")
+    assert with_words(str(headed), tmp_path / "copy") == str(headed)
+    bare = saved(build_model("bert", "Model"), tokenizer, tmp_path / "body")
+    given = with_words(str(bare), tmp_path / "copy")
+    assert AutoConfig.from_pretrained(given).architectures == ["BertForMaskedLM"]
+    assert cut("masked-lm", given, str(headed), tmp_path / "start") == Path(headed)
+    start = cut("masked-lm", given, "layers=1", tmp_path / "start")
+    assert AutoConfig.from_pretrained(start).num_hidden_layers == 1
+
+
+def test_loss_terms_of_the_caller_do_not_give_a_labels_only_student_a_teacher():
+    words = ["--teacher", "t", "--student", "layers=1", "--data", "d", "--output", "o"]
+    terms = ["--loss.hidden", "1", "--loss.ramps", '{"kl": [1, 0]}']
+    once = replace_words([*words, *terms], LABELS, SHORT)  # as benchmarks.command passes them to a run
+    config = cli.parse(DistillConfig, once, prog="test", about="", examples="", short=SHORT)
+    assert not config.loss.needs_teacher
+    assert config.loss.ce == 1

@@ -1,0 +1,160 @@
+"""The state that benchmarks reuse between calls: the settings of a folder and the checkpoints of its runs."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks import cached_students, quantized_students, recipes, two_teachers
+from benchmarks.kept import checkpoint_of, keep_to, only_checkpoint
+from benchmarks.recipes import Entry
+from benchmarks.sparse_students import Setup
+
+
+def create_stage_folder(output: Path, stage: str, key: str, time: int) -> Path:
+    """Creates a stage's folder with a checkpoint and the given modification time."""
+    folder = output / stage / key
+    (folder / "model").mkdir(parents=True)
+    os.utime(folder, (time, time))
+    return folder
+
+
+def report(output: Path, **stages: Path) -> None:
+    rows = [{"name": name, "folder": str(folder)} for name, folder in stages.items()]
+    (output / "report.json").write_text(json.dumps({"stages": rows}))
+
+
+def test_the_checkpoint_of_the_report_is_used_instead_of_the_newest(tmp_path: Path):
+    """After runs with settings A, B and A again, which is skipped, the checkpoint of B is the newest."""
+    first = create_stage_folder(tmp_path, "distill", "a", 1)
+    create_stage_folder(tmp_path, "distill", "b", 2)
+    report(tmp_path, distill=first)
+    assert checkpoint_of(tmp_path, "distill") == first / "model"
+
+
+def test_the_student_of_the_report_is_quantized_instead_of_the_newest(tmp_path: Path, monkeypatch):
+    floats, asked = tmp_path / "seed-0" / "float", []
+    stages = {name: create_stage_folder(floats, name, "a", 1) for name in ("teacher", "distill")}
+    for name in stages:
+        create_stage_folder(floats, name, "b", 2)
+    report(floats, **stages)
+    rounded = tmp_path / "seed-0" / "int8-static-ptq"
+    rounded.mkdir()
+    report(rounded)
+    monkeypatch.setattr(quantized_students, "command", lambda module, *words: asked.extend(words))
+    given = argparse.Namespace(output=str(tmp_path), formats=["onnx"], config="c", data="d", more=[], rounds=1)
+    quantized_students.quantized(given, 0, "int8-static", "ptq", floats)
+    found = [asked[asked.index(word) + 1] for word in ("--model", "--teacher")]
+    assert found == [str(stages[name] / "model") for name in ("distill", "teacher")]
+
+
+def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_path: Path, monkeypatch):
+    """With `--data a/ b/`, the first run on b contains the teacher of a beside its own."""
+    texts = tmp_path / "b"
+    texts.mkdir()
+    for split, count in (("train", 20), ("test", 4)):
+        lines = [f"word number {i},{'yn'[i % 2]}\n" for i in range(count)]
+        (texts / f"{split}.csv").write_text("text,label\n" + "".join(lines))
+    output = tmp_path / "out" / "b" / "tinybert"
+    stages = {
+        "teacher": create_stage_folder(output, "teacher", "own", 1),
+        "distill": create_stage_folder(output, "distill", "own", 1),
+    }
+    create_stage_folder(output, "teacher", "of-a", 2)
+    report(output, **stages)
+    asked = []
+    monkeypatch.setattr(recipes, "load", lambda place: asked.append(place))
+    monkeypatch.setattr(recipes, "load_tokenizer", lambda place: None)
+    monkeypatch.setattr(recipes, "build", lambda *_: None)
+    monkeypatch.setattr(recipes, "time_together", lambda built, *_: list(built))
+    given = argparse.Namespace(seed=0, rounds=1)
+    folders = {Entry("tinybert").name: output}
+    assert recipes.timed(given, str(texts), folders) == ["teacher", "tinybert"]
+    assert asked == [stages["teacher"] / "model", stages["distill"] / "model"]
+
+
+def test_several_checkpoints_are_refused_where_one_is_expected(tmp_path: Path):
+    only = create_stage_folder(tmp_path, "teacher", "a", 1)
+    assert only_checkpoint(tmp_path, "teacher") == only / "model"
+    create_stage_folder(tmp_path, "teacher", "b", 2)
+    with pytest.raises(SystemExit, match="expected one checkpoint, found 2"):
+        only_checkpoint(tmp_path, "teacher")
+
+
+def test_results_of_other_settings_are_refused(tmp_path: Path):
+    def given(**changes: object) -> argparse.Namespace:
+        return argparse.Namespace(**{"output": str(tmp_path), "layers": 2, "seeds": [0]} | changes)
+
+    keep_to(tmp_path, given(layers=9), free=("seeds",))
+    keep_to(tmp_path, given(), free=("seeds",))  # the first call left no results
+    (tmp_path / "result").touch()
+    keep_to(tmp_path, given(seeds=[1]), free=("seeds",))
+    for changes in ({"layers": 3}, {"frozen": True}):
+        with pytest.raises(SystemExit, match="was made with"):
+            keep_to(tmp_path, given(**changes), free=("seeds",))
+
+
+@pytest.fixture
+def language_model(tmp_path: Path) -> Path:
+    """A tiny language model in the layout that `benchmarks.small_lm` writes."""
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "lm" / "model")
+    rows = np.random.default_rng(0).integers(0, 40, (16, 8)).astype(np.int32)
+    for name in ("train", "dev"):
+        np.save(tmp_path / "lm" / f"{name}.npy", rows)
+    return tmp_path / "lm"
+
+
+def test_cached_students_of_other_settings_are_refused(language_model: Path, tmp_path: Path, monkeypatch):
+    words = ["cached_students", "--lm", str(language_model), "--output", str(tmp_path / "out"), "--ways", "labels"]
+
+    def run(*more: str) -> list[tuple[int, int]]:
+        monkeypatch.setattr(sys, "argv", [*words, *more])
+        cached_students.main()
+        return [(seed, steps) for _, seed, steps in cached_students.done(tmp_path / "out")]
+
+    assert run("--steps", "1", "--seeds", "0") == [(0, 1)]
+    assert run("--steps", "2", "--seeds", "0", "1") == [(0, 1), (0, 2), (1, 2)]
+    for changed in (["--layers", "1"], ["--frozen"], ["--draws", "3"]):
+        with pytest.raises(SystemExit, match=f"was made with {changed[0].strip('-')}"):
+            run("--steps", "2", "--seeds", "0", *changed)
+
+
+def test_sparse_students_of_another_teacher_or_data_set_are_refused(
+    headed_folder: Path, data_folder: Path, tmp_path: Path
+):
+    def setup(**changes: object) -> Setup:
+        given = {"teacher": str(headed_folder), "data": str(data_folder), "student": "layers=1", "epochs": 1}
+        more = {"learning_rate": 1e-3, "rounds": 1, "threads": 1, "output": str(tmp_path / "out")}
+        return Setup(argparse.Namespace(**given | more | changes))
+
+    setup().targets()
+    assert setup(epochs=2).place != setup().place
+    for name in ("teacher", "data"):
+        with pytest.raises(SystemExit, match=f"was made with {name}"):
+            setup(**{name: str(tmp_path / "another")})
+
+
+def test_students_of_two_teachers_with_other_settings_are_refused(tmp_path: Path, monkeypatch):
+    def run(given: argparse.Namespace, output: Path, *words: str) -> None:
+        stage, key = words[words.index("--until") + 1], "-".join(given.more) or "key"
+        for name in (stage, *(["ensemble"] if "--teacher.also" in words else [])):
+            (output / name / key / "model").mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(two_teachers, "run", run)
+    monkeypatch.setattr(two_teachers, "score", lambda given, folder: 0.5)
+    words = ["two_teachers", "--output", str(tmp_path), "--seeds"]
+    for seeds in (["0"], ["0", "1"]):
+        monkeypatch.setattr(sys, "argv", [*words, *seeds])
+        two_teachers.main()
+    for changed, named in ((["--mix", "confidence"], "mix"), (["--epochs", "3"], "more")):
+        monkeypatch.setattr(sys, "argv", [*words, "0", *changed])
+        with pytest.raises(SystemExit, match=f"was made with {named}"):
+            two_teachers.main()

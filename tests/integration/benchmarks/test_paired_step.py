@@ -1,0 +1,38 @@
+"""The benchmark of a paired teacher and student step: its interval arithmetic and a run on two processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.paired_step import common, length, merged
+from support.commands import ROOT
+
+
+def test_overlapping_and_adjacent_intervals_are_merged():
+    assert merged([(5, 6), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 6)]
+    assert length(merged([(0, 2), (1, 3), (1, 2)])) == 3
+
+
+@pytest.mark.parametrize(
+    ("sending", "working", "expected"),
+    [([(0, 2)], [(1, 3)], 1), ([(0, 1)], [(1, 2)], 0), ([(0, 4)], [(1, 2), (3, 5)], 2), ([(1, 2)], [(0, 9)], 1)],
+)
+def test_common_returns_the_overlap_of_two_interval_lists(sending, working, expected):
+    assert common(sending, working) == expected
+
+
+@pytest.mark.slow
+def test_all_layout_pairs_are_timed_on_two_processes():
+    sizes = ["--teacher", "2x128", "--student", "1x128", "--batch", "4", "--length", "16", "--rounds", "2"]
+    words = [*sizes, "--precision", "32", "bf16", "fp8"]
+    pairs = ["replicated/replicated", "fsdp=2/tp=2", "pp=2/zero2"]
+    said = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "benchmarks.paired_step"]
+        + [*words, "--pairs", *pairs],
+        cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    for pair in pairs:
+        assert said.count(f"{pair} 32 ") == said.count(f"{pair} bf16 ") == 1
+    assert "fp8: needs a GPU" in said

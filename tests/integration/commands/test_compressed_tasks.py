@@ -1,0 +1,120 @@
+"""Students of every task pruned to a speed or quantized by the distil command."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from compress.prune.slicing.checkpoint import load_pruned
+from compress.quantize.store import is_rounded
+from distill.models.sentence_encoder import PooledModel
+from support.commands import run_to_success, small_run
+from support.task_data import books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
+from support.tiny_models import FILLERS, VOCABULARY, build_model, saved
+
+HERE = ("--budget.runtime", "pytorch", "--budget.precision", "fp32", "--prune.samples", "16", "--prune.trials", "16")
+STILL = ("--teacher_train.dropout", "0", "--train.dropout", "0")
+KINDS = {
+    "token-classification": tagged_data,
+    "multi-label": multi_label_data,
+    "regression": regression_data,
+    "question-answering": question_data,
+}
+
+
+def report_of(output: Path) -> dict:
+    return json.loads((output / "report.json").read_text())
+
+
+def trained(kind: str, place: Path, body: Path, *more: str) -> tuple[Path, str]:
+    output = place / "run"
+    epochs = ("--teacher_train.epochs", "12", "--epochs", "20", "--learning-rate", "3e-3")
+    words = small_run(body, KINDS[kind](place / "data"), output, *epochs, *STILL, *more)
+    return output, run_to_success("distill", words)
+
+
+@pytest.mark.parametrize(
+    "kind", [each if each.startswith("token") else pytest.param(each, marks=pytest.mark.slow) for each in KINDS]
+)
+def test_a_student_of_each_task_is_pruned_and_trained(kind, body_folder, tmp_path):
+    output, said = trained(kind, tmp_path, body_folder, "--speedup", "1.2", "--student", "teacher", *HERE)
+    assert f"task: {kind}" in said
+    report = report_of(output)
+    found = {(each["name"], each["runtime"]): each for each in report["models"]}
+    whole, small = found["teacher", "pytorch"], found["student", "pytorch"]
+    assert small["params"] < whole["params"]
+    assert small["score"] > 0.4 * whole["score"] > 0.1
+    (student,) = report["road"]["students"]
+    assert student["teacher_score"] > 0.1
+    assert all(each["divergences"][-1] > 0 for each in student["trials"] if each["divergences"])
+    assert load_pruned(output / "student").num_parameters() == small["params"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_student_of_each_task_is_quantized(kind, body_folder, tmp_path):
+    output, said = trained(kind, tmp_path, body_folder, "--quantize", "int8", "--quantize.samples", "32")
+    assert "layers round as int8-static" in said
+    found = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
+    rounded, whole = found["student", "onnxruntime", "int8"], found["student", "onnxruntime", "fp32"]
+    assert abs(rounded["score"] - whole["score"]) <= 0.1
+    assert rounded["bytes"] < 0.7 * whole["bytes"]
+    assert rounded["parity"]["layers"] <= 1e-5
+    assert is_rounded(output / "student")
+
+
+@pytest.fixture
+def decoder_teacher(tmp_path, tokenizer) -> Path:
+    sizes = {"hidden_size": 32, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=64, num_key_value_heads=2, **sizes)
+    return saved(LlamaForCausalLM(config).eval(), tokenizer, tmp_path / "decoder")
+
+
+@pytest.mark.parametrize("head", ["ForCausalLM", pytest.param("ForMaskedLM", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["cut", pytest.param("few-bits", marks=pytest.mark.slow)])
+def test_a_language_model_is_pruned_or_quantized(head, how, decoder_teacher, tokenizer, tmp_path):
+    teacher = decoder_teacher
+    if head == "ForMaskedLM":
+        teacher = saved(build_model("bert", head), tokenizer, tmp_path / "masked")
+    trained = ("--teacher.finetune", "always", "--teacher_train.epochs", "8", "--epochs", "6", "--temperature", "1")
+    rates = ("--teacher_train.learning_rate", "5e-3", "--learning-rate", "5e-3", *STILL)
+    more = ("--speedup", "1.2", *HERE) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "16")
+    words = small_run(teacher, books_data(tmp_path / "books"), tmp_path / "run", *trained, *rates, *more)
+    run_to_success("distill", [*words, "--student", "teacher"])
+    report = report_of(tmp_path / "run")
+    found = {(e["name"], e["runtime"], e["precision"]): e for e in report["models"]}
+    whole = found["teacher", "pytorch", "fp32"]
+    small = found["student", *(("pytorch", "fp32") if how == "cut" else ("onnxruntime", "int8"))]
+    assert small["scores"]["perplexity"] < 2 * whole["scores"]["perplexity"] < len(VOCABULARY) / 2
+    if how == "cut":
+        assert small["params"] < whole["params"]
+        assert report["road"]["start"]["words"] == len(tokenizer), "words were taken from what it answers with"
+        (student,) = report["road"]["students"]
+        assert all(each["divergences"][-1] > 0 for each in student["trials"] if each["divergences"])
+
+
+@pytest.mark.parametrize("how", ["cut", pytest.param("few-bits", marks=pytest.mark.slow)])
+def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tmp_path):
+    body = saved(build_model("bert", "Model", intermediate_size=512), tokenizer, tmp_path / "body")
+    teacher, output = PooledModel.from_pretrained(body), tmp_path / "run"
+    teacher.save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    more = ("--speedup", "1.2", *HERE) if how == "cut" else ("--quantize", "int8", "--quantize.samples", "32")
+    words = small_run(tmp_path / "encoder", pair_data(tmp_path / "pairs"), output, "--epochs", "20", *more)
+    run_to_success("distill", [*words, "--learning-rate", "3e-3", "--student", "teacher"])
+    student = PooledModel.from_pretrained(output / "student")
+    given = tokenizer(FILLERS[:20], return_tensors="pt")
+    with torch.no_grad():
+        vectors, taught = student(**given).logits, teacher(**given).logits
+    assert vectors.shape == taught.shape
+    assert torch.cosine_similarity(vectors, taught).mean() > 0.7
+    if how == "cut":
+        assert student.num_parameters() < teacher.num_parameters()
+        assert type(student).__name__ == "BertModel", "a stock body, which SentenceTransformer loads"
+        (road,) = report_of(output)["road"]["students"]
+        assert all(each["divergences"][-1] > 0 for each in road["trials"] if each["divergences"])
+    else:
+        assert is_rounded(output / "student")

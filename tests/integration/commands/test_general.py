@@ -1,0 +1,280 @@
+"""General distillation on plain text before the task: progressive training, the stage's result, and refusals."""
+
+import csv
+import json
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import lightning
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+from distill.data.batches.data_module import RowsDataModule
+from distill.data.batches.token_blocks import LanguageBlocks, token_blocks
+from distill.data.config import DataConfig
+from distill.data.sources.text_files import split_names
+from distill.errors import InputError
+from distill.losses.config import LayerSizes, LossConfig, match_layers
+from distill.parallel.layout import Layout
+from distill.student.build import build_student
+from distill.teacher.config import TeacherConfig
+from distill.teacher.online import OnlineTeacher
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule, sizes_of
+from distill.train.steps.progressive import LayerByLayer, check_turns, ending_after
+from pipelines import distill
+from pipelines.runs.console import Console
+from pipelines.settings.distill_config import DistillConfig, GeneralConfig, MachineConfig
+from pipelines.settings.layouts import Layouts
+from pipelines.stages.general import blocks_of, general_stage
+from support.commands import refusal_of, run_to_success, small_run
+from support.tiny_models import WORDS, build_model, saved
+
+DEEP = LossConfig(kl=0, hidden=1, relations=1, relation_heads=4)
+
+
+def documents(count: int, seed: int = 1) -> list[str]:
+    rng = random.Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(30, 60))) for _ in range(count)]
+
+
+@pytest.fixture
+def prose(tmp_path):
+    """A folder of 24 txt documents."""
+    folder = tmp_path / "prose"
+    folder.mkdir()
+    for i, text in enumerate(documents(24)):
+        (folder / f"{i:02}.txt").write_text(text)
+    return folder
+
+
+def module_of(student, teacher, loss=DEEP, **train) -> DistillationModule:
+    settings = TrainConfig(**({"epochs": 2, "learning_rate": 1e-3, "warmup": 0, "schedule": "constant"} | train))
+    signals = OnlineTeacher(teacher, loss.teacher_answers)
+    return DistillationModule(
+        student, loss=loss, train=settings, signals=signals, teacher_sizes=sizes_of(teacher.config)
+    )
+
+
+def rows(tokenizer, length: int = 16) -> LanguageBlocks:
+    return LanguageBlocks(token_blocks(tokenizer, documents(12), length))
+
+
+def trained(module, blocks, *callbacks, epochs: int = 2) -> None:
+    data = RowsDataModule(blocks, blocks, batch_size=8, seed=1)
+    trainer = lightning.Trainer(
+        max_epochs=epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu",
+        enable_model_summary=False, callbacks=list(callbacks), num_sanity_val_steps=0, use_distributed_sampler=False,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data)
+
+
+def hooks(model) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def test_gradient_compression_changes_the_key_of_the_general_stage(prose):
+    keys = []
+    run = SimpleNamespace(stage=lambda name, settings, *rest, **more: keys.append(settings), console=Console())
+    config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"), general=GeneralConfig(str(prose)))
+    for compress in ("none", "powersgd"):
+        asked = replace(config, machine=MachineConfig(compress=compress))
+        general_stage(run, asked, prose, "digest", "32", Layouts(Layout(), Layout(), Layout()))
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "electra-projected"])
+def test_a_forward_pass_that_ends_early_returns_the_same_hidden_states(family, token_batch):
+    model = build_model(family, "Model")
+    with torch.no_grad():
+        whole = model(**token_batch, output_hidden_states=True).hidden_states
+        before = hooks(model)
+        for layer in (1, 3, 4):
+            with ending_after(model, layer) as states:
+                model(**token_batch)
+            assert len(states) == layer + 1
+            for found, expected in zip(states, whole, strict=False):
+                assert torch.equal(found, expected)
+    assert hooks(model) == before
+
+
+def test_each_layer_is_trained_in_its_own_turn_and_then_all_together(tokenizer):
+    """In each turn only the layer whose turn it is changes, together with the embeddings in the first turn."""
+    teacher = build_model("bert", "Model")
+    student = build_student(teacher, "mobilebert")
+    module, blocks = module_of(student, teacher), rows(tokenizer)
+    moved: list[set[str]] = []
+
+    class Watch(lightning.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            self.before = {name: value.clone() for name, value in pl_module.named_parameters()}
+            self.turn = pl_module.taught.turn
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            changed = {n for n, v in pl_module.named_parameters() if not torch.equal(v, self.before[n])}
+            layers = {name.split("layer.")[1].split(".")[0] for name in changed if "layer." in name}
+            others = {"embeddings" for name in changed if "layer." not in name}
+            moved.append(layers | others)
+
+    # The watcher runs after the callback that starts the turn.
+    trained(module, blocks, LayerByLayer(0.8), Watch())
+    steps = len(moved)
+    own = int(0.8 * steps)
+    turns = [min(4, step * 4 // own + 1) for step in range(own)]
+    assert set(turns) == {1, 2, 3, 4}
+    for turn, changed in zip(turns, moved, strict=False):
+        assert changed == ({"0", "embeddings"} if turn == 1 else {str(turn - 1)})
+    for changed in moved[own:]:
+        assert changed == {"0", "1", "2", "3", "embeddings"}
+    assert all(each.requires_grad for each in student.parameters())
+    assert module.taught.turn == 0
+
+
+def test_progressive_training_moves_every_layer_closer_to_the_teachers(tokenizer):
+    teacher = build_model("bert", "Model")
+    student = build_student(teacher, "mobilebert,embeddings=32")
+    blocks = rows(tokenizer)
+    batch = blocks.collate(range(16), 0)
+
+    def apart(layer: int) -> float:
+        with torch.no_grad():
+            found = module_of(student, teacher, LossConfig(kl=0, hidden=1, layer_map=f"{layer}:{layer}"))
+            return found.terms(batch)["hidden"].item()
+
+    before = [apart(layer) for layer in range(5)]
+    trained(module_of(student, teacher, epochs=12), blocks, LayerByLayer(1.0), epochs=12)
+    after = [apart(layer) for layer in range(5)]
+    assert all(now < 0.9 * then for now, then in zip(after[1:], before[1:], strict=True)), (before, after)
+
+
+def test_blocks_depend_on_the_seed_alone_and_exclude_held_out_blocks(tokenizer, prose, tmp_path):
+    config = GeneralConfig(data=str(prose), length=16, blocks=20)
+    train, held_out = blocks_of(config, tokenizer, 3)
+    again, _ = blocks_of(config, tokenizer, 3)
+    assert (len(train), len(held_out)) == (20, 2)
+    seen = {row.tobytes() for row in train.input_ids}
+    assert seen == {row.tobytes() for row in again.input_ids}
+    assert not seen & {row.tobytes() for row in held_out.input_ids}
+    assert seen != {row.tobytes() for row in blocks_of(config, tokenizer, 4)[0].input_ids}
+    with (tmp_path / "train.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text",), *((text,) for text in documents(5))])
+    with (tmp_path / "dev.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text",), *((text,) for text in documents(2, seed=9))])
+    (tmp_path / "tables").mkdir()
+    for name in ("train.csv", "dev.csv"):
+        (tmp_path / name).rename(tmp_path / "tables" / name)
+    assert set(split_names(str(tmp_path / "tables"))) == {"train", "validation"}
+    config = GeneralConfig(data=str(tmp_path / "tables"), length=16)
+    train, held_out = blocks_of(config, tokenizer, 3)
+    assert [row.tolist() for row in held_out.input_ids] == [
+        row.tolist() for row in token_blocks(tokenizer, documents(2, seed=9), 16)
+    ]
+
+
+GENERAL = ("--general.length", "16", "--general.train.batch_size", "8", "--general.train.learning_rate", "1e-3")
+
+
+def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data_folder, prose, tmp_path):
+    """Runs progressive transfer into bottlenecks, then trains a new head on the task and saves a stock checkpoint."""
+    output = tmp_path / "run"
+    words = small_run(body_folder, data_folder, output, *GENERAL, "--general.data", str(prose))
+    words[words.index("layers=2")] = "mobilebert"
+    words += ["--general.progressive", "0.7", "--general.loss.relations", "1", "--general.loss.relation_heads", "4"]
+    words += ["--general.train.checkpoint_every", "3"]
+    said = run_to_success("distill", [*words, "--until", "general"])
+    (folder,) = (output / "general").glob("*/model")
+    body = AutoModel.from_pretrained(folder)
+    assert type(body).__name__ == "MobileBertModel"
+    metrics = json.loads((folder.parent / "manifest.json").read_text())["metrics"]
+    assert metrics["val/loss"] > 0
+    assert metrics["blocks"] > 20
+    assert "general: done before, skipped" in run_to_success("distill", [*words, "--until", "distill", "--epochs", "1"])
+    (start,) = (output / "distill").glob("*/manifest.json")
+    assert "general" in json.loads(start.read_text())["inputs"]
+    (student,) = (output / "distill").glob("*/model")
+    model = AutoModelForSequenceClassification.from_pretrained(student)
+    assert type(model).__name__ == "MobileBertForSequenceClassification"
+    taught = dict(body.named_parameters())
+    drawn = dict(build_student(AutoModel.from_pretrained(body_folder), "mobilebert").named_parameters())
+    layer = "encoder.layer.2.intermediate.dense.weight"
+    trained = dict(model.mobilebert.named_parameters())[layer]
+    assert (trained - taught[layer]).norm() < (trained - drawn[layer]).norm()
+    assert "general: started" in said
+
+
+def test_a_masked_language_teacher_trains_the_student_on_masked_tokens(tokenizer, data_folder, prose, tmp_path):
+    teacher = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "words")
+    words = small_run(teacher, data_folder, tmp_path / "run", *GENERAL, "--general.data", str(prose))
+    words += ["--general.loss.kl", "1", "--general.loss.ce", "0.5", "--general.loss.hidden_kind", "cosine"]
+    words += ["--general.train.epochs", "4", "--until", "general"]
+    run_to_success("distill", words)
+    (folder,) = (tmp_path / "run" / "general").glob("*/model")
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    assert type(model).__name__ == "BertForMaskedLM"
+    assert model.config.num_hidden_layers == 2
+    (log,) = (folder.parent / "logs").rglob("metrics.csv")
+    with log.open() as file:
+        told = [row for row in csv.DictReader(file) if row["train/kl"]]
+    assert float(told[-1]["train/kl"]) < float(told[0]["train/kl"])
+    assert all(float(row["train/hidden_weight"]) == 1 for row in told)
+
+
+def test_the_turn_of_a_layer_depends_on_the_step_alone(tokenizer, tmp_path):
+    """The turn depends on the step alone, so that a resumed phase trains the same layers as an undisturbed one."""
+    callback = LayerByLayer(0.5)
+    assert [callback.turn(step, 16, 4) for step in range(16)] == [1, 1, 2, 2, 3, 3, 4, 4] + [0] * 8
+    assert [callback.turn(step, 5, 4) for step in range(5)] == [1, 3, 0, 0, 0]
+    assert [LayerByLayer(1.0).turn(step, 4, 4) for step in range(4)] == [1, 2, 3, 4]
+    with pytest.raises(InputError, match="expected a share"):
+        LayerByLayer(0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "missing"),
+    [
+        (LossConfig(kl=0, hidden=1), None),
+        (LossConfig(kl=0, relations=1, relation_heads=2, layer_map="skip"), None),
+        (LossConfig(kl=0, hidden=1, layer_map="0:0,2:2,3:4"), None),
+        (LossConfig(kl=0, hidden=1, layer_map="1:1,3:4"), "2"),
+        (LossConfig(kl=0, hidden=1, layer_map="skip"), "3"),
+        (LossConfig(kl=0, attention=1, layer_map="last"), "1, 2"),
+        (LossConfig(kl=0, attention=1, layer_map="0:0,2:2,3:4"), "1"),
+    ],
+)
+def test_a_layer_map_without_a_loss_for_a_layers_turn_is_refused(loss, missing):
+    taught = match_layers(loss, LayerSizes(3, 32, 4), LayerSizes(4, 32, 4))
+    if missing is None:
+        check_turns(taught, 3)
+    else:
+        with pytest.raises(InputError, match=f"each of the student's 3 layers, found none for {missing}: loss"):
+            check_turns(taught, 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--general.loss.kl", "1"], "expected a teacher with a masked-language head, found BertModel"),
+        (["--general.loss.relations", "1"], "loss.relation_heads 12: expected a number that divides"),
+        (["--general.data", "nowhere"], "general.data 'nowhere': expected a file or a folder"),
+        (["--general.train.patience", "2"], "general.train.patience: expected 0, found 2"),
+        (["--general.progressive", "2"], "general.progressive: expected a share from 0 to 1"),
+        (["--general.progressive", "0.5", "--general.loss.layer_map", "learned"], "expected loss.layer_map uniform"),
+        (["--general.progressive", "0.5", "--general.loss.layer_map", "skip"], "expected loss.layer_map uniform"),
+        (["--general.progressive", "0.5", "--general.loss.layer_map", "last"], "expected loss.layer_map uniform"),
+        (
+            ["--general.progressive", "0.5", "--general.loss.layer_map", "2:4"],
+            "a pair for each of the student's 2 layers, found none for 1",
+        ),
+        (["--general.loss.hidden", "0"], "nothing would be learnt"),
+        (["--speedup", "2", "--student", "teacher"], "general.data: expected a student that is built and trained"),
+    ],
+)
+def test_invalid_general_settings_are_refused_before_the_run(
+    more, named, body_folder, data_folder, prose, tmp_path, monkeypatch, capsys
+):
+    words = small_run(body_folder, data_folder, tmp_path / "run", "--general.data", str(prose), *more)
+    said = refusal_of(distill, words, monkeypatch, capsys)
+    assert named in said
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,529 @@
+"""Pruning during training: units that are masked step by step, and rounds of pruning and training."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from transformers import BertTokenizerFast, PreTrainedModel
+
+from compress.errors import CompressError
+from compress.measure.latency import Latency
+from compress.prune.budget import Budget
+from compress.prune.config import PruneConfig
+from compress.prune.importance.gates import LAYERS, Gates
+from compress.prune.schedule import cubic
+from compress.prune.search.candidates import outline_of
+from compress.prune.search.cost import CostModel, Outline
+from compress.prune.slicing.checkpoint import load_pruned
+from compress.prune.slicing.slice import Shape, prune
+from compress.quantize.config import QuantizeConfig
+from distill.data.batches.data_module import TextDataModule
+from distill.data.config import DataConfig
+from distill.data.splits.labelled import Examples, Splits
+from distill.errors import InputError
+from distill.losses.config import LossConfig
+from distill.parallel.layout import Layout
+from distill.tasks.text_classification import TextClassification
+from distill.teacher.config import TeacherConfig
+from distill.teacher.online import OnlineTeacher
+from distill.train.config import TrainConfig
+from pipelines.distill import check_inputs, run_stages
+from pipelines.runs import trainer as trainers
+from pipelines.runs.console import Console
+from pipelines.runs.stage import SCRATCH, Run
+from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.settings.layouts import Layouts, layouts_of
+from pipelines.settings.task_settings import resolve_task
+from pipelines.stages import budget_timing
+from pipelines.stages.gate_closing import (
+    Closing,
+    Goal,
+    LearnedMaskClosing,
+    MovementClosing,
+    expected_cost,
+    learned_masks,
+)
+from pipelines.stages.gradual_prune import ClosingModule, closing_train, gap
+from pipelines.stages.students import check_schedule, split_epochs
+from support.interrupted_training import Killed, killed_at
+from support.pruning_axes import tiny_model_with_axes
+from support.run_inputs import write_csv
+from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved
+
+MACHINE = MachineConfig(accelerator="cpu", precision="32", threads=1)
+TRAIN = closing_train(TrainConfig(learning_rate=1e-3, batch_size=8, dropout=0.1, checkpoint_every=100), 3)
+GOAL = Goal((0, 1, 3), {"hidden": 20, "layers.0.heads": 2, "layers.1.ffn": 9, "layers.3.heads": 1, "layers.3.ffn": 40})
+COSTS = CostModel((0.1, 1e-3, 0.01, 1e-4, 1e-3, 1e-4, 1e-4, 1e-5), 0.0)
+COLUMNS = [(text, LABELS.index(label)) for text, label in make_rows(56, 3)]
+TEXTS = Examples([text for text, _ in COLUMNS], None, [label for _, label in COLUMNS])
+SPLITS = Splits(LABELS, TEXTS, TEXTS, TEXTS, Examples([], None), {})
+
+
+class Watch(Callback):
+    """A callback that records the gates after each batch; the last record contains the final gates."""
+
+    def __init__(self, gates: Gates):
+        self.gates, self.seen = gates, []
+
+    def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+        self.seen.append({name: gate.detach().clone() for name, gate in self.gates.values.items()})
+
+
+def closing_by(masks: str, goal: Goal = GOAL) -> tuple[PreTrainedModel, list, Closing]:
+    model, axes = tiny_model_with_axes("bert")
+    gates = Gates(model, axes)
+    if masks == "movement":
+        return model, axes, MovementClosing(gates, goal)
+    whole = outline_of(axes)
+    cost = expected_cost(COSTS, axes, goal.layers, whole)
+    target = COSTS.predict(Outline(20, (2, 4, 1), (64, 9, 40))) / COSTS.predict(whole)
+    sizes = {name: gates.size(name) for name in goal.units}
+    return model, axes, LearnedMaskClosing(gates, goal, learned_masks(sizes, cost, target))
+
+
+def close_once(tokenizer, folder: Path, masks: str, train: TrainConfig = TRAIN) -> tuple[ClosingModule, Closing, Watch]:
+    lightning.seed_everything(7, verbose=False)
+    model, _, closing = closing_by(masks)
+    teacher = OnlineTeacher(build_model("bert"), ("logits",))
+    module = ClosingModule(
+        model,
+        closing.masks,
+        loss=LossConfig(kl=1, ce=1),
+        train=train,
+        signals=teacher,
+        metric=TextClassification(LABELS).metric(),
+    )
+    watch = Watch(closing.gates)
+    data = TextDataModule(SPLITS, tokenizer, batch_size=8, max_length=32, seed=7)
+    about = {"train": train, "machine": MACHINE, "precision": "32", "seed": 7, "console": Console(quiet=True)}
+    (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
+    with closing.gates:
+        trainers.fit(module, data, folder, label="test", wandb_folder=folder, callbacks=[closing, watch], **about)
+    return module, closing, watch
+
+
+@pytest.fixture(scope="module")
+def moved(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[ClosingModule, Closing, Watch]:
+    """The result of a training of 21 steps that reaches GOAL."""
+    return close_once(tokenizer, tmp_path_factory.mktemp("moved"), "movement")
+
+
+@pytest.fixture(scope="module")
+def learned(tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[ClosingModule, Closing, Watch]:
+    return close_once(tokenizer, tmp_path_factory.mktemp("learned"), "learned")
+
+
+@pytest.fixture(params=["movement", "learned"])
+def closed(request: pytest.FixtureRequest, moved, learned):
+    """(masks, module, closing, watch)"""
+    return request.param, *(moved if request.param == "movement" else learned)
+
+
+def test_the_final_gates_keep_the_number_of_units_of_the_shape(closed):
+    _, _, closing, _ = closed
+    gates = closing.gates.values
+    assert {name: int(gate.sum()) for name, gate in gates.items() if name != LAYERS} == GOAL.units
+    assert gates[LAYERS].tolist() == [1, 1, 0, 1]
+    assert all(set(gate.tolist()) <= {0.0, 1.0} for gate in gates.values())
+    assert {name: len(units) for name, units in closing.shape().kept.items()} == GOAL.units
+    assert closing.shape().layers == GOAL.layers
+
+
+def test_the_pruned_model_computes_the_same_as_the_gated_model(closed, token_batch):
+    _, module, closing, _ = closed
+    _, axes = tiny_model_with_axes("bert")
+    small = prune(module.student, axes, closing.shape()).eval()
+    whole = module.student.eval()
+    with torch.no_grad():
+        after, plain = small(**token_batch).logits, whole(**token_batch).logits
+        with closing.gates:
+            before = whole(**token_batch).logits
+    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
+    assert float((after - plain).abs().max()) > 1e-2  # the gates change the logits
+    assert not any(name.startswith("masks") for name in small.state_dict())
+
+
+def test_another_model_than_the_gated_one_is_refused(closed, token_batch):
+    _, module, closing, _ = closed
+    _, axes = tiny_model_with_axes("bert")
+    other = next(pair for pair in ([0, 1], [2, 3]) if pair != closing.shape().kept["layers.0.heads"].tolist())
+    wrong = dict(closing.shape().kept) | {"layers.0.heads": torch.tensor(other)}
+    with closing.gates, pytest.raises(CompressError, match="without the closed units the logits differ"):
+        gap(module.student, prune(module.student, axes, Shape(GOAL.layers, wrong)), token_batch)
+
+
+def test_the_kept_units_are_those_that_the_masks_rank_highest(closed):
+    masks, module, closing, _ = closed
+    ranking = module.masks.scores() if masks == "movement" else module.masks.open_probability()
+    ranking = {name: rank.detach() for name, rank in ranking.items()}
+    assert all(len(rank.unique()) > 1 for rank in ranking.values())  # the rankings were trained
+    for name, units in closing.kept.items():
+        if name == "hidden" and masks == "movement":
+            continue  # masked hidden coordinates stay masked
+        rest = torch.ones(len(ranking[name]), dtype=torch.bool).index_fill(0, units, False)
+        assert float(ranking[name][units].min()) >= float(ranking[name][rest].max()), name
+
+
+def test_the_number_of_masked_units_follows_the_cubic_schedule(moved):
+    _, closing, watch = moved
+    steps, every = 21, 2
+    assert closing.steps == steps
+    assert closing.every == every
+    for step, gates in enumerate(watch.seen[:-1]):  # the last batch ends with the final gates
+        chosen = step - step % every
+        for name, left in GOAL.units.items():
+            wanted = round(cubic(chosen, 0, steps, 0, closing.gates.size(name) - left))
+            assert int((gates[name] == 0).sum()) == wanted, (step, name)
+        assert float(gates[LAYERS][2]) == pytest.approx(1 - cubic(step, 0, steps, 0, 1))
+        assert gates[LAYERS][[0, 1, 3]].tolist() == [1, 1, 1]
+    assert sum(int((gates["layers.1.ffn"] == 0).sum()) > 0 for gates in watch.seen) > 15  # masked throughout training
+
+
+def test_masked_hidden_coordinates_stay_masked(moved):
+    _, _, watch = moved
+    for before, after in zip(watch.seen, watch.seen[1:], strict=False):
+        assert not ((before["hidden"] == 0) & (after["hidden"] != 0)).any()
+
+
+def test_learned_gates_are_sampled_until_the_final_decision(closed):
+    masks, _, closing, watch = closed
+    drawn = any(0 < float(value) < 1 for gates in watch.seen[:-1] for value in gates["layers.1.ffn"])
+    assert drawn == (masks == "learned")
+    if isinstance(closing, LearnedMaskClosing):
+        assert closing.learned.warmup == 10
+        assert (closing.learned.multipliers != 0).all()  # only the penalty changes them
+        with torch.no_grad():
+            assert float(closing.learned.cost(closing.learned.open_probability())) < float(closing.learned.begin)
+
+
+@pytest.mark.slow
+def test_learned_masks_approach_the_cost_of_the_shape(tokenizer, tmp_path):
+    module, _, _ = close_once(tokenizer, tmp_path, "learned", replace(TRAIN, epochs=43))
+    masks = module.masks
+    with torch.no_grad():
+        found, begin = float(masks.cost(masks.open_probability())), float(masks.begin)
+    assert abs(found - masks.target) < 0.3 * (begin - masks.target), (found, begin, masks.target)
+
+
+def test_the_expected_cost_of_binary_gates_equals_the_cost_model():
+    _, axes = tiny_model_with_axes("bert")
+    whole, small = outline_of(axes), Outline(20, (2, 4, 1), (64, 9, 40))
+    cost = expected_cost(COSTS, axes, GOAL.layers, whole)
+    gates = {axis.name: torch.ones(axis.units) for axis in axes if axis.name in GOAL.units}
+    full = Outline(32, (4,) * 3, (64,) * 3)
+    assert float(cost(gates)) == pytest.approx(COSTS.predict(full) / COSTS.predict(whole))
+    for name, left in GOAL.units.items():
+        gates[name][left:] = 0
+    assert float(cost(gates)) == pytest.approx(COSTS.predict(small) / COSTS.predict(whole))
+
+
+def test_masks_have_separate_learning_rates_and_no_weight_decay(tokenizer, tmp_path):
+    module, _, _ = close_once(tokenizer, tmp_path, "learned", replace(TRAIN, epochs=1))
+    groups = module.trainer.optimizers[0].param_groups
+    own = {id(parameter) for parameter in module.masks.parameters()}
+    rates = {1e-3: False, 0.1: True, 1.0: True}  # short trainings use the highest rates
+    assert {group["initial_lr"] for group in groups} == rates.keys()
+    for group in groups:
+        inside = {id(parameter) in own for parameter in group["params"]}
+        assert inside == {rates[group["initial_lr"]]}
+        assert group["weight_decay"] == 0 or not inside.pop()
+
+
+OFTEN = replace(TRAIN, checkpoint_every=3)
+
+
+def assert_same_bits(one: tuple[ClosingModule, Closing, Watch], other: tuple[ClosingModule, Closing, Watch]) -> None:
+    found = other[0].state_dict()
+    for name, value in one[0].state_dict().items():
+        assert torch.equal(found[name], value), name
+    for name, units in one[1].kept.items():
+        assert torch.equal(other[1].kept[name], units), name
+
+
+def stopped(
+    tokenizer, folder: Path, masks: str, train: TrainConfig, batch: int
+) -> tuple[ClosingModule, Closing, Watch]:
+    """Runs a training that is killed after `batch` batches and restarted."""
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(batch, patch)
+        with pytest.raises(Killed):
+            close_once(tokenizer, folder, masks, train)
+    assert list((folder / SCRATCH / "checkpoints").glob("*.ckpt"))
+    return close_once(tokenizer, folder, masks, train)
+
+
+def test_a_stopped_training_of_learned_masks_resumes_bit_identically(learned, tokenizer, tmp_path):
+    assert_same_bits(learned, stopped(tokenizer, tmp_path, "learned", OFTEN, 11))
+
+
+def test_masking_with_accumulated_batches_resumes_bit_identically(tokenizer, tmp_path):
+    train = replace(TRAIN, epochs=2, accumulate=2, checkpoint_every=1)
+    whole = close_once(tokenizer, tmp_path / "whole", "movement", train)
+    assert whole[1].steps == 8
+    seen = whole[2].seen  # 7 batches an epoch: the fourth step of each epoch has one batch
+    for first, second in ((0, 1), (2, 3), (4, 5), (7, 8), (9, 10), (11, 12)):
+        for name, gate in seen[first].items():
+            assert torch.equal(seen[second][name], gate), f"{name} was closed anew within a step"
+    assert_same_bits(whole, stopped(tokenizer, tmp_path / "stopped", "movement", train, 5))
+
+
+def test_the_latest_masks_survive_a_stop_between_two_choices(moved, tokenizer, tmp_path):
+    """Step 3 resumes with the units chosen in step 2, although the scores have changed since."""
+    found = stopped(tokenizer, tmp_path, "movement", OFTEN, 4)
+    assert len(found[2].seen) == len(moved[2].seen) - 3
+    for name in GOAL.units:
+        assert torch.equal(found[2].seen[0][name], moved[2].seen[3][name])
+    assert_same_bits(moved, found)
+
+
+def test_gradient_clipping_applies_to_the_student_alone(learned):
+    module, _, _ = learned
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    module.configure_gradient_clipping(None, 1.0)
+    norm = torch.stack([parameter.grad.norm() for parameter in module.student.parameters()]).norm()
+    assert float(norm) == pytest.approx(1.0, rel=1e-3)
+    assert all(bool((parameter.grad == 1).all()) for parameter in module.masks.parameters())
+
+
+# Complete runs of the stages.
+
+
+def predicted(runners, inputs, *, rounds, threads=1, **rest):
+    """Replaces measured latencies by ones computed from sizes: tiny models are faster than the clock's noise."""
+    found = {}
+    for name, runner in runners.items():
+        ms = COSTS.predict(outline_in(runner.model))
+        found[name] = Latency(1, 12, threads, rounds, ms, ms, ms, ms)
+    return found
+
+
+def outline_in(model: PreTrainedModel) -> Outline:
+    """Returns the sizes of the weights of a BERT with heads of width 8."""
+    layers = model.bert.encoder.layer
+    heads = tuple(len(layer.attention.self.query.weight) // 8 for layer in layers)
+    ffn = tuple(len(layer.intermediate.dense.weight) for layer in layers)
+    return Outline(len(model.bert.embeddings.LayerNorm.weight), heads, ffn)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a teacher and data; while it is in use, latencies are computed from the models' sizes."""
+    folder = tmp_path_factory.mktemp("stages")
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
+    saved(build_model("bert"), tokenizer, folder / "teacher")
+    (folder / "data").mkdir()
+    for split, count, seed in (("train", 90, 1), ("test", 40, 2)):
+        write_csv(folder / "data" / f"{split}.csv", make_rows(count, seed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(budget_timing, "measure", predicted)
+        yield folder
+
+
+def settings(place: Path, output: str, epochs: int = 4, **prune: Any) -> DistillConfig:
+    return DistillConfig(
+        output=str(place / output),
+        teacher=TeacherConfig(model=str(place / "teacher")),
+        data=DataConfig(path=str(place / "data"), max_length=32),
+        budget=Budget(speedup="2", runtime="pytorch", precision="fp32"),
+        prune=PruneConfig(samples=16, trials=0, **prune),
+        train=TrainConfig(epochs=epochs, learning_rate=1e-3, batch_size=8, checkpoint_every=4),
+        machine=MACHINE,
+        until="distill",
+    )
+
+
+def follow(config: DistillConfig) -> dict[str, Any]:
+    config, _ = resolve_task(config)
+    source = check_inputs(config)
+    run = Run(Path(config.output), config.seed, Console(quiet=True))
+    try:
+        made, _ = run_stages(run, config, source, layouts_of(config, source, 1))
+    finally:
+        run.lock.close()
+    return made
+
+
+@pytest.fixture(scope="module", params=["movement", "learned"])
+def gradually(request: pytest.FixtureRequest, place: Path) -> tuple[DistillConfig, dict[str, Any]]:
+    config = settings(place, "run", schedule="gradual", masks=request.param)
+    return config, follow(config)
+
+
+@pytest.fixture(scope="module")
+def in_rounds(place: Path) -> dict[str, Any]:
+    return follow(settings(place, "run", schedule="iterative", rounds=3))
+
+
+def shape_of(stage: Any) -> dict[str, Any]:
+    return json.loads((stage.folder / "shape.json").read_text())
+
+
+def outline(stage: Any) -> Outline:
+    return outline_in(load_pruned(stage.folder / "model"))
+
+
+def asked(stage: Any) -> Outline:
+    return Outline(**{k: tuple(v) if isinstance(v, list) else v for k, v in shape_of(stage)["outline"].items()})
+
+
+def test_a_gradually_pruned_student_has_exactly_the_sizes_of_the_shape(gradually):
+    _, made = gradually
+    wanted = asked(made["shape-2x"])
+    assert outline(made["close-2x"]) == outline(made["distill-2x"]) == wanted
+    chosen, kept = shape_of(made["shape-2x"])["shape"], shape_of(made["close-2x"])["shape"]
+    assert kept["layers"] == chosen["layers"]
+    assert {name: len(units) for name, units in kept["kept"].items()} == {
+        name: len(units) for name, units in chosen["kept"].items()
+    }
+    assert chosen["kept"]  # otherwise no unit was masked
+    assert made["close-2x"].metrics["gap"] < 1e-5
+
+
+def test_masking_and_recovery_share_the_requested_epochs(gradually):
+    _, made = gradually
+    epochs = [made[name].manifest["config"]["train"]["epochs"] for name in ("close-2x", "distill-2x")]
+    assert epochs == [1, 3]
+    assert made["close-2x"].manifest["config"]["train"]["schedule"] == "constant"
+
+
+def test_a_finished_gradual_run_is_skipped(gradually):
+    config, _ = gradually
+    again = follow(config)
+    assert all(stage.skipped for stage in again.values())
+
+
+def test_a_gradual_run_stopped_while_masking_ends_with_the_same_files(gradually, place, monkeypatch):
+    config, made = gradually
+    output = place / f"stopped-{config.prune.masks}"
+    shutil.copytree(config.output, output)
+    for name in ("close-2x", "distill-2x"):
+        shutil.rmtree(output / name)
+    config = replace(config, output=str(output))
+    with monkeypatch.context() as patch:
+        killed_at(6, patch)
+        with pytest.raises(Killed):
+            follow(config)
+    again = follow(config)
+    for name in ("close-2x", "distill-2x"):
+        assert not again[name].skipped
+        assert again[name].digest == made[name].digest, name
+    assert again["close-2x"].manifest["resumed"]
+
+
+def test_each_round_prunes_further_and_the_last_reaches_the_target(in_rounds):
+    names = [f"distill-2x{suffix}" for suffix in ("-round1", "-round2", "")]
+    costs = [COSTS.predict(outline(in_rounds[name])) for name in ("start", *names)]
+    assert costs == sorted(costs, reverse=True)
+    assert len(set(costs)) >= 3  # with so few units, the second round may already reach the final size
+    for suffix in ("-round1", "-round2", ""):
+        assert outline(in_rounds[f"distill-2x{suffix}"]) == asked(in_rounds[f"shape-2x{suffix}"])
+    assert costs[-1] == pytest.approx(costs[0] / 2, rel=0.05)
+    epochs = [in_rounds[name].manifest["config"]["train"]["epochs"] for name in names]
+    assert epochs == [1, 1, 2]
+
+
+def test_rounds_follow_the_cubic_schedule(in_rounds):
+    begin = COSTS.predict(outline(in_rounds["start"]))
+    for number in (1, 2):
+        said = shape_of(in_rounds[f"shape-2x-round{number}"])
+        assert said["milliseconds"] == pytest.approx(cubic(number, 0, 3, begin, begin / 2), rel=0.02)
+        assert 0.85 * said["milliseconds"] <= said["predicted_ms"] <= said["milliseconds"] * 1.001
+
+
+def test_importance_in_each_round_is_computed_on_the_trained_model(in_rounds):
+    for number, next_shape in ((1, "shape-2x-round2"), (2, "shape-2x")):
+        scores = in_rounds[f"scores-2x-round{number}"]
+        assert scores.manifest["inputs"]["begun"] == in_rounds[f"distill-2x-round{number}"].digest
+        given = in_rounds[next_shape].manifest["inputs"]
+        assert given["scores"] == scores.digest
+        assert given["start"] == in_rounds[f"distill-2x-round{number}"].digest
+
+
+@pytest.mark.slow
+def test_a_run_stopped_in_a_round_ends_with_the_same_files(in_rounds, place, monkeypatch):
+    output = place / "stopped-rounds"
+    shutil.copytree(place / "run", output)
+    for name in ("scores-2x-round1", "shape-2x-round2", "distill-2x-round2", "distill-2x"):
+        shutil.rmtree(output / name)
+    config = settings(place, "stopped-rounds", schedule="iterative", rounds=3)
+    with monkeypatch.context() as patch:
+        killed_at(6, patch)
+        with pytest.raises(Killed):
+            follow(config)
+    again = follow(config)
+    assert again["distill-2x-round1"].skipped
+    assert again["distill-2x-round2"].manifest["resumed"]
+    assert {name: stage.digest for name, stage in again.items()} == {n: s.digest for n, s in in_rounds.items()}
+
+
+@pytest.mark.parametrize(("epochs", "rounds", "shares"), [(6, 3, [2, 2, 2]), (7, 3, [2, 2, 3]), (5, 3, [1, 2, 2])])
+def test_all_epochs_are_distributed_over_the_rounds(epochs, rounds, shares):
+    assert split_epochs(epochs, rounds) == shares
+
+
+ONE, TWO = Layout(), Layout(dp=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "layout", "precision", "words"),
+    [
+        ({"epochs": 1, "schedule": "gradual"}, ONE, "32", "train.epochs 1: expected at least 2"),
+        ({"epochs": 2, "schedule": "iterative", "rounds": 3}, ONE, "32", "train.epochs 2: expected at least 3"),
+        ({"schedule": "gradual"}, TWO, "32", "expected one process, found 2"),
+        ({"schedule": "gradual"}, ONE, "16-mixed", "expected precision 32 or bf16-mixed, found 16-mixed"),
+    ],
+)
+def test_schedules_with_unsupported_settings_are_refused(place, change, layout, precision, words):
+    with pytest.raises(InputError, match=words):
+        check_schedule(settings(place, "run", **change), precision, Layouts(layout, layout, layout))
+
+
+def test_quantization_on_several_processes_is_refused(place):
+    config = replace(settings(place, "run"), quantize=QuantizeConfig(scheme="int8"))
+    check_schedule(config, "32", Layouts(ONE, ONE, ONE))
+    with pytest.raises(InputError, match="quantize: expected one process, found 2"):
+        check_schedule(config, "32", Layouts(TWO, TWO, TWO))
+
+
+@pytest.mark.parametrize("task", ["multi-label", "question-answering"])
+def test_pipeline_stages_are_refused_for_tasks_that_they_do_not_support(place, task):
+    staged, config = Layout(pp=2), replace(settings(place, "run"), task=task, budget=Budget())
+    check_schedule(config, "32", Layouts(staged, ONE, ONE))
+    check_schedule(replace(config, task="token-classification"), "32", Layouts(ONE, staged, staged))
+    with pytest.raises(InputError, match=f"student.layout pp=2: expected no pipeline stages for {task}, found 2"):
+        check_schedule(config, "32", Layouts(ONE, staged, ONE))
+    for finetune in ("auto", "always"):  # the classifier counts as a headless body for question answering
+        tuned = replace(config, teacher=replace(config.teacher, finetune=finetune))
+        if finetune == "auto" and task == "multi-label":
+            check_schedule(tuned, "32", Layouts(staged, ONE, staged))
+            continue
+        with pytest.raises(InputError, match=f"teacher.layout pp=2: expected no pipeline stages for {task}"):
+            check_schedule(tuned, "32", Layouts(staged, ONE, staged))
+    never = replace(config, teacher=replace(config.teacher, finetune="never"))
+    check_schedule(never, "32", Layouts(staged, ONE, staged))
+
+
+def test_schedules_with_supported_settings_are_accepted(place):
+    for schedule in ("oneshot", "iterative"):
+        check_schedule(settings(place, "run", schedule=schedule), "16-mixed", Layouts(TWO, TWO, TWO))
+    check_schedule(settings(place, "run", epochs=2, schedule="gradual"), "bf16-mixed", Layouts(ONE, ONE, ONE))
+
+
+def test_a_model_that_is_already_fast_enough_is_left_unchanged(place: Path):
+    config = replace(settings(place, "uncut"), budget=Budget(latency_ms=1e4, runtime="pytorch", precision="fp32"))
+    made = follow(config)
+    before = load_pruned(made["start"].folder / "model")
+    after = load_pruned(next(stage for name, stage in made.items() if name.startswith("distill")).folder / "model")
+    assert after.state_dict().keys() == before.state_dict().keys()
+    assert all(torch.equal(weight, before.state_dict()[name]) for name, weight in after.state_dict().items())
+    metrics = next(stage for name, stage in made.items() if name.startswith("distill")).metrics
+    assert metrics["epochs"] == 0
+    assert 0 < metrics["val/score"] <= 1

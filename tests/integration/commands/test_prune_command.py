@@ -1,0 +1,244 @@
+"""`python -m pipelines.prune` on tiny models: budgets, the built students, the report and refusals."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizerFast
+
+from compress.prune.budget import Budget
+from compress.prune.slicing.checkpoint import load_pruned
+from distill.data.config import DataConfig
+from distill.errors import InputError
+from distill.teacher.config import TeacherConfig
+from distill.train.config import TrainConfig
+from pipelines import prune
+from pipelines.distill import check_scores
+from pipelines.runs.stage import Artefact, write_json
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.stages.distill import PrunedStart
+from pipelines.stages.vocabulary import tokenizer_of
+from support.commands import refusal_of, run_to_success
+from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
+
+UNUSED = [f"{word}ish" for word in VOCABULARY[-40:]]
+HERE = ("--budget.runtime", "pytorch", "--budget.precision", "fp32")  # no exports during the search for a shape
+
+
+def words(model: Path, data: Path, output: Path, *more: str) -> list[str]:
+    return [
+        *("--model", str(model), "--data", str(data), "--output", str(output), "--epochs", "2", "--batch-size", "8"),
+        *("--precision", "32", "--threads", "1", "--measure.texts", "4", "--measure.rounds", "1"),
+        *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--learning-rate", "1e-3"),
+        *("--prune.samples", "32", "--prune.trials", "2", *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("prune")
+
+
+@pytest.fixture(scope="module")
+def model(place) -> Path:
+    """A classifier with layers wide enough for measurable latencies, and with tokens that no text uses."""
+    words = [*VOCABULARY, *UNUSED]
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}, model_max_length=MAX_LENGTH)
+    return saved(build_model("bert", intermediate_size=512, vocab_size=len(words)), tokenizer, place / "model")
+
+
+@pytest.fixture(scope="module")
+def data(place) -> Path:
+    folder = place / "data"
+    folder.mkdir()
+    for split, count, seed in (("train", 120, 1), ("test", 40, 2)):
+        rows = "".join(f"{text},{label}\n" for text, label in make_rows(count, seed))
+        (folder / f"{split}.csv").write_text(f"text,label\n{rows}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def family(place, model, data) -> tuple[Path, str]:
+    """The output folder of a run with two students, and its printed output."""
+    output = place / "family"
+    return output, run_to_success("prune", words(model, data, output, "--speedup", "1.3,1.8", *HERE))
+
+
+def report_of(output: Path) -> dict:
+    return json.loads((output / "report.json").read_text())
+
+
+def metrics(output: Path, stage: str) -> dict:
+    (found,) = (output / stage).glob("*/manifest.json")
+    return json.loads(found.read_text())["metrics"]
+
+
+def test_every_student_of_the_family_is_saved_and_the_fastest_is_smaller(family):
+    output, _ = family
+    entries = report_of(output)["models"]
+    assert {entry["name"] for entry in entries} == {"teacher", "student-1.3x", "student-1.8x"}
+    params = {entry["name"]: entry["params"] for entry in entries}
+    assert params["student-1.8x"] < params["teacher"]
+    for name in ("student-1.3x", "student-1.8x"):
+        student = load_pruned(output / name)
+        assert student.num_parameters() == params[name]
+        assert [student.config.id2label[i] for i in range(5)] == list(LABELS)
+        assert (output / name / "onnx" / "model.onnx").is_file()
+
+
+def test_the_printed_speed_up_is_the_measured_one_and_misses_are_reported(family):
+    output, said = family
+    for name, asked in (("1.3x", 1.3), ("1.8x", 1.8)):
+        shape = metrics(output, f"shape-{name}")
+        assert shape["speedup"] == pytest.approx(shape["teacher_ms"] / shape["best_ms"])
+        assert f"{shape['speedup']:.2f}x" in said
+        missed = shape["speedup"] < 0.95 * asked
+        assert missed == (f"shape-{name}: the target was missed" in said)
+
+
+def test_the_students_weights_have_the_sizes_of_the_shape(family):
+    output, _ = family
+    shape = json.loads(next((output / "shape-1.8x").glob("*/shape.json")).read_text())
+    student = load_pruned(output / "student-1.8x")
+    outline = shape["outline"]
+    assert student.config.hidden_size == outline["hidden"]
+    assert [layer.intermediate.dense.out_features for layer in student.bert.encoder.layer] == outline["ffn"]
+    heads = [layer.attention.self.query.out_features // 8 for layer in student.bert.encoder.layer]
+    assert heads == outline["heads"]
+    assert len(shape["shape"]["layers"]) == len(heads)
+
+
+def test_tokens_that_no_text_uses_are_removed(family, data):
+    output, _ = family
+    tokenizer = tokenizer_of(output / "student-1.8x")
+    assert len(tokenizer) == load_pruned(output / "student-1.8x").config.vocab_size <= len(VOCABULARY)
+    assert not set(UNUSED) & set(tokenizer.get_vocab())
+    for text, _ in [*make_rows(40, 2), (" ".join(UNUSED), "")]:
+        assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
+
+
+def test_another_speed_up_reuses_the_measured_stages(family, model, data):
+    output, _ = family
+    said = run_to_success("prune", words(model, data, output, "--speedup", "1.5", "--until", "distill", *HERE))
+    for stage in ("data", "teacher", "cache", "start", "costs", "scores"):
+        assert f"{stage}: done before, skipped" in said, stage
+    assert "shape-1.5x: started" in said
+
+
+def test_exported_files_respect_the_size_limit_or_are_refused(family, model, data, monkeypatch, capsys):
+    output, _ = family
+    most = int(0.97 * metrics(output, "shape-1.3x")["bytes"])
+    asked = ("--speedup", "1.3", "--prune.trials", "0", "--until", "distill", "--max-bytes")
+    run_to_success("prune", words(model, data, output, *asked, str(most), *HERE))
+    sizes = [json.loads(made.read_text())["bytes"] for made in (output / "shape-1.3x").glob("*/shape.json")]
+    assert min(sizes) <= most
+    said = refusal_of(prune, words(model, data, output, *asked, "9kB", *HERE), monkeypatch, capsys)
+    assert "budget.max_bytes 0.009MB: the best point reached, width " in said
+    assert "MB at " in said
+
+
+@pytest.mark.slow
+def test_a_uniform_student_is_a_stock_class_without_custom_code(place, model, data):
+    output = place / "uniform"
+    run_to_success("prune", words(model, data, output, "--speedup", "1.5", "--uniform", "true", *HERE))
+    config = json.loads((output / "student" / "config.json").read_text())
+    assert "auto_map" not in config
+    student = AutoModelForSequenceClassification.from_pretrained(output / "student")
+    assert type(student) is BertForSequenceClassification
+    (file,) = (output / "student").glob("*.safetensors")
+    with safe_open(file, "pt") as weights:
+        assert not [name for name in weights.keys() if "mask" in name or "gate" in name]  # noqa: SIM118
+
+
+@pytest.mark.slow
+def test_an_int8_student_is_deployed_as_it_was_measured(place, model, data):
+    output = place / "int8"
+    run_to_success("prune", words(model, data, output, "--speedup", "1.3", "--prune.trials", "0"))
+    entries = {(e["name"], e["runtime"], e["precision"]): e for e in report_of(output)["models"]}
+    assert ("student", "onnxruntime", "int8") in entries
+    assert ("teacher", "onnxruntime", "int8") not in entries, "the teacher is the one in fp32"
+    small = entries["student", "onnxruntime", "int8"]
+    assert small["speedup"]["vs_teacher_same_runtime"] == pytest.approx(
+        entries["teacher", "onnxruntime", "fp32"]["latency"]["best_ms"] / small["latency"]["best_ms"]
+    )
+    assert (output / "student" / "onnxruntime-int8" / "model.onnx").is_file()
+
+
+@pytest.mark.slow
+def test_a_pruned_student_can_be_pruned_again(family, place, data):
+    output, _ = family
+    again = place / "again"
+    start = output / "student-1.3x"
+    run_to_success("prune", words(start, data, again, "--speedup", "1.2", "--prune.trials", "0", *HERE))
+    assert load_pruned(again / "student").num_parameters() <= load_pruned(start).num_parameters()
+
+
+# --- refusals
+
+
+def test_an_unreachable_speed_up_is_refused_with_the_best_point(place, model, data, monkeypatch, capsys):
+    output = place / "unreachable"
+    said = refusal_of(prune, words(model, data, output, "--speedup", "5000", *HERE), monkeypatch, capsys)
+    assert "budget 5000x: not reached on pytorch fp32; it would take 0.00" in said
+    assert "The best point reached: width 8, layers" in said
+    assert list((output / "scores").glob("*/manifest.json")), "what was computed is kept"
+
+
+def test_students_below_the_minimum_score_are_refused_by_name(data, tmp_path):
+    config = DistillConfig(
+        "out", teacher=TeacherConfig("t"), data=DataConfig(str(data)), budget=Budget(speedup="2,4", min_score=0.95)
+    )
+    evaluation = Artefact("evaluate", tmp_path, "", {})
+    scored = {"teacher": 0.8, "student-2x": 0.79, "student-4x": 0.72}
+    entries = [{"name": name, "precision": "fp32"} for name in scored]  # not deployed, so not judged
+    entries += [{"name": name, "validation": score} for name, score in scored.items()]
+    write_json(tmp_path / "evaluation.json", entries[:-1])
+    check_scores(config, evaluation)
+    write_json(tmp_path / "evaluation.json", entries)
+    with pytest.raises(InputError, match=r"min_score 0.95: .* student-4x keeps 90.0%.* student-2x keeps 98.8%"):
+        check_scores(config, evaluation)
+    check_scores(replace(config, budget=Budget(speedup="2,4")), evaluation)
+
+
+@pytest.mark.parametrize(
+    ("spec", "rank", "untrained"),
+    [("teacher", 0, False), ("runs/x", 0, False), ("layers=2", 0, True), ("teacher", 8, True)],
+)
+def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path):
+    start = Artefact("start", tmp_path, "", {"config": {"student": spec, "embedding_rank": rank}})
+    pruned = PrunedStart("4x", start, None, start)
+    assert pruned.untrained is untrained
+    if untrained:
+        student, train = build_model("bert"), TrainConfig(learning_rate=1e-3)
+        assert not pruned.is_whole(student), "it would be handed over as it was built"
+        assert pruned.training(train, student) == train
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ((), "budget: none given; name a --speedup such as 10"),
+        (("--speedup", "4", "--latency-ms", "2"), "expected a speed-up or a latency, found both"),
+        (("--speedup", "4", "--teacher.signals", "online"), "recovers under the teacher's cached logits"),
+        (("--speedup", "4", "--max-bytes", "10 potatoes"), "expected a size such as 10MB"),
+        (
+            ("--speedup", "4", "--budget.length", "5000"),
+            "budget.length: expected at most 64 tokens, the positions of",
+        ),
+        (("--speedup", "4", "--budget.runtime", "tpu"), "expected onnxruntime, openvino, pytorch, found 'tpu'"),
+    ],
+)
+def test_invalid_budgets_and_settings_are_refused_before_the_run(more, told, place, model, data, monkeypatch, capsys):
+    output = place / "refused"
+    assert told in refusal_of(prune, words(model, data, output, *more), monkeypatch, capsys)
+    assert not output.exists()
+
+
+def test_a_dry_run_lists_the_stages_and_writes_nothing(place, model, data):
+    output = place / "dry"
+    said = run_to_success("prune", words(model, data, output, "--speedup", "2,4", "--dry-run", *HERE))
+    assert not output.exists()
+    for stage in ("start", "costs", "scores", "shape-2x", "distill-4x", "export-4x", "evaluate", "report"):
+        assert stage in said, stage

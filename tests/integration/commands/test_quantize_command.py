@@ -1,0 +1,199 @@
+"""`--quantize` on a tiny student: the deployed files compute the same as the trained student."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from compress.export.common.targets import Target
+from compress.export.onnx.graph import FILE, OnnxModel
+from compress.export.onnx.rounded import round_graph
+from compress.export.write import check_layers
+from compress.quantize.store import load_rounding
+from pipelines import distill, quantize
+from pipelines.stages.export_proof import source_of
+from support.commands import refusal_of, run_to_success, small_run
+from support.run_inputs import make_inputs, stage_folder
+from support.tiny_models import make_rows
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """(output folder, printed output) of a run whose student was trained in 8 bits with static ranges."""
+    place = tmp_path_factory.mktemp("quantize")
+    teacher, data = make_inputs(place)
+    words = small_run(teacher, data, place / "run", "--epochs", "20", "--teacher_train.epochs", "20")
+    return place / "run", run_to_success("distill", [*words, "--quantize", "int8", "--quantize.samples", "32"])
+
+
+def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
+    output, _ = finished
+    made = stage_folder(output, "quantize") / "model"
+    rounding, source = load_rounding(made), source_of(made)
+    assert {rounded.scheme.name for rounded in rounding.values() if rounded.scheme is not None} == {"int8-static"}
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    given = tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
+    batch = {name: value.astype(np.int64) for name, value in given.items()}
+    expected = source.runner(batch)
+    assert len(set(expected.argmax(-1))) > 2, "it tells classes apart"
+    for target in ("onnx-int8", "onnxruntime-int8"):
+        found = OnnxModel(output / "student" / target, 1)(batch)
+        assert (found.argmax(-1) == expected.argmax(-1)).all(), target
+    # The deployed file equals the plain file rounded with the numbers that are stored beside the checkpoint.
+    exported = next((output / "export").iterdir())
+    round_graph(exported / "onnx" / FILE, output / "again" / FILE, source.layers)
+    assert (output / "again" / FILE).read_bytes() == (output / "student" / "onnx-int8" / FILE).read_bytes()
+    for target in (Target("onnx", "int8"), Target("onnxruntime", "int8")):
+        assert check_layers(source, target, output / "student", batch) <= 1e-5
+    assert load_rounding(output / "student").keys() == rounding.keys(), "the checkpoint lost its numbers"
+
+
+def test_the_report_contains_the_int8_student_with_its_parity(finished):
+    output, said = finished
+    entries = json.loads((output / "report.json").read_text())["models"]
+    found = {(e["name"], e["runtime"], e["precision"]): e for e in entries}
+    small, whole = found["student", "onnxruntime", "int8"], found["student", "onnxruntime", "fp32"]
+    assert small["bytes"] < 0.7 * whole["bytes"]
+    assert abs(small["score"] - whole["score"]) <= 0.1
+    assert "layers round as int8-static" in said
+    proofs = json.loads(next((output / "export").glob("*/manifest.json")).read_text())["metrics"]["parity"]
+    deployed = {proof["target"]: proof for proof in proofs if proof["target"].endswith("int8")}
+    assert set(deployed) == {"onnx-int8", "onnxruntime-int8"}
+    for proof in deployed.values():
+        assert proof["layers"] <= 1e-5
+        assert proof["same_class"] >= 0.995
+        assert abs(proof["score"] - proof["trained_score"]) <= 0.001
+        assert proof["peak_bytes"] > 20e6
+        assert "as trained" in said
+
+
+def test_quantization_without_teacher_logits_or_with_an_unknown_scheme_is_refused(tmp_path, monkeypatch, capsys):
+    teacher, data = make_inputs(tmp_path)
+    words = small_run(teacher, data, tmp_path / "run", "--quantize", "int8")
+    said = refusal_of(distill, [*words, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
+    assert "under the teacher's cached logits" in said
+    said = refusal_of(distill, [*words[:-1], "int3"], monkeypatch, capsys)
+    assert "quantize.scheme: expected one of int8-static" in said
+
+
+# --- quantization of a trained model
+
+
+@pytest.fixture(scope="module")
+def trained(finished) -> Path:
+    """The float student of the run above."""
+    return stage_folder(finished[0], "distill") / "model"
+
+
+def own_words(trained: Path, data: Path, output: Path) -> list[str]:
+    return ["--model", str(trained), "--data", str(data), "--output", str(output), "--quantize.samples", "32"] + [
+        "--measure.texts", "4", "--measure.rounds", "2", "--measure.batch", "2", "--data.max_length", "24"
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_quantized_without_training(finished, trained, tmp_path):
+    data = tmp_path / "data"
+    make_inputs(tmp_path)
+    words = own_words(trained, data, tmp_path / "run")
+    said = run_to_success("quantize", [*words, "--method", "ptq", "--scheme", "auto"])
+    assert "student: distilling" not in said
+    assert "layers have more bits" in said
+    manifest = json.loads(next((tmp_path / "run" / "quantize").glob("*/manifest.json")).read_text())
+    assert manifest["metrics"]["val/calibrated"] >= 0.99 * manifest["metrics"]["val/float"]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert {(e["name"], e["precision"]) for e in report["models"]} >= {("teacher", "fp32"), ("student", "int8")}
+
+
+@pytest.mark.slow
+def test_a_format_with_another_scheme_gets_its_own_student(finished, trained, tmp_path):
+    make_inputs(tmp_path)
+    words = own_words(trained, tmp_path / "data", tmp_path / "run")
+    run_to_success("quantize", [*words, "--method", "ptq", "--export", "onnx,executorch"])
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    found = {(e["name"], e["runtime"], e["precision"]) for e in report["models"]}
+    assert ("student-int8-dynamic", "executorch", "int8") in found
+    assert ("student", "executorch", "int8") not in found
+    for name, scheme in (("student", "int8-static"), ("student-int8-dynamic", "int8-dynamic")):
+        rounding = load_rounding(tmp_path / "run" / name)
+        assert {each.scheme.name for each in rounding.values() if each.scheme is not None} == {scheme}
+    assert list((tmp_path / "run" / "student-int8-dynamic" / "executorch-int8").glob("*.pte"))
+
+
+@pytest.mark.slow
+def test_a_pruned_student_is_quantized_and_judged_in_int8(tmp_path):
+    teacher, data = make_inputs(tmp_path)
+    words = small_run(
+        teacher, data, tmp_path / "run", "--epochs", "2", "--quantize", "int8", "--quantize.samples", "32"
+    )
+    words += ["--speedup", "1.5", "--student", "teacher", "--prune.samples", "16", "--prune.trials", "16"]
+    words += ["--min-score", "0.01", "--quantize.weights", "gptq", "--quantize.smooth", "0.5"]
+    run_to_success("distill", words)
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    (student,) = report["road"]["students"]
+    assert student["quantized"]["precision"] == "int8"
+    whole, cut = (next(e for e in report["models"] if e["name"] == name) for name in ("teacher", "student"))
+    assert cut["params"] < whole["params"]
+    judged = {(e["name"], e["runtime"], e["precision"]) for e in report["models"] if "validation" in e}
+    assert judged == {("teacher", "onnxruntime", "fp32"), ("student", "onnxruntime", "int8")}
+    proofs = json.loads(next((tmp_path / "run").glob("export-*/*/manifest.json")).read_text())["metrics"]["parity"]
+    assert {p["target"] for p in proofs} >= {"onnx"}
+
+
+def test_a_dry_run_lists_the_stages_of_a_student_with_a_separate_teacher(trained, tmp_path):
+    teacher, data = make_inputs(tmp_path)
+    said = run_to_success(
+        "quantize", [*own_words(trained, data, tmp_path / "run"), "--teacher", str(teacher), "--dry-run"]
+    )
+    assert not (tmp_path / "run").exists()
+    for stage in ("data", "cache", "student-by-label", "quantize", "export", "evaluate", "report"):
+        assert f" {stage} " in said, stage
+
+
+def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
+    make_inputs(tmp_path)
+    words = own_words(finished[0] / "student", tmp_path / "data", tmp_path / "run")
+    said = refusal_of(quantize, words, monkeypatch, capsys)
+    assert "is quantized already (quantization.safetensors)" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--export", "executorch", "--scheme", "int8-static"], "export executorch: can't hold int8-static: XNNPACK"),
+        (["--export", "tflite"], "export: expected one or several of"),
+        (["--speedup", "4"], "budget: expected none for a given student, found 4"),
+        (["--student.spec", "layers=2"], "student.given: expected a checkpoint, or teacher"),
+        (["--quantize.samples", "1"], "expected at least 2 texts to calibrate on, found 1"),
+    ],
+)
+def test_invalid_settings_are_refused_before_the_run(words, said, trained, tmp_path, monkeypatch, capsys):
+    make_inputs(tmp_path)
+    given = own_words(trained, tmp_path / "data", tmp_path / "run")
+    if "--student.spec" in words:
+        given = ["--teacher", *given[1:]]
+    assert said in refusal_of(quantize, [*given, *words], monkeypatch, capsys)
+
+
+def test_a_missing_runtime_is_refused_with_the_package_to_install(trained, tmp_path, monkeypatch, capsys):
+    make_inputs(tmp_path)
+    monkeypatch.setattr("compress.export.common.targets.find_spec", lambda name: None)
+    words = [*own_words(trained, tmp_path / "data", tmp_path / "run"), "--export", "openvino"]
+    assert "pip install -e '.[openvino]'" in refusal_of(quantize, words, monkeypatch, capsys)
+
+
+def test_weights_that_are_not_finite_are_refused(trained, tmp_path, monkeypatch, capsys):
+    make_inputs(tmp_path)
+    broken = tmp_path / "broken"
+    shutil.copytree(trained, broken)
+    weights = load_file(broken / "model.safetensors")
+    name = next(n for n in weights if n.endswith("intermediate.dense.weight"))
+    weights[name][0, 0] = float("nan")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    said = refusal_of(quantize, own_words(broken, tmp_path / "data", tmp_path / "run"), monkeypatch, capsys)
+    assert "NaN" in said or "aren't finite" in said

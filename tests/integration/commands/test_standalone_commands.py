@@ -1,0 +1,61 @@
+"""Commands that accept any checkpoint without the run that created it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from pipelines.settings.export_config import ExportConfig
+from pipelines.stages.export import examples_for
+from support.commands import run_to_success
+from support.tiny_models import build_model, make_rows, saved
+
+QUICK = ["--measure.texts", "4", "--measure.rounds", "1", "--measure.batch", "4", "--measure.parity", "8"]
+
+
+@pytest.fixture
+def base(headed_folder: Path, data_folder: Path) -> list[str]:
+    return ["--model", str(headed_folder), "--data", str(data_folder)]
+
+
+def test_a_single_checkpoint_is_evaluated(base, tmp_path):
+    said = run_to_success("evaluate", [*base, *QUICK, "--output", str(tmp_path / "e")])
+    assert "student" not in said.split("Evaluation")[1]
+
+
+def test_a_single_checkpoint_is_exported_and_scored(base, tmp_path):
+    said = run_to_success(
+        "export", [*base, "--output", str(tmp_path / "x"), "--export", "onnxruntime", "--parity", "8"]
+    )
+    assert list((tmp_path / "x").rglob("onnxruntime/model.onnx"))
+    assert "of logits" in said
+    entries = json.loads(next((tmp_path / "x").rglob("evaluation.json")).read_text())
+    assert {e["runtime"] for e in entries} == {"pytorch", "onnxruntime"}
+    assert all(0 <= e["score"] <= 1 and e["latency"]["best_ms"] > 0 for e in entries), "labels are there to score by"
+
+
+def test_texts_without_labels_are_not_scored(headed_folder: Path, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("\n".join(json.dumps({"text": text}) for text, _ in make_rows(8, 0)))
+    words = ["--model", str(headed_folder), "--data", str(texts), "--export", "onnx", "--output", str(tmp_path / "x")]
+    assert "nothing was scored" in run_to_success("export", words)
+    assert not list((tmp_path / "x").rglob("evaluation.json"))
+
+
+def test_text_files_give_export_texts_for_a_language_model(tokenizer: PreTrainedTokenizerBase, tmp_path):
+    model = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "model")
+    books = tmp_path / "books"
+    books.mkdir()
+    for number in range(3):
+        (books / f"{number}.txt").write_text("where is my card\n\nthe parcel is late")
+    config = ExportConfig(model=str(model), data=str(books), output=str(tmp_path / "out"))
+    assert len(examples_for(config, model).texts) >= 3
+
+
+@pytest.mark.slow
+def test_a_report_with_a_teacher_contains_both_models(base, tokenizer: PreTrainedTokenizerBase, tmp_path):
+    teacher = saved(build_model("bert", num_hidden_layers=2), tokenizer, tmp_path / "teacher")
+    run_to_success("report", [*base, *QUICK, "--teacher", str(teacher), "--output", str(tmp_path / "r")])
+    report = json.loads((tmp_path / "r" / "report.json").read_text())
+    assert {m["name"] for m in report["models"]} == {"teacher", "student"}

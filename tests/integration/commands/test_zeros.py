@@ -1,0 +1,87 @@
+"""Sparse training: zeros follow the schedule, survive kills and quantization, and reach the exported student."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from compress.errors import CompressError
+from compress.sparsity.recipe import SparseConfig
+from distill.losses.config import LossConfig
+from pipelines import distill
+from pipelines.stages.sparsity import SparsityCallback
+from support.commands import refusal_of, run_to_success, small_run
+from support.interrupted_training import BASE, Killed, killed_at, train_once
+from support.run_inputs import make_inputs
+
+WAYS = {
+    "2:4": SparseConfig("2:4"),
+    "movement": SparseConfig("unstructured", 0.7, score="movement"),
+    "rewired": SparseConfig("4x1", 0.5, rewire=0.3),
+}
+
+
+def zeros_of(weights: dict[str, torch.Tensor], prefix: str = "student.") -> dict[str, float]:
+    """Returns the share of zeros of each matrix inside the layers, by name."""
+    return {
+        name: float((value == 0).float().mean())
+        for name, value in weights.items()
+        if name.startswith(prefix) and ".layer." in name and value.dim() == 2
+    }
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_killed_sparse_training_resumes_with_identical_weights(way, tiny_model, tokenizer, tmp_path, monkeypatch):
+    config, loss = WAYS[way], LossConfig(kl=1)
+    expected = train_once(tiny_model, tokenizer, tmp_path / "whole", BASE, loss, [SparsityCallback(config)])
+    shares = zeros_of(expected)
+    assert len(shares) == 2 * 6
+    assert all(share == pytest.approx(config.schedule(100).share, abs=0.02) for share in shares.values())
+    for batch in (5, 9, 16):
+        with monkeypatch.context() as patch:
+            killed_at(batch, patch)
+            with pytest.raises(Killed):
+                train_once(tiny_model, tokenizer, tmp_path / str(batch), BASE, loss, [SparsityCallback(config)])
+        found = train_once(tiny_model, tokenizer, tmp_path / str(batch), BASE, loss, [SparsityCallback(config)])
+        assert all(torch.equal(found[name], value) for name, value in expected.items()), f"after a kill at {batch}"
+
+
+def test_holding_zeros_changes_nothing_in_a_dense_student(tiny_model, tokenizer, tmp_path):
+    config = replace(BASE, epochs=1)
+    dense = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "dense", config, LossConfig(kl=1)))
+    held = [SparsityCallback(SparseConfig("2:4"), held=True)]
+    found = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "held", config, LossConfig(kl=1), held))
+    assert found == dense, "a student without zeros has none to hold"
+
+
+@pytest.mark.slow
+def test_zeros_are_kept_through_distillation_and_quantization(tmp_path: Path):
+    teacher, data = make_inputs(tmp_path)
+    words = small_run(teacher, data, tmp_path / "run", "--epochs", "3", "--sparsity.pattern", "2:4")
+    run_to_success("distill", [*words, "--quantize", "int8", "--quantize.samples", "32"])
+    shares = zeros_of(load_file(tmp_path / "run" / "student" / "model.safetensors"), "")
+    assert shares
+    assert all(share >= 0.5 for share in shares.values())
+    (stage,) = (tmp_path / "run" / "distill").iterdir()
+    assert json.loads((stage / "manifest.json").read_text())["metrics"]["zeros"] == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--sparsity.pattern", "2:4", "--patience", "1"], "train.patience 1: expected 0 with sparsity.pattern"),
+        (["--sparsity.amount", "0.8"], "sparsity.amount 0.8: expected a pattern beside it"),
+        (["--sparsity.pattern", "3of4"], "sparsity.pattern: expected unstructured, N:M"),
+    ],
+)
+def test_invalid_sparsity_settings_are_refused(words, told, tmp_path, monkeypatch, capsys):
+    teacher, data = make_inputs(tmp_path)
+    assert told in refusal_of(distill, small_run(teacher, data, tmp_path / "run", *words), monkeypatch, capsys)
+
+
+def test_a_schedule_that_ends_before_it_begins_is_refused():
+    with pytest.raises(CompressError, match="the first below the second, found 0.6 and 0.5"):
+        SparseConfig("2:4", begin=0.6, end=0.5)

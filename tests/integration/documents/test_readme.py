@@ -1,0 +1,139 @@
+"""The commands of README.md and docs/*.md are real: they parse, and quick ones run on toys; real/ runs all of them."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pipelines import cache, distill, evaluate, export, harness, prune, quantize, report
+from pipelines.runs.cli import parse
+from pipelines.settings import cache_config
+from pipelines.settings.distill_config import SHORT, DistillConfig
+from real.documents import DOCUMENTS, commands_of
+from support.commands import ROOT, run_to_success, small_run
+
+TEXT = (ROOT / "README.md").read_text()
+COMMANDS = commands_of(ROOT / "README.md")
+CACHE = {
+    "write": cache_config.WriteConfig,
+    "inspect": cache_config.InspectConfig,
+    "verify": cache_config.VerifyConfig,
+    "rebuild": cache_config.RebuildConfig,
+}
+CONFIGS = {
+    "pipelines.distill": (DistillConfig, SHORT),
+    "pipelines.prune": (DistillConfig, prune.MODEL_SHORT),
+    "pipelines.quantize": (DistillConfig, quantize.OWN),
+    "pipelines.evaluate": (evaluate.EvaluateConfig, {"data": "data.path"}),
+    "pipelines.export": (export.ExportConfig, {}),
+    "pipelines.report": (report.ReportConfig, {"data": "data.path"}),
+    "pipelines.harness": (harness.HarnessConfig, {}),
+}
+
+
+def test_the_readme_names_the_two_commands_first():
+    assert [line.split() for line in COMMANDS[:2]] == [["make", "demo"], ["make", "test"]]
+    makefile = (ROOT / "Makefile").read_text()
+    assert "\ndemo:" in makefile
+    assert "\ntest:" in makefile
+
+
+WRITTEN = dict.fromkeys(line for document in DOCUMENTS for line in commands_of(document))
+
+
+@pytest.mark.parametrize("line", [line for line in WRITTEN if "-m pipelines." in line and "--help" not in line])
+def test_every_command_of_the_documents_is_understood(line: str, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    understood(line)
+
+
+def understood(line: str) -> None:
+    _, _, module, *words = shlex.split(line)
+    if module == "pipelines.cache":
+        command = words.pop(0)
+        config_class, short = CACHE[command], cache_config.SHORT if command == "write" else {}
+    else:
+        config_class, short = CONFIGS[module]
+        words = {"pipelines.prune": prune.with_teacher, "pipelines.quantize": quantize.with_defaults}.get(module, list)(
+            words
+        )
+    assert parse(config_class, words, prog=module, about="", examples="", short=short)
+
+
+@pytest.mark.parametrize("command", list(CACHE))
+def test_every_example_of_the_caches_help_is_understood(command):
+    lines = [line for line in cache.EXAMPLES[command].splitlines() if line.strip().startswith("python -m")]
+    assert lines
+    for line in lines:
+        if "…" not in line:
+            understood(line)
+
+
+@pytest.mark.parametrize("module", [distill, prune, quantize, evaluate, export, report])
+def test_every_example_of_the_help_is_understood(module, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for line in module.EXAMPLES.replace("\\\n", " ").splitlines():
+        understood(line)
+
+
+def test_the_demo_recipe_can_be_planned_on_this_checkout(tmp_path):
+    said = run_to_success("distill", ["--config", "configs/demo.yaml", "--output", str(tmp_path / "demo"), "--dry-run"])
+    assert "22.7M parameters" in said
+    assert "3080 texts" in said
+
+
+def test_hidden_states_and_labels_run_as_documented(body_folder, data_folder, tmp_path):
+    flags = next(line for line in WRITTEN if "--loss.ce 0.2 --loss.hidden" in line)
+    words = shlex.split(flags)
+    own = words[words.index("--loss.ce") : words.index("--output")]
+    run = small_run(body_folder, data_folder, tmp_path / "run", *own, "--epochs", "1", "--teacher_train.epochs", "1")
+    said = run_to_success("distill", [*run, "--until", "distill"])
+    about = json.loads(next((tmp_path / "run" / "cache").rglob("cache.json")).read_text())
+    assert about["signals"]["hidden"]["layers"] == [0, 2, 4], said
+    assert "--cache" in run_to_success("cache", ["--help"]) + run_to_success("cache", ["verify", "--help"])
+    header = next((tmp_path / "run" / "distill").rglob("metrics.csv")).read_text().splitlines()[0]
+    for term in ("kl", "ce", "hidden"):
+        assert f"train/{term}_gradient_share" in header
+    assert "train/wait_share" in header
+
+
+@pytest.mark.slow
+def test_two_processes_and_early_stopping_run_as_documented(body_folder, data_folder, tmp_path):
+    flags = next(line for line in WRITTEN if "--patience 2 --devices" in line)
+    words = shlex.split(flags)
+    own = words[words.index("--epochs") : words.index("--output")]
+    run = small_run(body_folder, data_folder, tmp_path / "run", "--accelerator", "cpu", *own)
+    run_to_success("distill", [*run, "--until", "distill"])
+    assert list(tmp_path.glob("run/distill/*/model/model.safetensors"))
+
+
+def test_the_result_table_is_of_a_real_run_of_this_recipe():
+    table = TEXT.split("<!-- result:begin -->")[1].split("<!-- result:end -->")[0]
+    scores = [float(found) for found in re.findall(r"(\d\d\.\d\d) %", table)]
+    assert len(scores) >= 2
+    assert "ONNX Runtime" in table
+    assert re.search(r"\d{4}-\d\d-\d\d", table), "the table says when it was measured"
+
+
+def test_the_readme_has_at_most_a_thousand_words():
+    assert len(TEXT.split()) <= 1000
+
+
+PAGES = [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_to_files_and_headings(page: Path):
+    for place, heading in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        target = (page.parent / place).resolve() if place else page
+        assert target.exists(), f"{page.name}: {place}"
+        if heading:
+            assert heading in anchors_of(target), f"{page.name}: {place}#{heading}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,161 @@
+"""Recipes in configs/: layout recipes fit their models, and tiny runs of the recipes train as specified."""
+
+import csv
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from transformers import AutoModelForSequenceClassification
+
+from distill.errors import InputError
+from distill.losses.config import TERMS
+from distill.parallel.layout import Layout
+from pipelines import distill
+from pipelines.distill import check_inputs
+from pipelines.runs.cli import parse
+from pipelines.runs.deepspeed import deepspeed_settings
+from pipelines.settings import layouts
+from pipelines.settings.distill_config import SHORT, DistillConfig
+from pipelines.settings.layouts import Layouts, layouts_of
+from pipelines.settings.task_settings import resolve_task
+from support.commands import ROOT, small_run
+from support.ranks import free_port, run_ranks
+from support.tiny_models import WORDS
+from support.training_ranks import set_torchrun_environment
+
+RECIPES = sorted((ROOT / "configs" / "layouts").glob("*.yaml"))
+
+
+def config_of(recipe: Path, *words: str) -> DistillConfig:
+    given = ["--config", str(recipe), "--output", "unused", *words]
+    return parse(DistillConfig, given, prog="pipelines.distill", about="", examples="", short=SHORT)
+
+
+def planned(*words: str) -> Layouts:
+    config, _ = resolve_task(config_of(ROOT / "configs" / "demo.yaml", *words))
+    return layouts_of(config, check_inputs(config), config.machine.devices)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
+def test_the_layouts_of_a_recipe_fit_its_models(recipe, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config, _ = resolve_task(config_of(recipe))
+    found = layouts_of(config, check_inputs(config), config.machine.devices)
+    assert found.student.processes + config.teacher.ranks == config.machine.devices
+    assert found.teacher.processes in (config.teacher.ranks, config.machine.devices)
+    assert found.teacher.processes > 1
+    if config.teacher.layout != "auto":
+        assert str(found.teacher) == config.teacher.layout
+    if config.student.layout != "auto":
+        assert str(found.student) == config.student.layout
+
+
+def distil(rank: int, processes: int, words: list[str], port: int, place: Path) -> None:
+    """Runs the command as one of its launched processes."""
+    dist.destroy_process_group()
+    set_torchrun_environment(rank, processes, port)
+    distill.main(words)
+    dist.init_process_group("gloo", init_method=f"file://{place}/ended", rank=rank, world_size=processes)
+
+
+QUICK = ("zero", "pipeline")
+FORKED = [recipe for recipe in RECIPES if recipe.stem != "deepspeed"]  # launches its own processes: test_launch.py
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param(each, id=each.stem, marks=() if each.stem in QUICK else pytest.mark.slow) for each in FORKED],
+)
+def test_a_layout_recipe_trains_and_saves_a_stock_student(recipe, tmp_path, body_folder, data_folder):
+    """Uses the recipe's layouts, frozen embeddings and no early stopping with a tiny teacher and few texts."""
+    words = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
+    words += ["--epochs", "1", "--teacher_train.epochs", "1", "--teacher_train.dropout", "0"]
+    processes = config_of(recipe).machine.devices
+    run_ranks(distil, processes, processes, words, free_port(), tmp_path, limit=90)
+    body, teacher, student = (
+        AutoModelForSequenceClassification.from_pretrained(next(tmp_path.glob(pattern)))
+        for pattern in ("body", "run/teacher/*/model", "run/distill/*/model")
+    )
+    assert (student.config.num_hidden_layers, student.config.num_labels) == (2, 5)
+    for trained, before in ((teacher, body), (student, teacher)):
+        assert trained.get_input_embeddings().weight.equal(before.get_input_embeddings().weight), "embeddings moved"
+        one, other = (each.bert.encoder.layer[0].output.dense.weight for each in (trained, before))
+        assert not one.equal(other), "nothing was trained"
+
+
+@pytest.mark.parametrize(("memory", "expected"), [(1e12, Layout(dp=2)), (1e6, Layout(fsdp=2))])
+def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, expected, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(layouts, "memory_of_process", lambda processes: memory)
+    found = planned("--devices", "2")
+    assert found.teacher == found.student == found.tuned == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--teacher.ranks", "1"), "add --teacher.signals online"),
+        (("--teacher.signals", "online", "--teacher.ranks", "2"), "expected fewer than the 2 processes"),
+        (("--teacher.signals", "online", "--teacher.ranks", "-1"), "expected at least 0"),
+        (("--strategy", "deepspeed_stage_4"), "expected deepspeed_stage_1, 2 or 3"),
+        (("--strategy", "deepspeed_stage_2", "--student.layout", "fsdp=2"), "leave one of them away"),
+        (("--student.offload", "true", "--student.layout", "zero1"), "use fsdp=N or zero2"),
+    ],
+)
+def test_conflicting_layout_settings_are_refused(words, expected, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(InputError, match=expected):
+        planned("--devices", "2", *words)
+
+
+def test_a_missing_deepspeed_is_refused_with_the_package_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install -e '.\[deepspeed\]'"):
+        deepspeed_settings("deepspeed_stage_3")
+
+
+@pytest.mark.parametrize("key", ["optimizer", "gradient_clipping", "bf16"])
+def test_a_deepspeed_file_with_keys_of_our_settings_is_refused(key, tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2}, key: {}}))
+    with pytest.raises(InputError, match=f"{key} is decided by --"):
+        deepspeed_settings(str(file))
+
+
+def test_other_settings_of_a_deepspeed_file_are_kept(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 7}}))
+    assert deepspeed_settings(str(file))["zero_optimization"] == {"stage": 3, "stage3_max_live_parameters": 7}
+
+
+# `sampled` is for language models: test_language_command.py
+BY_NAME = sorted(each for each in (ROOT / "configs" / "recipes").glob("*.yaml") if each.stem != "sampled")
+
+
+@pytest.mark.parametrize("recipe", BY_NAME, ids=lambda recipe: recipe.stem)
+def test_a_named_recipe_trains_with_exactly_its_loss_terms(recipe, tmp_path, body_folder, data_folder, monkeypatch):
+    """Uses the recipe's objectives and preset with a tiny teacher and few texts."""
+    words = small_run(body_folder, data_folder, tmp_path / "run", "--config", str(recipe), "--until", "distill")
+    at = words.index("--student")
+    del words[at : at + 2]  # the recipe's student is used
+    words += ["--epochs", "2", "--teacher_train.epochs", "1"]
+    if "ffn" in config_of(recipe).student.spec:
+        words += ["--student", "layers=2,ffn=32"]  # the recipe's sizes are meant for the real teacher
+    if config_of(recipe).general.data:
+        prose = tmp_path / "prose.txt"
+        prose.write_text(" ".join(WORDS * 20))
+        words += ["--general.data", str(prose), "--general.length", "16", "--general.train.batch_size", "8"]
+        words += ["--general.loss.relation_heads", "4", "--general.train.epochs", "1"]
+    distill.main(words)
+    config = config_of(recipe)
+    wanted = {"general": config.general.loss} if config.general.data else {}
+    for stage, loss in (wanted | {"distill": config.loss}).items():
+        (log,) = (tmp_path / "run" / stage).rglob("metrics.csv")
+        with log.open() as file:
+            told = [row for row in csv.DictReader(file) if row["train/loss"]]
+        for term in TERMS:
+            assert (f"train/{term}" in told[0]) == (getattr(loss, term) > 0), term
+    (model,) = (tmp_path / "run" / "distill").glob("*/model")
+    assert AutoModelForSequenceClassification.from_pretrained(model).config.num_labels == 5

@@ -1,0 +1,80 @@
+"""Rows longer than a model's positions are refused before a teacher, cache or student is run."""
+
+import pytest
+import torch
+from transformers import BertTokenizerFast, BloomConfig, DebertaV2Config, GPT2Config, GPT2LMHeadModel, LlamaConfig
+
+import pipelines.cache
+from distill.errors import InputError
+from distill.tasks.choose import TASKS
+from distill.tasks.positions import check_length, positions_of
+from pipelines import distill
+from support.commands import refusal_of, small_run
+from support.task_data import books_data
+from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, saved
+
+
+@pytest.fixture
+def boundless() -> BertTokenizerFast:
+    """A tokenizer without a maximum length, like many on the hub."""
+    return BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, eos_token="[SEP]")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra"])
+def test_positions_of_returns_the_longest_row_that_the_model_accepts(family):
+    model = build_model(family)
+    most = positions_of(model.config)
+    assert most is not None
+    ids = torch.full((1, most), 9)
+    model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, most + 1), 9), attention_mask=torch.ones(1, most + 1))
+
+
+def test_positions_of_returns_none_for_models_without_a_limit():
+    assert positions_of(LlamaConfig(max_position_embeddings=64)) == 64
+    stretched = LlamaConfig(max_position_embeddings=64, rope_parameters={"rope_type": "dynamic", "factor": 4.0})
+    assert positions_of(stretched) is None
+    assert positions_of(GPT2Config(n_positions=32)) == 32
+    assert positions_of(BloomConfig()) is None
+    assert positions_of(DebertaV2Config(position_biased_input=False)) is None
+
+
+def test_lengths_beyond_the_positions_are_refused_unless_the_tokenizer_truncates(tokenizer, boundless):
+    own, task, words = build_model("bert").config, TASKS["text-classification"](()), TASKS["masked-lm"](())
+    check_length(task, own, tokenizer, 512, "teacher")  # this tokenizer's own limit equals the model's
+    check_length(task, own, boundless, MAX_LENGTH, "teacher")
+    check_length(words, own, tokenizer, MAX_LENGTH, "teacher")
+    for kind, cutting in ((task, boundless), (words, tokenizer)):
+        with pytest.raises(InputError, match=r"data.max_length: expected at most 64 tokens, .* teacher, found 512"):
+            check_length(kind, own, cutting, 512, "teacher")
+
+
+@pytest.mark.parametrize("head", ["masked", "causal", "classes"])
+def test_rows_longer_than_the_teachers_positions_are_refused(
+    head, boundless, data_folder, tmp_path, monkeypatch, capsys
+):
+    data = data_folder if head == "classes" else books_data(tmp_path / "books")
+    if head == "causal":
+        sizes = {"n_layer": 4, "n_embd": 32, "n_head": 4, "n_positions": MAX_LENGTH, "eos_token_id": 3}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=len(VOCABULARY), **sizes))
+    else:
+        model = build_model("bert", "ForMaskedLM" if head == "masked" else "ForSequenceClassification")
+    folder = saved(model, boundless, tmp_path / "model")
+    long = ("--data.max_length", "100")
+    wanted = "data.max_length: expected at most 64 tokens, the positions of the teacher, found 100"
+    assert wanted in refusal_of(distill, small_run(folder, data, tmp_path / "run", *long), monkeypatch, capsys)
+    words = ["write", "--teacher", str(folder), "--data", str(data), "--cache", str(tmp_path / "cache"), *long]
+    assert wanted in refusal_of(pipelines.cache, words, monkeypatch, capsys)
+
+
+def test_a_student_with_too_few_positions_and_too_long_general_texts_are_refused(
+    body_folder, boundless, data_folder, tmp_path, monkeypatch, capsys
+):
+    short = saved(build_model("bert", "Model", max_position_embeddings=16), boundless, tmp_path / "short")
+    words = small_run(body_folder, data_folder, tmp_path / "run")
+    said = refusal_of(distill, [*words, "--student", str(short)], monkeypatch, capsys)
+    assert "data.max_length: expected at most 16 tokens, the positions of the student, found 32" in said
+    plain = ("--general.data", str(data_folder / "train.csv"), "--general.length", "65")
+    said = refusal_of(distill, [*words, *plain], monkeypatch, capsys)
+    assert "general.length: expected at most 64 tokens, the positions of the teacher, found 65" in said

@@ -1,0 +1,214 @@
+"""Concurrent and killed writer processes leave the same cache as one undisturbed writer."""
+
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distill.cache import CacheReader
+from distill.cache.verify import verify
+from distill.errors import InputError
+from support.cache_samples import Teacher, files_of, make_rows, start_writer, write
+from support.forking import fork_server
+
+ROWS = make_rows()
+FIRST = 20  # rows of a cache that is later extended to all rows
+SHARDS = 5
+PAUSE = 0.02
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> None:
+    fork_server()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """A cache written by one undisturbed writer."""
+    folder = tmp_path_factory.mktemp("alone") / "cache"
+    assert write(folder, ROWS, Teacher(whole_batch=True)).computed == SHARDS
+    return folder
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory) -> Path:
+    """A cache that one writer fills with FIRST rows, then with all rows."""
+    folder = tmp_path_factory.mktemp("grown") / "cache"
+    for count in (FIRST, len(ROWS)):
+        write(folder, ROWS[:count], Teacher(whole_batch=True))
+    return folder
+
+
+def write_at_once(folder: Path, ranks: list[int], pause: float = PAUSE) -> list:
+    """Runs one writer per rank concurrently and returns what each one returned."""
+    writers = [start_writer(folder, ROWS, pause, rank, len(ranks)) for rank in ranks]
+    found = []
+    for process, pipe in writers:
+        assert pipe.recv() == "ready"
+        found.append(pipe.recv())
+        process.join()
+        assert process.exitcode == 0
+    return found
+
+
+def check_ends_alike(folder: Path, expected: Path, rows=ROWS) -> None:
+    write(folder, rows, Teacher(whole_batch=True))
+    assert files_of(folder) == files_of(expected)
+    assert verify(folder) == []
+
+
+# --- concurrent writers
+
+
+def test_four_concurrent_writers_write_the_same_cache_as_one(alone, tmp_path):
+    found = write_at_once(tmp_path / "four", [0, 1, 2, 3])
+    assert files_of(tmp_path / "four") == files_of(alone)
+    assert sum(written.computed for written in found) == SHARDS
+    assert sum(written.asked for written in found) == len(ROWS), "a sample was asked twice"
+
+
+@pytest.mark.parametrize("ranks", [[0, 1], [0, 0]])
+def test_two_writers_of_one_folder_share_the_work(ranks, alone, tmp_path):
+    first, second = write_at_once(tmp_path / "two", ranks)
+    assert files_of(tmp_path / "two") == files_of(alone)
+    assert first.computed + second.computed == first.computed + first.reused == SHARDS
+    assert min(first.computed, second.computed) >= 1, "one of them only waited"
+    assert first.asked + second.asked == len(ROWS)
+
+
+def test_two_writers_repair_a_damaged_cache_to_its_original_bytes(alone, tmp_path):
+    folder = shutil.copytree(alone, tmp_path / "cache")
+    (folder / "shard-000001.safetensors").unlink()
+    file = folder / "shard-000003.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")
+    (folder / "codebook.safetensors").unlink()
+    found = write_at_once(folder, [0, 1])
+    assert sum(written.computed for written in found) == 2
+    assert files_of(folder) == files_of(alone)
+
+
+def test_an_open_reader_keeps_its_rows_while_the_cache_grows(grown, tmp_path):
+    folder = tmp_path / "cache"
+    write(folder, ROWS[:FIRST], Teacher(whole_batch=True))
+    before = files_of(folder)
+    reader = CacheReader(folder)
+    process, _ = start_writer(folder, ROWS, PAUSE)
+    while process.is_alive():
+        assert reader.holds([reader.shard(0).keys[0].tobytes()]).all()
+        assert not reader.shard(0).damages(reader.store.index.shard_prefixes(0))
+    process.join()
+    assert process.exitcode == 0
+    after = files_of(folder)
+    assert {name: after[name] for name in before if "shard-" in name} == {
+        name: data for name, data in before.items() if "shard-" in name
+    }
+    assert after == files_of(grown)
+
+
+# --- killed writers
+
+
+def kill_at_random(folder: Path, seed: int, longest: float) -> None:
+    """Starts a writer and kills it within `longest` seconds, roughly the time an undisturbed writer needs."""
+    rng = np.random.default_rng(seed)
+    process, pipe = start_writer(folder, ROWS, PAUSE)
+    assert pipe.recv() == "ready"
+    time.sleep(rng.uniform(0, longest))
+    process.kill()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+
+
+def check_killed(seed: int, alone: Path, grown: Path, folder: Path) -> None:
+    """The seed selects a fresh, a growing or a damaged cache; writers with odd seeds are killed twice."""
+    expected = grown if seed % 3 == 1 else alone
+    if seed % 3 == 1:
+        write(folder, ROWS[:FIRST], Teacher(whole_batch=True))
+    elif seed % 3 == 2:
+        shutil.copytree(alone, folder)
+        for number in (0, 2, 3):
+            (folder / f"shard-{number:06d}.safetensors").write_bytes(b"damaged")
+    for again in range(1 + seed % 2):
+        kill_at_random(folder, 2 * seed + again, (0.6, 0.5, 0.3)[seed % 3])
+    check_ends_alike(folder, expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_cache_of_a_killed_writer_is_completed_identically(seed, alone, grown, tmp_path):
+    check_killed(seed, alone, grown, tmp_path / "cache")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 53))
+def test_the_caches_of_fifty_killed_writers_are_completed_identically(seed, alone, grown, tmp_path):
+    check_killed(seed, alone, grown, tmp_path / "cache")
+
+
+def test_a_killed_writer_does_not_stop_the_other_writer(alone, tmp_path):
+    folder = tmp_path / "cache"
+    victim, _ = start_writer(folder, ROWS, 0.1)
+    while not list(folder.glob("shard-*.partial")):
+        time.sleep(0.005)
+    other, pipe = start_writer(folder, ROWS, 0.0)
+    time.sleep(0.1)
+    victim.kill()
+    victim.join()
+    other.join()
+    assert [pipe.recv(), pipe.recv().samples] == ["ready", len(ROWS)]
+    assert files_of(folder) == files_of(alone)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_leftovers_of_a_killed_writer_are_removed(missing, alone, tmp_path):
+    folder = shutil.copytree(alone, tmp_path / "cache")
+    if missing:
+        (folder / "shard-000002.safetensors").unlink()
+    left = ["shard-000002.partial", "cache.json.4711.partial", "spare/cache.json.4711.partial"]
+    left += ["index-000005.safetensors.4711.partial", "spare/codebook.safetensors.4711.partial"]
+    for name in left:
+        (folder / name).write_bytes(b"half a fi")
+    (folder / "index-000009.safetensors").write_bytes(b"of a growth that was never ended")
+    check_ends_alike(folder, alone)
+
+
+# --- writers stopped by an error
+
+
+class StoppingTeacher(Teacher):
+    """A teacher that raises an error after `last` batches."""
+
+    def __init__(self, last: int):
+        super().__init__(whole_batch=True)
+        self.left = last
+
+    def __call__(self, batch):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("the teacher stopped")
+        return super().__call__(batch)
+
+
+@pytest.mark.parametrize("batches", range(0, 25, 3))
+def test_a_write_stopped_by_an_error_is_completed_identically(batches, alone, tmp_path):
+    with pytest.raises(RuntimeError, match="the teacher stopped"):
+        write(tmp_path / "cache", ROWS, StoppingTeacher(batches))
+    assert not list((tmp_path / "cache").rglob("*.partial"))
+    with pytest.raises(InputError, match=r"missing"):
+        CacheReader(tmp_path / "cache")
+    check_ends_alike(tmp_path / "cache", alone)
+
+
+def test_a_full_disk_leaves_no_partial_shard(alone, tmp_path, monkeypatch):
+    def full(_: int) -> None:
+        if list((tmp_path / "cache").glob("shard-*.partial")):
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            write(tmp_path / "cache", ROWS, Teacher(whole_batch=True))
+    assert not list((tmp_path / "cache").glob("shard-*"))
+    check_ends_alike(tmp_path / "cache", alone)

@@ -1,0 +1,135 @@
+"""Commands that launch themselves as several processes."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from pipelines import distill
+from support.commands import refusal_of, run_to_success, small_run, start
+from support.run_inputs import make_inputs
+
+TWO = (
+    "--devices",
+    "2",
+    "--until",
+    "distill",
+    "--machine.restarts",
+    "25",
+    "--epochs",
+    "4",
+    "--teacher_train.epochs",
+    "1",
+)
+OFTEN = ("--train.checkpoint_every", "3", "--teacher_train.checkpoint_every", "3", "--train.dropout", "0.1")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> tuple[Path, Path]:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def weights(output: Path) -> dict:
+    return load_file(next(output.glob("distill/*/model/model.safetensors")))
+
+
+def children(parent: int) -> list[int]:
+    """Process ids of the workers that a launcher started."""
+    found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False).stdout
+    return [int(word) for word in found.split()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(inputs, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("two") / "run"
+    said = run_to_success("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
+    assert said.count("Made") == 1, "both processes speak"
+    return output
+
+
+@pytest.mark.slow
+def test_two_processes_write_all_stages_and_the_student(undisturbed):
+    stages = {file.parent.parent.name: json.loads(file.read_text()) for file in undisturbed.glob("*/*/manifest.json")}
+    assert stages.keys() == {"data", "teacher", "cache", "distill"}
+    assert {stage["processes"] for stage in stages.values()} == {2}
+    assert weights(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
+    online = ("--teacher.signals", "online", "--epochs", "2", "--teacher_train.epochs", "1", "--until", "distill")
+    beside = small_run(*inputs, tmp_path / "beside", *online, "--devices", "2")
+    apart = small_run(*inputs, tmp_path / "apart", *online, "--devices", "3", "--teacher.ranks", "1")
+    run_to_success("distill", beside)
+    assert run_to_success("distill", apart).count("Made") == 1, "the teacher's process speaks too"
+    ours, theirs = weights(tmp_path / "apart"), weights(tmp_path / "beside")
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert "distill: done before, skipped" in run_to_success("distill", apart), "the teacher is called and nobody asks"
+
+
+@pytest.mark.slow
+def test_deepspeed_saves_a_student(inputs, tmp_path):
+    words = ("--devices", "2", "--strategy", "deepspeed_stage_2", "--epochs", "2", "--teacher_train.epochs", "1")
+    assert run_to_success("distill", small_run(*inputs, tmp_path, *words)).count("Result") == 1
+    assert weights(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kills", [2, 20])
+def test_a_run_with_killed_workers_ends_with_identical_weights(kills, inputs, undisturbed, tmp_path):
+    rng, done, theirs = random.Random(0), 0, weights(undisturbed)
+    for number in range(kills):
+        output = tmp_path / f"run-{number}"
+        process = start("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
+        done += kill_now_and_then(process, rng, kills - done)
+        said, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+        ours = weights(output)
+        assert all((ours[name] == theirs[name]).all() for name in theirs), f"after {done} kills"
+        if done == kills:
+            return
+    pytest.fail(f"{done} of {kills} kills hit a process")
+
+
+def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) -> int:
+    """Kills a random worker every few seconds until the run ends or `most` were killed; returns the number of kills."""
+    done = 0
+    while process.poll() is None and done < most:
+        time.sleep(rng.uniform(6, 12))
+        workers = children(process.pid)
+        if workers and process.poll() is None:
+            os.kill(rng.choice(workers), signal.SIGKILL)
+            done += 1
+    return done
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--devices", "2", "--student.layout", "fsdp=3"), "needs 3 = 3 processes, found 2"),
+        (("--devices", "2", "--student.layout", "hsdp=2x2"), "needs 2 x 2 = 4 processes, found 2"),
+        (("--devices", "8", "--teacher.layout", "tp=8"), "4 attention heads"),
+        (("--devices", "4", "--teacher.layout", "fsdp=2,pp=2"), "pp goes with dp only"),
+        (("--devices", "2", "--student.layout", "ddp"), "expected replicated"),
+        (
+            ("--devices", "2", "--student.layout", "fsdp=2", "--machine.compress", "bf16"),
+            "machine.compress bf16: expected a student that every process has a copy of, found fsdp=2",
+        ),
+        (
+            ("--devices", "2", "--student.layout", "zero2", "--machine.compress", "powersgd"),
+            "machine.compress powersgd: expected a student that every process has a copy of, found zero2",
+        ),
+        (("--devices", "0"), "machine.devices: expected at least 1, found 0"),
+    ],
+)
+def test_an_invalid_layout_is_refused_before_processes_start(words, expected, inputs, tmp_path, monkeypatch, capsys):
+    said = refusal_of(distill, small_run(*inputs, tmp_path / "run", *words), monkeypatch, capsys)
+    assert expected in said
+    assert not (tmp_path / "run").exists()

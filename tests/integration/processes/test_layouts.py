@@ -1,0 +1,238 @@
+"""A student trained on several processes equals the student trained on one process."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from distill.losses.config import LossConfig
+from pipelines.settings.distill_config import MachineConfig
+from support.ranks import free_port, run_ranks
+from support.tiny_models import draw_weights, saved
+from support.training_ranks import Training, train
+
+NEAR = 1e-5
+SOFT = LossConfig(kl=1, ce=0.5, temperature=2.0)
+TAUGHT = LossConfig(kl=1, ce=0.5, hidden=0.1, temperature=2.0)
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory, tokenizer, tiny_model) -> Path:
+    return saved(tiny_model("bert", num_hidden_layers=4), tokenizer, tmp_path_factory.mktemp("student") / "model")
+
+
+@pytest.fixture(scope="module")
+def teacher_folder(tmp_path_factory, tokenizer, tiny_model) -> Path:
+    model = tiny_model("bert", num_hidden_layers=4)
+    draw_weights(model)
+    return saved(model, tokenizer, tmp_path_factory.mktemp("teacher") / "model")
+
+
+@pytest.fixture(scope="module")
+def alone(student, tmp_path_factory) -> dict:
+    return train(0, 1, Training(student, tmp_path_factory.mktemp("alone")), "replicated")
+
+
+@pytest.mark.parametrize(
+    ("processes", "layout"),
+    [
+        (2, "replicated"),
+        (2, "zero1"),
+        (2, "zero2"),
+        (2, "fsdp=2"),
+        (2, "tp=2"),
+        (2, "pp=2"),
+        (4, "hsdp=2x2"),
+        pytest.param(4, "fsdp=2,tp=2", marks=pytest.mark.slow),
+        pytest.param(4, "dp=2,tp=2", marks=pytest.mark.slow),
+        pytest.param(4, "pp=4", marks=pytest.mark.slow),
+        pytest.param(4, "dp=2,pp=2", marks=pytest.mark.slow),
+    ],
+)
+def test_every_layout_trains_the_same_student(processes, layout, student, alone, tmp_path):
+    found = run_ranks(train, processes, processes, Training(student, tmp_path), layout, limit=120)
+    for rank in range(processes):
+        held = found[rank]["weights"]
+        assert "pp=" in layout or held.keys() == alone["weights"].keys()
+        assert differing_weights(held, alone["weights"]) == {}
+        assert found[rank]["metrics"] == pytest.approx(alone["metrics"], abs=1e-4)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").state_dict()
+    assert loaded.keys() == alone["weights"].keys()
+    for each in found:
+        assert all(torch.equal(loaded[name], value) for name, value in each["weights"].items())
+
+
+@pytest.mark.parametrize(
+    ("processes", "layout"),
+    [
+        (2, "zero2"),
+        (2, "pp=2"),
+        pytest.param(2, "replicated", marks=pytest.mark.slow),
+        pytest.param(2, "fsdp=2", marks=pytest.mark.slow),
+        pytest.param(2, "tp=2", marks=pytest.mark.slow),
+        pytest.param(4, "hsdp=2x2", marks=pytest.mark.slow),
+        pytest.param(4, "pp=4", marks=pytest.mark.slow),
+        pytest.param(4, "dp=2,pp=2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_student_with_frozen_embeddings_is_saved_as_one_process_trains_it(
+    processes, layout, student, tmp_path_factory
+):
+    """Trains as the recipes do, with an evaluation as the last operation before saving."""
+    place, single = tmp_path_factory.mktemp("laid-out"), tmp_path_factory.mktemp("single")
+    settings = replace(Training(student, place).train, patience=0, freeze_embeddings=True)
+    expected = train(0, 1, Training(student, single, settings), "replicated")["weights"]
+    run_ranks(train, processes, processes, Training(student, place, settings), layout, limit=120)
+    loaded = AutoModelForSequenceClassification.from_pretrained(place / "model").state_dict()
+    assert differing_weights(loaded, expected) == {}
+    before = AutoModelForSequenceClassification.from_pretrained(student).get_input_embeddings().weight
+    assert loaded["bert.embeddings.word_embeddings.weight"].equal(before)
+
+
+@pytest.fixture(scope="module")
+def taught_by(teacher_folder, student, tmp_path_factory) -> Callable[..., dict]:
+    """Trains the student with the teacher on one process, in the given precision; results are memoized."""
+
+    @cache
+    def made(precision: str, loss: LossConfig = TAUGHT) -> dict:
+        job = Training(student, tmp_path_factory.mktemp("taught"), teacher=teacher_folder, loss=loss)
+        return train(0, 1, replace(job, precision=precision), "replicated")
+
+    return made
+
+
+TEACHERS = ("replicated", "fsdp=2", "tp=2", "pp=2")
+STUDENTS = ("replicated", "zero1", "zero2", "fsdp=2", "tp=2")
+SOME = {("fsdp=2", "tp=2"), ("tp=2", "zero1"), ("pp=2", "fsdp=2"), ("replicated", "zero2")}
+
+
+def paired(processes: int, teachers: tuple[str, ...], students: tuple[str, ...]) -> Iterator[Any]:
+    for teacher in teachers:
+        for student in students:
+            few = (teacher, student) in SOME
+            yield pytest.param(processes, teacher, student, marks=() if few else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("processes", "teacher", "layout"),
+    [
+        *paired(2, TEACHERS, STUDENTS),
+        *paired(4, ("replicated", "hsdp=2x2", "fsdp=2,tp=2", "tp=4", "pp=4"), ("hsdp=2x2", "fsdp=2,tp=2", "dp=2,tp=2")),
+    ],
+)
+def test_teacher_and_student_layouts_do_not_change_the_student(
+    processes, teacher, layout, student, teacher_folder, taught_by, tmp_path
+):
+    job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, loss=TAUGHT)
+    for found in run_ranks(train, processes, processes, job, layout, limit=120):
+        assert differing_weights(found["weights"], taught_by("32")["weights"]) == {}
+        assert found["metrics"] == pytest.approx(taught_by("32")["metrics"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("processes", "teachers", "teacher", "layout"),
+    [
+        (2, 1, "replicated", "replicated"),
+        pytest.param(4, 2, "tp=2", "fsdp=2", marks=pytest.mark.slow),
+        pytest.param(3, 2, "fsdp=2", "replicated", marks=pytest.mark.slow),
+        pytest.param(4, 1, "replicated", "replicated", marks=pytest.mark.slow),
+        pytest.param(4, 3, "pp=3", "replicated", marks=pytest.mark.slow),
+    ],
+)
+def test_a_teacher_on_separate_processes_trains_the_same_student(
+    processes, teachers, teacher, layout, student, teacher_folder, taught_by, tmp_path
+):
+    job = Training(
+        student, tmp_path, teacher=teacher_folder, teacher_layout=teacher, teachers=teachers, port=free_port(),
+        loss=TAUGHT,
+    )  # fmt: skip
+    found = run_ranks(train, processes, processes, job, layout, limit=120)
+    assert found[-teachers:] == [{}] * teachers
+    for each in found[:-teachers]:
+        assert differing_weights(each["weights"], taught_by("32")["weights"]) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "strategy", [f"deepspeed_stage_{stage}" for stage in ("1", "2", "2_offload", "3", "3_offload")]
+)
+def test_deepspeed_trains_the_same_student(strategy, student, teacher_folder, taught_by, tmp_path):
+    machine = MachineConfig(accelerator="cpu", strategy=strategy)
+    job = Training(student, tmp_path, teacher=teacher_folder, loss=TAUGHT, machine=machine)
+    for found in run_ranks(train, 2, 2, job, "replicated", limit=300):
+        assert differing_weights(found["weights"], taught_by("32")["weights"]) == {}
+        assert found["metrics"] == pytest.approx(taught_by("32")["metrics"], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["deepspeed_stage_2", "deepspeed_stage_3"])
+def test_a_stopped_deepspeed_run_resumes_to_the_same_student(strategy, student, alone, tmp_path):
+    machine = MachineConfig(accelerator="cpu", strategy=strategy)
+    often = replace(Training(student, tmp_path).train, checkpoint_every=1)
+    for stop in (5, 4, None):
+        job = Training(student, tmp_path, train=often, machine=machine, stop=stop)
+        found = run_ranks(train, 2, 2, job, "replicated", limit=300)
+        (tmp_path.parent / f"{tmp_path.name}.world").unlink()
+    assert differing_weights(found[0]["weights"], alone["weights"]) == {}
+
+
+@pytest.mark.parametrize(
+    "layout",
+    ["fsdp=2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("replicated", "zero2", "tp=2", "pp=2"))],
+)
+def test_bfloat16_layouts_differ_by_rounding_noise_only(layout, student, teacher_folder, taught_by, tmp_path):
+    job = Training(student, tmp_path, teacher=teacher_folder, loss=SOFT, precision="bf16-mixed")
+    single, whole = taught_by("bf16-mixed", SOFT)["weights"], taught_by("32", SOFT)["weights"]
+    found = run_ranks(train, 2, 2, job, layout, limit=120)[0]["weights"]
+    # Each run is one draw of bfloat16 rounding noise.
+    assert 0 < distance(found, single) <= 2 * distance(single, whole)
+
+
+@pytest.mark.parametrize(
+    "compress", ["powersgd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("fp16", "bf16"))]
+)
+def test_compressed_gradients_keep_the_copies_equal_and_close_to_exact_training(compress, student, alone, tmp_path):
+    job = Training(student, tmp_path, machine=MachineConfig(accelerator="cpu", compress=compress))
+    one, other = (each["weights"] for each in run_ranks(train, 2, 2, job, "replicated", limit=120))
+    assert all(torch.equal(one[name], other[name]) for name in one), "copies drift apart"
+    moved = distance(alone["weights"], AutoModelForSequenceClassification.from_pretrained(student).state_dict())
+    assert 0 < distance(one, alone["weights"]) < 0.5 * moved
+
+
+def test_offloaded_weights_train_the_same_student(student, teacher_folder, taught_by, tmp_path):
+    job = Training(student, tmp_path, teacher=teacher_folder, teacher_layout="fsdp=2", loss=TAUGHT, offload=True)
+    for found in run_ranks(train, 2, 2, job, "fsdp=2", limit=120):
+        assert differing_weights(found["weights"], taught_by("32")["weights"]) == {}
+
+
+def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    return sum((one[name] - other[name]).square().sum().item() for name in one) ** 0.5
+
+
+@pytest.mark.slow
+def test_a_run_resumed_in_other_layouts_ends_with_the_same_student(student, alone, tmp_path):
+    legs = [(2, "fsdp=2", 3), (4, "hsdp=2x2", 4), (2, "tp=2", 2), (2, "zero1", 2), (1, "replicated", None)]
+    often = replace(Training(student, tmp_path).train, checkpoint_every=1)
+    for number, (processes, layout, stop) in enumerate(legs):
+        job = Training(student, tmp_path, train=often, stop=stop)
+        if processes > 1:
+            assert run_ranks(train, processes, processes, job, layout, limit=120) == [{}] * processes, number
+            (tmp_path.parent / f"{tmp_path.name}.world").unlink()
+        else:
+            ended = train(0, 1, job, layout)
+    assert differing_weights(ended["weights"], alone["weights"]) == {}
+
+
+def differing_weights(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Returns the weights that differ by more than NEAR, with their largest absolute difference.
+
+    Key biases are ignored: they don't affect the output, so that their gradients are pure rounding errors, which Adam
+    scales to full steps.
+    """
+    differences = {n: (found[n] - expected[n]).abs().max().item() for n in found if not n.endswith("key.bias")}
+    return {name: most for name, most in differences.items() if most > NEAR}

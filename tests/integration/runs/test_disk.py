@@ -1,0 +1,69 @@
+"""A full disk and an unwritable folder end a run with one message, without losing complete stages."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.commands import run_to_success, small_run, start
+
+QUICK = ("--epochs", "1", "--teacher_train.epochs", "1")
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator:
+    """`mounted(options)` mounts a small separate file system at tmp_path/"disk" and returns the folder."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(options: str) -> Path:
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)], capture_output=True, text=True
+        )
+        if done.returncode:
+            pytest.skip(f"a file system of its own needs the right to mount: {done.stderr.strip()}")
+        return place
+
+    yield mount
+    subprocess.run(["umount", str(place)], capture_output=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kilobytes", "until"), [(60, "distill"), (900, "report")])
+def test_a_full_disk_ends_with_one_message_and_the_run_resumes_with_more_space(
+    kilobytes, until, mounted, body_folder, data_folder
+):
+    disk = mounted(f"size={kilobytes}k")
+    words = small_run(body_folder, data_folder, disk / "run", *QUICK, "--until", until)
+    process = start("distill", words)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, said
+    assert "the disk is full" in said
+    assert "Traceback" not in said
+    before = {file: file.read_bytes() for file in disk.glob("run/*/*/manifest.json")}
+    subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+    run_to_success("distill", words)
+    assert {file: file.read_bytes() for file in before} == before
+    assert list(disk.glob("run/distill/*/model/model.safetensors"))
+
+
+def test_a_read_only_folder_ends_with_one_message(mounted, body_folder, data_folder):
+    disk = mounted("size=1m")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    process = start("distill", small_run(body_folder, data_folder, disk / "run", *QUICK))
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, said
+    assert "no permission to write there" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_ends_with_one_message(tmp_path, body_folder, data_folder):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    process = start("distill", small_run(body_folder, data_folder, closed / "run", *QUICK))
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 2, said
+    assert "no permission to write there" in said

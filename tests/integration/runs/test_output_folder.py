@@ -1,0 +1,169 @@
+"""The output folder of a run: impossible paths, folders that are removed, and names that look like markup."""
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipelines import distill
+from pipelines.runs.console import Console
+from support.commands import refusal_of, small_run, start
+from support.run_inputs import write_csv
+from support.tiny_models import make_rows
+
+
+def below_a_file(place: Path) -> tuple[Path, str]:
+    (place / "file.txt").write_text("mine")
+    return place / "file.txt" / "x", f"expected a folder, found a file at '{place / 'file.txt'}'"
+
+
+def dangling(place: Path) -> tuple[Path, str]:
+    (place / "link").symlink_to(place / "nowhere")
+    return place / "link", f"found a link to '{place / 'nowhere'}', where there is nothing"
+
+
+def below_a_dangling_link(place: Path) -> tuple[Path, str]:
+    (place / "link").symlink_to("nowhere")
+    return place / "link" / "x", f"found a link to 'nowhere', where there is nothing at '{place / 'link'}'"
+
+
+def circle(place: Path) -> tuple[Path, str]:
+    (place / "a").symlink_to("b")
+    (place / "b").symlink_to("a")
+    return place / "a", "found a link to 'b', where there is nothing"
+
+
+PLACES = {
+    "below a file": below_a_file,
+    "a dangling link": dangling,
+    "below a dangling link": below_a_dangling_link,
+    "links in a circle": circle,
+    "a name too long": lambda place: (place / ("x" * 300), "the name is too long for this file system"),
+    "a path too long": lambda place: (place / "/".join(["x" * 200] * 19), "the name is too long for this file system"),
+    "where no folder can be made": lambda place: (Path("/proc/runs/x"), "'/proc/runs/x': "),
+}
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["", "dry"])
+@pytest.mark.parametrize("case", PLACES)
+def test_an_impossible_output_path_is_refused(case, dry, tmp_path, monkeypatch, capsys):
+    if dry and case.startswith("where"):
+        pytest.skip("a dry run makes no folder")
+    output, message = PLACES[case](tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    words = small_run(tmp_path / "teacher", tmp_path / "data", output, *dry)
+    if case.startswith("where"):
+        words = small_run(*inputs(tmp_path), output)
+        before = sorted(tmp_path.rglob("*"))
+    found = refusal_of(distill, words, monkeypatch, capsys)
+    assert message in found
+    assert f"output '{output}': " in found
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_output_path_with_a_null_character_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "run.yaml").write_text('output: "runs/a\\0b"\nteacher: t\ndata: d\n')
+    found = refusal_of(distill, ["--config", str(tmp_path / "run.yaml")], monkeypatch, capsys)
+    assert "expected a path, found a null character in it" in found
+
+
+def test_a_link_in_place_of_the_student_folder_is_refused_before_any_stage(tmp_path, monkeypatch, capsys):
+    words = small_run(*inputs(tmp_path), tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "stillroom.json").write_text("{}")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "run" / "student").symlink_to(tmp_path / "outside")
+    message = refusal_of(distill, words, monkeypatch, capsys)
+    assert (
+        f"output '{tmp_path / 'run' / 'student'}': expected a folder, or nothing, to publish in, found a link"
+        in message
+    )
+    assert not list((tmp_path / "run").glob("*/*/manifest.json"))
+
+
+def inputs(place: Path) -> tuple[Path, Path]:
+    from support.run_inputs import make_inputs
+
+    return make_inputs(place)
+
+
+@pytest.mark.parametrize("what", ["output", pytest.param("stage", marks=pytest.mark.slow)])
+def test_a_folder_removed_during_its_stage_ends_the_run_with_one_message(what, body_folder, data_folder, tmp_path):
+    output = tmp_path / "run"
+    words = small_run(body_folder, data_folder, output, "--teacher_train.epochs", "200", "--until", "teacher")
+    process = start("distill", words)
+    for line in process.stdout:
+        if "teacher: started" in line:
+            break
+    while not (partial := list((output / "teacher").glob("*.partial"))):  # created right after that line
+        time.sleep(0.01)
+    gone = output if what == "output" else partial[0]
+    deleted = subprocess.run(["rm", "-rf", str(gone)], check=False)
+    while gone.exists():  # the run may have written a file there in the meantime
+        deleted = subprocess.run(["rm", "-rf", str(gone)], check=False)
+    assert deleted.returncode == 0
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 2, said
+    assert "Traceback" not in said
+    assert "was removed, or moved, while the run was working" in said
+    assert str(gone) in said
+
+
+def test_names_that_look_like_markup_are_printed_verbatim(body_folder, tmp_path, capsys):
+    place = tmp_path / "[red]texts[" / "x] :smile:"
+    place.mkdir(parents=True)
+    teacher = body_folder.rename(place / "[bold]teacher")
+    labels = {name: f"[/{name}] :warning: [bold]" for _, name in make_rows(10, 1)}
+    for split, count in (("train", 60), ("test", 20)):
+        rows = [(text, labels[name]) for text, name in make_rows(count, count)]
+        write_csv(place / f"{split}.csv", rows)
+    (place / "data").mkdir()
+    for split in ("train", "test"):
+        (place / f"{split}.csv").rename(place / "data" / f"{split}.csv")
+    output = place / "[bold]run"
+    words = small_run(teacher, place / "data", output, "--until", "distill", "--epochs", "1")
+    distill.main([*words, "--teacher_train.epochs", "1"])
+    told = capsys.readouterr().out
+    table = told[told.index("Made") :]
+    assert str(output / "distill") in table.replace("\n", "")
+    gc.collect()
+    distill.main([*words, "--teacher_train.epochs", "1", "--dry-run"])
+    assert str(output / "distill") in capsys.readouterr().out.replace("\n", "")
+
+
+NAMES = ("[bold]", "[/x]", "[red]a[/red]", "[link=x]b", ":smile:", "\\[c]")
+
+
+def test_tables_and_bars_print_names_verbatim(capsys):
+    console = Console()
+    console.table(NAMES[1], NAMES, [NAMES])
+    with console.track(NAMES[1], 1, NAMES[0]) as advance:
+        advance(1, NAMES[1])
+    console.say(" ".join(NAMES))
+    told = capsys.readouterr().out
+    for name in NAMES:
+        assert told.count(name) >= 3, name
+    assert told.splitlines()[0].strip() == NAMES[1]
+
+
+def test_a_bar_on_a_terminal_prints_names_verbatim():
+    """Uses a pseudo-terminal, because bars are drawn only on terminals."""
+    pty = pytest.importorskip("pty")
+    code = (
+        "from pipelines.runs.console import Console\n"
+        "with Console().track('[/x] :smile:', 2, '[bold]') as advance:\n"
+        "    advance(2, '[/y]')\n"
+    )
+    parent, child = pty.openpty()
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "160"}
+    done = subprocess.run([sys.executable, "-c", code], stdout=child, stderr=subprocess.PIPE, env=env, text=True)
+    os.close(child)
+    told = os.read(parent, 100_000).decode()
+    os.close(parent)
+    assert done.returncode == 0, done.stderr
+    for name in ("[/x] :smile:", "[bold]/s", "[/y]"):
+        assert name in told

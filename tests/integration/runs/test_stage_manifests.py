@@ -1,0 +1,244 @@
+"""Manifests of finished stages: damage is named or repaired, and files that they don't list are refused."""
+
+import ast
+import gc
+import json
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from transformers import BertTokenizerFast
+
+from pipelines import distill
+from pipelines.runs.stage import digest_of
+from pipelines.stages import data
+from support.commands import ROOT, refusal_of, small_run
+from support.run_inputs import stage_folder, write_csv
+from support.tiny_models import VOCABULARY, build_model, make_rows, saved
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """(output, arguments) of a run with two stages: data, and a teacher that is used without fine-tuning."""
+    place = tmp_path_factory.mktemp("stages")
+    tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
+    teacher = saved(build_model("bert"), tokenizer, place / "teacher")
+    (place / "data").mkdir()
+    for split, count in (("train", 60), ("test", 20)):
+        write_csv(place / "data" / f"{split}.csv", make_rows(count, count))
+    words = small_run(teacher, place / "data", place / "run", "--until", "teacher")
+    distill.main(words)
+    return place / "run", words
+
+
+@pytest.fixture
+def copied(made, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A copy of that run that a test may damage."""
+    output, words = made
+    copy = shutil.copytree(output, tmp_path / "copy")
+    return copy, [str(copy) if word == str(output) else word for word in words]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def edited(change):
+    """Returns a function that loads the manifest, applies `change` and writes the manifest back."""
+
+    def damage(file: Path) -> None:
+        content = json.loads(file.read_text())
+        change(content)
+        file.write_text(json.dumps(content))
+
+    return damage
+
+
+def other_file(name: str):
+    def change(content: dict) -> None:
+        content["outputs"][name] = content["outputs"].pop("data.json")
+
+    return edited(change)
+
+
+def rewritten(file: Path) -> None:
+    """Changes a file and its hash in the manifest, but not the digest that later stages depend on."""
+    content = json.loads(file.read_text())
+    labels = file.with_name("data.json")
+    labels.write_text(labels.read_text() + " ")
+    content["outputs"]["data.json"]["sha256"] = digest_of("anything")
+    file.write_text(json.dumps(content))
+
+
+DAMAGE = {
+    "empty": (lambda file: file.write_bytes(b""), "that is empty"),
+    "cut off": (lambda file: file.write_bytes(file.read_bytes()[:-40]), "is cut off, or no JSON"),
+    "no JSON": (lambda file: file.write_text("years of work"), "is cut off, or no JSON"),
+    "no text": (lambda file: file.write_bytes(bytes(range(128, 256))), "is cut off, or no JSON"),
+    "too deep": (lambda file: file.write_text("[" * 100_000), "is cut off, or no JSON"),
+    "a list": (lambda file: file.write_text("[1, 2]"), "expected an object, found list"),
+    "no keys": (lambda file: file.write_text("{}"), "that was changed"),
+    "gone": (lambda file: file.unlink(), "has no manifest.json"),
+    "a folder": (lambda file: (file.unlink(), file.mkdir()), "has no manifest.json"),
+    "a link": (lambda file: (file.rename(file.with_name("x")), file.symlink_to("x")), "has no manifest.json"),
+    "outputs are a list": (edited(lambda content: content.update(outputs=[1])), "that was changed"),
+    "no outputs": (edited(lambda content: content.pop("outputs")), "that was changed"),
+    "no metrics": (edited(lambda content: content.pop("metrics")), "that was changed"),
+    "another digest": (edited(lambda content: content.update(digest="0" * 64)), "that was changed"),
+    "a digest that is a number": (edited(lambda content: content.update(digest=7)), "that was changed"),
+    "seconds as words": (edited(lambda content: content.update(wall_seconds="long")), "that was changed"),
+    "an absolute path": (other_file("/etc/passwd"), "that was changed"),
+    "a path that leads out": (other_file("../../../elsewhere.json"), "that was changed"),
+    "a file and its hash, but not the digest": (rewritten, "that was changed"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_stage_with_a_damaged_manifest_is_set_aside_and_rebuilt(case, copied, capsys):
+    output, words = copied
+    folder = stage_folder(output, "data")
+    whole = contents(folder)
+    digest = json.loads(whole["manifest.json"])["digest"]
+    damage, message = DAMAGE[case]
+    damage(folder / "manifest.json")
+    damaged = contents(folder)
+    distill.main(words)
+    told = capsys.readouterr().out
+    assert f"data: '{folder}' " in told
+    assert message in told
+    assert "it is made again; what was there is in" in told
+    assert "teacher: done before, skipped" in told
+    assert contents(folder.with_name(f"{folder.name}.damaged-1")) == damaged
+    again = contents(folder)
+    assert json.loads(again["manifest.json"])["digest"] == digest
+    assert {name for name in again if name != "manifest.json"} == {name for name in whole if name != "manifest.json"}
+
+
+def test_a_stage_damaged_a_second_time_is_set_aside_beside_the_first(copied, capsys):
+    output, words = copied
+    folder = stage_folder(output, "data")
+    for _ in range(2):
+        (folder / "manifest.json").write_text("")
+        distill.main(words)
+    assert sorted(each.name for each in folder.parent.iterdir()) == [
+        *(folder.name, f"{folder.name}.damaged-1", f"{folder.name}.damaged-2")
+    ]
+
+
+def test_a_dry_run_names_a_damaged_manifest_and_changes_nothing(copied, capsys):
+    output, words = copied
+    folder = stage_folder(output, "data")
+    (folder / "manifest.json").write_text("")
+    before = contents(output)
+    distill.main([*words, "--dry-run"])
+    assert "will be made again: it has a manifest.json that is empty" in capsys.readouterr().out
+    assert contents(output) == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "model/more.txt", "logs/mine.csv", "model/linked"])
+def test_a_file_added_to_a_finished_stage_is_named(name, copied, monkeypatch, capsys):
+    output, words = copied
+    folder = stage_folder(output, "teacher")
+    (folder / name).parent.mkdir(exist_ok=True)
+    if name.endswith("linked"):
+        (folder / name).symlink_to(folder.parent)
+    else:
+        (folder / name).write_text("mine")
+    message = refusal_of(distill, words, monkeypatch, capsys)
+    assert f"stage '{folder}': {name} was added since the stage ended" in message
+    (folder / name).unlink()
+    gc.collect()  # the raised exception still holds the lock of the folder
+    distill.main(words)
+    assert "teacher: done before, skipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder"])
+def test_a_link_that_leaves_the_stage_folder_is_refused(what, copied, tmp_path, monkeypatch, capsys):
+    output, words = copied
+    inside = stage_folder(output, "teacher") / ("model/config.json" if what == "a file" else "model")
+    outside = tmp_path / "outside"
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    message = refusal_of(distill, words, monkeypatch, capsys)
+    assert f"leads out of the stage's folder, to '{tmp_path / 'outside'}" in message
+
+
+def test_a_partial_stage_with_a_damaged_manifest_is_resumed(copied, capsys):
+    output, words = copied
+    folder = stage_folder(output, "data")
+    partial = folder.rename(folder.with_name(f"{folder.name}.partial"))
+    (partial / "manifest.json").write_text("{")
+    (partial / "manifest.json.partial").write_text("{")
+    distill.main(words)
+    told = capsys.readouterr().out
+    assert "data: going on" in told
+    assert "teacher: done before, skipped" in told
+    distill.main(words)
+    assert "data: done before, skipped" in capsys.readouterr().out
+
+
+def test_a_file_in_place_of_a_stage_folder_is_named_and_kept(copied, monkeypatch, capsys):
+    output, words = copied
+    shutil.rmtree(output / "teacher")
+    (output / "teacher").write_text("mine")
+    assert f"found a file or a broken link at '{output / 'teacher'}" in refusal_of(distill, words, monkeypatch, capsys)
+    assert (output / "teacher").read_text() == "mine"
+
+
+def test_a_stage_with_a_raised_version_is_rebuilt_beside_the_old_one(copied, monkeypatch, capsys):
+    output, words = copied
+    old = stage_folder(output, "data")
+    before = contents(old)
+    monkeypatch.setattr(data, "VERSION", data.VERSION + 1)
+    distill.main(words)
+    assert "data: started" in capsys.readouterr().out
+    assert contents(old) == before
+    versions = [json.loads(file.read_text())["version"] for file in (output / "data").glob("*/manifest.json")]
+    assert sorted(versions) == [data.VERSION - 1, data.VERSION]
+
+
+def test_a_raised_training_version_changes_the_key(monkeypatch):
+    from distill.train.config import TrainConfig
+    from pipelines.stages import teacher
+
+    before = teacher.deciding(TrainConfig())
+    monkeypatch.setattr(teacher, "TRAINING", teacher.TRAINING + 1)
+    assert teacher.deciding(TrainConfig()) != before
+
+
+def test_every_stage_passes_a_version_constant():
+    calls = [
+        (file.name, keyword.value)
+        for file in sorted((ROOT / "pipelines").rglob("*.py"))
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "stage"
+        for keyword in [next((each for each in call.keywords if each.arg == "version"), ast.keyword(value=None))]
+    ]
+    assert len(calls) >= 18
+    assert not [file for file, value in calls if not (isinstance(value, ast.Name) and value.id.endswith("VERSION"))]
+
+
+def test_a_manifest_contains_the_versions_of_stillroom_and_of_its_stage(made):
+    output, _ = made
+    manifest = json.loads((stage_folder(output, "data") / "manifest.json").read_text())
+    assert manifest["versions"]["stillroom"] == version("stillroom")
+    assert manifest["version"] == data.VERSION
+
+
+def test_stages_of_an_older_stillroom_are_kept_and_rebuilt_beside_them(copied, capsys):
+    output, words = copied
+    folder = stage_folder(output, "data")
+    old = folder.rename(folder.with_name("0123456789ab"))  # like older releases' keys, which exclude the version
+    manifest = json.loads((old / "manifest.json").read_text())
+    kept = {name: value for name, value in manifest.items() if name not in ("version", "checksum")}
+    (old / "manifest.json").write_text(json.dumps(kept))
+    (output / "stillroom.json").write_text('{"stillroom": "0.1.0"}')
+    before = contents(old)
+    distill.main(words)
+    told = capsys.readouterr().out
+    assert f"output '{output}': its stages were made by an older Stillroom" in told
+    assert "data: started" in told
+    assert contents(old) == before
+    distill.main(words)
+    assert "older Stillroom" not in capsys.readouterr().out

@@ -1,0 +1,55 @@
+"""Writes a cache on one of several processes, with a teacher sharded across them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from distill.cache import Dense, Hidden, Identity, Sampled, plan
+from distill.cache.samples import samples_of
+from distill.data.batches.token_blocks import LanguageBlocks
+from distill.parallel.layout import parse_layout
+from distill.parallel.mesh import mesh_of
+from distill.parallel.pipeline import PipelineForward
+from distill.teacher.fingerprint import stored_fingerprint, weights_fingerprint
+from distill.teacher.online import OnlineTeacher
+from pipelines.runs.console import Console
+from pipelines.runs.placement import laid_out
+from pipelines.runs.processes import World
+from pipelines.stages.cache_writing import write_together
+
+BATCH_TOKENS = 128
+
+
+def rows(count: int, vocabulary: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(5, vocabulary, rng.integers(2, 30)) for _ in range(count)]
+
+
+def write(rank: int, processes: int, teacher: Path, cache: Path, layout: str, words: bool) -> str:
+    """Fills the cache and returns the teacher's fingerprint."""
+    plan.SHARD_TOKENS = 512
+    own = parse_layout(layout, processes)
+    auto = AutoModelForCausalLM if words else AutoModelForSequenceClassification
+    mesh = mesh_of(own, "cpu") if processes > 1 else None
+    model = laid_out(teacher, auto, own, mesh, frozen=True) if mesh else auto.from_pretrained(teacher)
+    vocabulary, width = model.config.vocab_size, model.config.hidden_size
+    kinds = (Sampled(vocabulary, draws=8),) if words else (Dense(model.config.num_labels), Hidden(width, layers=(0, 2)))
+    name = weights_fingerprint(model) if own.pp == 1 else stored_fingerprint(teacher, auto)
+    answers = ("logits",) if words else ("logits", "hidden")
+    ask: Any = OnlineTeacher(model, answers)
+    if mesh is not None and own.pp > 1:
+        ask = PipelineForward(model, mesh.get_group("pp"), micro_batches=1, hidden=() if words else (0, 2))
+    write_together(
+        Console(quiet=True),
+        World(rank, processes, dist.FileStore(f"{cache}.world", processes) if processes > 1 else None),
+        cache,
+        Identity(name, "test", kinds),
+        samples_of(LanguageBlocks(rows(150, vocabulary)), 0),
+        ask,
+        mesh if own.sharded else None,
+        batch_tokens=BATCH_TOKENS,
+    )
+    return name

@@ -1,0 +1,72 @@
+"""Runs the commands of pipelines: as processes, or in this process where only the message matters."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pipelines.quantize import OWN
+from pipelines.runs import cli
+from pipelines.settings.command_line import replace_words
+from pipelines.settings.distill_config import SHORT
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(module: str, *words: str) -> list[str]:
+    """Returns the command line of a process; if a flag is repeated, to override one of `small_run`, the last counts."""
+    return [sys.executable, "-m", f"pipelines.{module}", *with_last_flags(module, words)]
+
+
+def with_last_flags(module: str, words: Sequence[str]) -> list[str]:
+    return replace_words((), words, OWN if module == "quantize" else SHORT)
+
+
+def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
+    """Returns the arguments of a distillation that takes seconds: a tiny teacher, few texts, two of four layers."""
+    words = [
+        *("--teacher", str(teacher), "--data", str(data), "--output", str(output), "--student", "layers=2"),
+        *("--precision", "32", "--threads", "1", "--measure.texts", "4", "--measure.rounds", "1"),
+        *("--measure.batch", "4", "--measure.parity", "8", "--data.max_length", "32", "--batch-size", "8"),
+        *("--teacher_train.batch_size", "8", "--teacher_train.learning_rate", "1e-3", "--learning-rate", "1e-3"),
+    ]
+    return replace_words(words, more, SHORT)
+
+
+def start(module: str, words: Sequence[str]) -> subprocess.Popen:
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command(module, *words), cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def run_to_success(module: str, words: Sequence[str]) -> str:
+    """Runs a command that must succeed and returns its output."""
+    process = start(module, words)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return said
+
+
+def refusal_of(
+    module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """Runs a command that must exit with code 2 and no traceback and returns its message; flags as in `command`."""
+    return refused_as_written(module, with_last_flags(module.__name__.rpartition(".")[2], words), monkeypatch, capsys)
+
+
+def refused_as_written(
+    module: ModuleType, words: Sequence[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    monkeypatch.setattr(sys, "argv", [module.__name__, *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.run(module.main)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert "Traceback" not in said
+    assert said.startswith("error: ")
+    return said

@@ -1,0 +1,145 @@
+"""Trains a tiny student on one of several processes, like the distil stage."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForSequenceClassification, BertTokenizerFast
+
+from distill.data.batches.data_module import TextDataModule
+from distill.data.config import DataConfig
+from distill.data.splits.labelled import Examples, Splits
+from distill.losses.config import LossConfig
+from distill.parallel.apply import gather
+from distill.parallel.layout import Layout, parse_layout
+from distill.parallel.mesh import mesh_of
+from distill.student.spec import StudentConfig
+from distill.tasks.text_classification import TextClassification
+from distill.teacher.config import TeacherConfig
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from pipelines.runs import trainer
+from pipelines.runs.console import Console
+from pipelines.runs.placement import laid_out, save_model, stages_of
+from pipelines.runs.processes import World, join_world
+from pipelines.runs.stage import SCRATCH
+from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.stages.online_teacher import call_teacher, load_online_teacher, serve_teacher
+from support.tiny_models import LABELS, make_rows
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training job, independent of the layout."""
+
+    student: Path
+    place: Path
+    # A low learning rate: gradients of key biases are pure rounding errors, which Adam scales to full steps.
+    train: TrainConfig = field(
+        default_factory=lambda: TrainConfig(
+            epochs=2, batch_size=7, accumulate=2, learning_rate=2e-4, max_grad_norm=0.1, dropout=0.0, patience=3
+        )
+    )
+    loss: LossConfig = LossConfig(kl=0, ce=1)
+    machine: MachineConfig = MachineConfig(accelerator="cpu")
+    precision: str = "32"
+    stop: int | None = None  # stop every process after this many batches of the attempt
+    teacher: Path | None = None  # queried in every step
+    teacher_layout: str = "replicated"
+    teachers: int = 0  # processes that only run the teacher
+    offload: bool = False
+    port: int = 1  # rendezvous port of teacher and student processes
+
+
+def set_torchrun_environment(rank: int, processes: int, port: int = 1) -> None:
+    """Sets the environment variables that define the process's rank and world."""
+    here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    rest = {"GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in (here | rest).items()})
+
+
+class StoppedError(Exception):
+    """Simulates a kill of all processes at once."""
+
+
+def stopping(batches: int) -> type[trainer.StepSeed]:
+    class Stopping(trainer.StepSeed):
+        left = batches
+
+        def on_train_batch_start(self, *args: Any) -> None:
+            super().on_train_batch_start(*args)
+            if not self.left:
+                raise StoppedError
+            self.left -= 1
+
+    return Stopping
+
+
+def examples(count: int, seed: int) -> Examples:
+    texts, labels = zip(*make_rows(count, seed), strict=True)
+    return Examples(list(texts), None, [LABELS.index(label) for label in labels])
+
+
+def splits() -> Splits:
+    return Splits(LABELS, examples(40, 1), examples(11, 2), examples(5, 3), Examples([], None, []), {})
+
+
+def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, Any]:
+    """Returns the gathered weights and last metrics after training; an empty dict on teacher-only processes."""
+    if processes > 1:
+        set_torchrun_environment(rank, processes, job.port)
+    torch.manual_seed(0)
+    world = World(rank, processes, dist.FileStore(f"{job.place}.world", processes) if processes > 1 else None)
+    if job.teachers:
+        dist.destroy_process_group()
+        world = join_world(120, job.teachers)
+    if world.teaches:
+        assert job.teacher is not None
+        given = DistillConfig(
+            str(job.place), TeacherConfig(str(job.teacher), signals="online", ranks=job.teachers),
+            student=StudentConfig("layers=4"), data=DataConfig("unread"), loss=job.loss,
+        )  # fmt: skip
+        serve_teacher(world, given, parse_layout(job.teacher_layout, job.teachers))
+        return {}
+    try:
+        return train_student(world, job, parse_layout(layout, world.size))
+    except StoppedError:
+        return {}
+
+
+def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
+    tokenizer = BertTokenizerFast.from_pretrained(job.student)
+    auto = AutoModelForSequenceClassification
+    mesh = mesh_of(own, "cpu") if world.size > 1 else None
+    student = laid_out(job.student, auto, own, mesh, offload=job.offload) if mesh else auto.from_pretrained(job.student)
+    remote = call_teacher(world, job.teacher) if job.teacher and job.teachers else None
+    in_step = job.teacher if remote is None else None
+    module = DistillationModule(
+        student,
+        loss=job.loss,
+        train=job.train,
+        metric=TextClassification(LABELS).metric(),
+        teacher_sizes=(4, 32),
+        shard_optimizer=own.zero == 1,
+        stages=stages_of(student, own, mesh),
+        signals=load_online_teacher(
+            in_step, job.loss, parse_layout(job.teacher_layout, world.size), offload=job.offload
+        )
+        if in_step
+        else None,
+    )
+    data = TextDataModule(splits(), tokenizer, batch_size=job.train.batch_size, max_length=32, signals=remote)
+    if job.stop is not None:
+        trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
+    (job.place / SCRATCH).mkdir(parents=True, exist_ok=True)
+    metrics = trainer.fit(
+        module, data, job.place, label="student", train=job.train, machine=job.machine, layout=own, mesh=mesh,
+        precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.place,
+    )  # fmt: skip
+    if remote is not None:
+        remote.finish()
+    save_model(student, tokenizer, job.place / "model")
+    return {"weights": gather(student), "metrics": metrics}

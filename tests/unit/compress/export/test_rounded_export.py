@@ -1,0 +1,224 @@
+"""Tests exported quantized models: every product matches its layer, and file sizes match the precision."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertTokenizerFast
+
+from compress.errors import ArtefactError, CompressError
+from compress.export.common.parity import layer_differences
+from compress.export.common.rows import Rows
+from compress.export.common.source import Source
+from compress.export.common.targets import FORMATS, Target, by_scheme, check_float, target_of, with_sources
+from compress.export.onnx.graph import FILE, OnnxModel
+from compress.export.onnx.int8 import products_saturate
+from compress.export.onnx.rounded import round_graph
+from compress.export.probe import PROBES
+from compress.export.runtimes import open_export
+from compress.export.write import check_layers, write_targets
+from compress.quantize.prepare import convert, precision_of, prepare
+from compress.quantize.ranges import calibrate
+from compress.quantize.schemes import SCHEMES, reduced_scheme, scheme_of
+from support.commands import ROOT
+from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96}  # groups of 32 divide them
+ALL_PAIRS = [(scheme, name) for scheme in SCHEMES for name, form in FORMATS.items() if form.rounded]
+SUPPORTED = [(scheme, name) for scheme, name in ALL_PAIRS if scheme not in FORMATS[name].refuses]
+BY_TOKEN = [scheme.name for scheme in SCHEMES.values() if scheme.inputs == "token"]
+DECODERS = [(name, "compressed-tensors") for name in BY_TOKEN]  # covered by test_compressed_tensors.py
+TAKES_LONG = [("int4-dynamic", "executorch"), ("int8-dynamic", "executorch"), ("int8-weights", "litert")]
+TAKES_LONG += [("int4-weights", "openvino")]
+FILES = (".onnx", ".bin", ".pte", ".tflite", ".safetensors")
+MARKS = dict.fromkeys(TAKES_LONG, pytest.mark.slow)
+HELD_MARKED = [pytest.param(*pair, marks=MARKS.get(pair, ())) for pair in SUPPORTED if pair not in DECODERS]
+
+
+def padded_batch() -> dict[str, np.ndarray]:
+    """Returns a padded batch of 6 texts and 12 tokens."""
+    ids = np.random.default_rng(5).integers(5, 60, (6, 12))
+    mask = (np.arange(12) < np.asarray([12, 7, 12, 3, 9, 12])[:, None]).astype(np.int64)
+    return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
+
+
+def quantized_source(scheme: str, **changes: int) -> Source:
+    """Builds a quantized model, with 7-bit weights where this processor needs them."""
+    model, chosen = build_model("bert", **SIZES | changes), scheme_of(scheme)
+    prepare(model, reduced_scheme(chosen) if products_saturate() else chosen)
+    calibrate(model, [{name: torch.from_numpy(value) for name, value in padded_batch().items()}])
+    tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    return Source(model.eval(), tokenizer, convert(model))
+
+
+Files = Callable[[str, str], tuple[Source, Target, Path]]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """`files(scheme, format)` -> (model, target, folder of all targets), exported once."""
+
+    @cache
+    def source(scheme: str) -> tuple[Source, Path]:
+        return quantized_source(scheme), tmp_path_factory.mktemp(scheme)
+
+    @cache
+    def write(scheme: str, form: str) -> tuple[Source, Target, Path]:
+        model, folder = source(scheme)
+        if form in ("executorch", "litert"):  # they take seconds per layer
+            model, folder = quantized_source(scheme, num_hidden_layers=1), tmp_path_factory.mktemp(form)
+            model.tokenizer.model_max_length = 16
+        assert model.rounding is not None
+        target = Target(form, precision_of(model.rounding))
+        write_targets(model, [target], folder)
+        return model, target, folder
+
+    return write
+
+
+@pytest.mark.parametrize(("scheme", "form"), HELD_MARKED)
+def test_every_product_in_a_file_matches_its_layers(scheme: str, form: str, files: Files):
+    source, target, folder = files(scheme, form)
+    products = PROBES[form](source, target, folder, padded_batch())
+    inside = form == "onnxruntime" and scheme == "int8-static"  # products inside QAttention aren't visible
+    apart = (
+        6 if form in ("torchao", "executorch", "litert", "compressed-tensors") else 4
+    )  # a graph computes queries, keys and values in one product or in three
+    layers = source.model.config.num_hidden_layers
+    assert len(products) in ({14} if inside else {layers * apart + 2, layers * 6 + 2})
+    assert max(layer_differences(products, source.reference).values()) <= 1e-5
+    assert all(np.abs(seen.gave).max() > 0.01 for seen in products.values())
+
+
+@pytest.mark.parametrize(("scheme", "form"), HELD_MARKED)
+def test_a_file_computes_the_models_logits_and_has_the_expected_size(scheme: str, form: str, files: Files):
+    source, target, folder = files(scheme, form)
+    expected = source.runner(padded_batch())
+    found = open_export(target, folder / str(target), 1)(padded_batch())
+    # A difference in the last bit can move an activation by one quantization step.
+    limit = 1e-4 if scheme_of(scheme).inputs == "float" else 0.05 * np.abs(expected).max()
+    assert np.abs(found - expected).max() <= limit
+    weights = sum(p.numel() for p in source.model.parameters() if p.dim() == 2)
+    files_made = (folder / str(target)).iterdir()
+    size = sum(file.stat().st_size for file in files_made if file.suffix in FILES)
+    packed = scheme.startswith("int4") and form != "torchao"
+    assert source.rounding is not None
+    scales = 4 * sum(rounded.scales.numel() for rounded in source.rounding.values())
+    if form == "compressed-tensors":  # that format stores tables in float
+        tables = [name for name, rounded in source.rounding.items() if rounded.scheme is None]
+        scales += 3 * sum(source.model.get_submodule(name).weight.numel() for name in tables)
+    assert size - scales < (0.95 if packed else 1.1) * weights + {"executorch": 130_000}.get(form, 80_000)
+
+
+def test_each_format_gets_the_best_scheme_that_it_supports_at_the_requested_bits():
+    assert by_scheme(["onnx", "executorch", "openvino"], "int8") == {
+        "int8-static": ["onnx", "openvino"],
+        "int8-dynamic": ["executorch"],
+    }
+    assert by_scheme(["executorch", "litert"], "int8") == {"int8-dynamic": ["executorch", "litert"]}
+    assert by_scheme(["onnx", "executorch"], "int4") == {"int4-weights": ["onnx"], "int4-dynamic": ["executorch"]}
+
+
+def test_formats_that_hold_only_integers_reject_float_models():
+    with pytest.raises(CompressError, match="export torchao: expected a quantized model, found runs/x, in float"):
+        check_float(["onnx", "torchao"], "runs/x")
+
+
+@pytest.mark.parametrize(("scheme", "form"), [pair for pair in ALL_PAIRS if pair not in SUPPORTED])
+def test_a_format_rejects_schemes_that_it_does_not_support(scheme: str, form: str, tmp_path):
+    with pytest.raises(CompressError, match=f"export {form}: can't hold {scheme}: "):
+        by_scheme([form], scheme)
+    source = quantized_source(scheme)
+    assert source.rounding is not None
+    with pytest.raises(CompressError, match=f"can't hold {scheme}: "):
+        write_targets(source, [Target(form, precision_of(source.rounding))], tmp_path)
+
+
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s not in FORMATS["torchao"].refuses])
+def test_a_stock_class_computes_the_models_logits_from_a_torchao_checkpoint(scheme: str, files: Files):
+    source, target, folder = files(scheme, "torchao")
+    model = AutoModelForSequenceClassification.from_pretrained(folder / str(target)).eval()
+    batch = {name: torch.from_numpy(padded_batch()[name]) for name in source.inputs}
+    with torch.no_grad():
+        found, expected = model(**batch).logits, source.reference(**batch).logits
+    assert (found - expected).abs().max() <= 0.05 * expected.abs().max()
+    kind = type(model.bert.encoder.layer[1].output.dense.weight).__name__
+    assert kind in ("Int8Tensor", "IntxUnpackedToInt8Tensor", "Float8Tensor")
+
+
+def test_static_int8_files_for_onnxruntime_use_fused_operators(files: Files):
+    source, target, folder = files("int8-static", "onnxruntime")
+    kinds = Counter(node.op_type for node in onnx.load(folder / str(target) / FILE).graph.node)
+    assert kinds["QAttention"] == 4
+    assert kinds["MatMulIntegerToFloat"] == 14
+    assert kinds["MatMul"] + kinds["Gemm"] + kinds["Attention"] == 0
+    assert np.isfinite(OnnxModel(folder / str(target), 1)(padded_batch())).all()
+
+
+def test_a_file_with_other_scales_than_the_model_is_rejected(files: Files):
+    source, target, folder = files("int8-static", "onnxruntime")
+    assert check_layers(source, target, folder, padded_batch()) <= 1e-5
+    other = quantized_source("int8-static")
+    name = "bert.encoder.layer.1.output.dense"
+    other.reference.get_submodule(name).grid.scale.mul_(1.02)
+    with pytest.raises(ArtefactError, match=rf"onnxruntime-int8: {name} gives other products"):
+        check_layers(other, target, folder, padded_batch())
+
+
+def test_concatenated_rows_of_several_layers_are_found():
+    layers = quantized_source("int8-static").layers
+    own = [f"bert.encoder.layer.0.attention.self.{part}" for part in ("query", "key", "value")]
+    whole = np.concatenate([layers[name].weight for name in own])
+    found, names = Rows(layers).find(whole)
+    assert names == own
+    assert np.array_equal(found.integers, np.concatenate([layers[name].integers for name in own]))
+    assert Rows(layers).find(whole + 1) is None
+    mixed = np.concatenate([layers[own[0]].weight, layers["bert.encoder.layer.0.intermediate.dense"].weight])
+    with pytest.raises(ArtefactError, match="rounded in 2 different ways"):
+        Rows(layers).find(mixed)
+
+
+def test_the_graph_of_another_model_is_rejected(files: Files, tmp_path):
+    _, _, folder = files("int8-static", "onnx")
+    source = quantized_source("int4-weights")
+    with pytest.raises(ArtefactError, match=r"no product with the weights of bert.* \(26 of 26 layers that round\)"):
+        round_graph(folder / "onnx" / FILE, tmp_path / FILE, source.layers)
+
+
+def test_a_quantized_target_rejects_a_float_model(files: Files, tmp_path):
+    source = Source(build_model("bert", **SIZES).eval(), quantized_source("int8-weights").tokenizer)
+    with pytest.raises(CompressError, match=r"onnx-int8: expected a quantized model, found one in float"):
+        write_targets(source, [Target("onnx", "int8")], tmp_path)
+
+
+def test_the_table_in_the_docs_matches_the_formats():
+    text = (ROOT / "docs" / "quantization.md").read_text()
+    lines = text[text.index("| format |") :].split("\n\n")[0].splitlines()
+    schemes = [cell.strip() for cell in lines[0].split("|")[2:-1]]
+    assert schemes == list(SCHEMES)
+    told = {}
+    for line in lines[2:]:
+        name, *cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        told[name.strip("`")] = {s for s, cell in zip(schemes, cells, strict=True) if cell == "no"}
+    assert told == {name: set(form.refuses) for name, form in FORMATS.items() if form.rounded}
+
+
+def test_target_names_match_their_folders_and_sources_precede_them():
+    names = ["onnx", "onnxruntime-int8", "openvino-int4", "torchao-int8", "huggingface"]
+    assert [str(target_of(name)) for name in names] == names
+    chain = with_sources([target_of("openvino-int8"), target_of("onnxruntime-int8")])
+    assert [str(target) for target in chain] == [
+        "onnx",
+        "onnx-int8",
+        "openvino-int8",
+        "onnxruntime",
+        "onnxruntime-int8",
+    ]
+    for wrong in ("torchao", "compressed-tensors", "huggingface-int8", "tflite"):
+        with pytest.raises(CompressError, match=f"found '{wrong}'"):
+            target_of(wrong)

@@ -1,0 +1,253 @@
+"""Tests training precisions: what each mode computes, that all of them train, and unsupported devices."""
+
+import copy
+import gc
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForSequenceClassification
+
+from compress.errors import CompressError
+from compress.measure.training_precision import (
+    MODES,
+    as_stock,
+    candidates,
+    check_mode,
+    convert_for,
+    optimizer_for,
+    peak_flops,
+    unsupported_reason,
+)
+from compress.quantize.prepare import prepare
+from compress.quantize.schemes import scheme_of
+from integration.commands.test_language_command import decoder
+from pipelines import distill
+from pipelines.runs.manifest import seal
+from pipelines.stages import precision
+from support.commands import refusal_of, run_to_success, small_run
+from support.run_inputs import make_inputs
+from support.task_data import (
+    WORD_PAIRS,
+    books_data,
+    multi_label_data,
+    pair_data,
+    question_data,
+    regression_data,
+    tagged_data,
+)
+from support.tiny_models import build_model, saved
+
+CPU = torch.device("cpu")
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+CUSTOM_MODES = ["bf16-stochastic", "fp8", "int8-mixed"]
+
+
+def trained(name: str, batch: dict, steps: int = 25) -> tuple[nn.Module, list[float]]:
+    torch.manual_seed(0)
+    model = build_model("bert", num_hidden_layers=1, **SIZES)
+    convert_for(name, model, emulate=True)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    make = optimizer_for(name)
+    optimizer = make([{"params": parameters}], lr=3e-3) if make is not None else torch.optim.AdamW(parameters, lr=3e-3)
+    losses = []
+    for _ in range(steps):
+        loss = nn.functional.cross_entropy(model(**batch).logits.float(), torch.arange(6) % 5)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return model, losses
+
+
+@pytest.mark.parametrize("name", ["32", "fp8", "int8-mixed", pytest.param("bf16-stochastic", marks=pytest.mark.slow)])
+def test_every_mode_trains_and_converts_to_a_stock_float32_model(name: str, token_batch):
+    model, losses = trained(name, token_batch)
+    assert losses[-1] < 0.5 * losses[0]
+    kinds = {type(layer).__name__ for layer in model.modules() if isinstance(layer, nn.Linear)}
+    wanted = {"fp8": "Float8Linear", "int8-mixed": "Int8MixedPrecisionTrainingLinear"}.get(name, "Linear")
+    assert wanted in kinds
+    with torch.no_grad():
+        before = model(**token_batch).logits.float()
+    as_stock(model)
+    assert {type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)} == {nn.Linear}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    with torch.no_grad():
+        after = model(**token_batch).logits
+    assert (after - before).abs().max() < 0.1 * before.abs().max()
+    assert set(model.state_dict()) == set(build_model("bert", num_hidden_layers=1, **SIZES).state_dict())
+
+
+AUTO = ("--precision", "auto", "--until", "general")
+
+
+def read_measurements(output: Path) -> dict:
+    """Returns the measurements of a run's only precision stage."""
+    (file,) = (output / "precision").glob("*/precision.json")
+    return json.loads(file.read_text())
+
+
+def test_auto_measures_the_student_on_real_batches_with_the_training_threads(
+    headed_folder, data_folder, tmp_path, capsys
+):
+    words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--threads", "2")
+    before = torch.get_num_threads()
+    distill.main(words)
+    told, found = capsys.readouterr().out, read_measurements(tmp_path / "run")
+    assert torch.get_num_threads() == before
+    assert f"precision: {found['chosen']} is chosen here (a step of the student on 8x" in told
+    student = AutoModelForSequenceClassification.from_pretrained(headed_folder)
+    student.bert.encoder.layer = student.bert.encoder.layer[:2]
+    assert found["measured"]["student"] == f"BertForSequenceClassification, {student.num_parameters():,} parameters"
+    assert found["measured"]["threads"] == 2
+    rows, lengths = zip(*found["measured"]["batches"], strict=True)
+    assert rows == (8, 8, 8)
+    assert 7 <= min(lengths) <= max(lengths) <= 14, "five to twelve words and two marks"
+    assert set(found["seconds_a_step"]) == set(candidates(CPU))
+    assert all(0 < share <= 1 for share in found["share_of_ceiling"].values())
+
+
+def chats(folder: Path) -> Path:
+    folder.mkdir()
+    turns = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in WORD_PAIRS.items()]
+    for split in ("train", "validation", "test"):
+        (folder / f"{split}.jsonl").write_text("\n".join(json.dumps({"messages": each}) for each in turns[:30]))
+    return folder
+
+
+PLAIN = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+PLAIN += "{% if add_generation_prompt %}assistant {% endif %}"
+TASKS = {
+    "token-classification": ("Model", tagged_data),
+    "multi-label": ("Model", multi_label_data),
+    "regression": ("Model", regression_data),
+    "question-answering": ("Model", question_data),
+    "sentence-embedding": ("Model", pair_data),
+    "masked-lm": ("ForMaskedLM", books_data),
+    "causal-lm": ("decoder", books_data),
+    "chat": ("decoder", chats),
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_auto_measures_batches_of_every_task(task, tokenizer, tmp_path, capsys):
+    head, make_data = TASKS[task]
+    model = decoder() if head == "decoder" else build_model("bert", head)
+    teacher = saved(model, tokenizer, tmp_path / "teacher")
+    more = ["--task", task]
+    if task == "chat":
+        (tmp_path / "plain.jinja").write_text(PLAIN)
+        more += ["--chat.template", str(tmp_path / "plain.jinja")]
+    distill.main([*small_run(teacher, make_data(tmp_path / "data"), tmp_path / "run", *AUTO), *more])
+    found = read_measurements(tmp_path / "run")
+    assert "of the student on " in capsys.readouterr().out
+    assert 1 <= len(found["measured"]["batches"]) <= 3
+    assert all(1 <= rows <= 8 and 2 <= length <= 32 for rows, length in found["measured"]["batches"])
+
+
+def test_auto_is_decided_once_per_output_folder_even_if_settings_change(headed_folder, data_folder, tmp_path, capsys):
+    words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO)
+    distill.main(words)
+    first = read_measurements(tmp_path / "run")
+    gc.collect()
+    others = ("--batch-size", "4", "--seed", "3", "--student", "layers=1", "--threads", "2")
+    distill.main(small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, *others))
+    told = capsys.readouterr().out
+    assert "precision: done before, skipped" in told
+    assert f"precision: {first['chosen']}, as it was chosen for this folder" in told
+    assert read_measurements(tmp_path / "run") == first
+
+
+def test_a_stored_precision_that_this_machine_does_not_support_is_rejected_by_name(
+    headed_folder, data_folder, tmp_path, monkeypatch, capsys
+):
+    words = small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, "--accelerator", "cpu")
+    distill.main(words)
+    (file,) = (tmp_path / "run" / "precision").glob("*/manifest.json")
+    content = json.loads(file.read_text())
+    del content["checksum"]
+    content["metrics"]["chosen"] = "fp8"  # as on a machine that supports it
+    file.write_text(json.dumps(seal(content)))
+    gc.collect()
+    message = refusal_of(distill, words, monkeypatch, capsys)
+    assert f"the runs of this folder train in fp8 ('{file.parent}'), which can't be on cpu" in message
+
+
+def test_a_missing_share_of_the_ceiling_is_not_printed():
+    found = {
+        "seconds_a_step": {"32": 0.02, "bf16-mixed": 0.01},
+        "share_of_ceiling": {"32": 0.5},
+        "measured": {"batches": [[8, 12], [7, 9]]},
+    }
+    assert precision.measured_text(found) == (
+        "a step of the student on 8x12, 7x9 tokens: 32 20 ms, 50% of what products reach; bf16-mixed 10 ms"
+    )
+
+
+@pytest.mark.slow
+def test_stochastic_rounding_keeps_small_updates_that_bfloat16_loses():
+    """In bfloat16, 1 - 0.001 rounds to 1; with stochastic rounding, sixty such updates sum to about 0.06."""
+    weights = {}
+    for name in ("nearest", "stochastic"):
+        weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+        make = (optimizer_for("bf16-stochastic") if name == "stochastic" else None) or torch.optim.AdamW
+        optimizer = make([weight], lr=1e-3)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = 0.0
+        for _ in range(60):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        weights[name] = float(weight.detach().float().mean())
+    assert weights["nearest"] == 1.0
+    assert weights["stochastic"] == pytest.approx(0.94, abs=0.01)
+
+
+@pytest.mark.parametrize("name", CUSTOM_MODES[1:])
+def test_products_of_quantized_modes_differ_slightly_from_float(name: str, token_batch):
+    plain = build_model("bert", num_hidden_layers=1, **SIZES)
+    model = convert_for(name, copy.deepcopy(plain), emulate=True)
+    with torch.no_grad():
+        expected = plain(**token_batch).logits
+        difference = (model(**token_batch).logits - expected).abs().max()
+    assert 1e-4 < difference < 0.3 * expected.abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["int8-mixed", "bf16-stochastic"])
+def test_a_student_trained_in_a_mode_is_a_stock_float32_checkpoint(name: str, tmp_path):
+    teacher, data = make_inputs(tmp_path)
+    words = small_run(teacher, data, tmp_path / "run", "--epochs", "20", "--teacher_train.epochs", "20")
+    words[words.index("--precision") + 1] = name
+    run_to_success("distill", words)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "student")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    scores = {(e["name"], e["runtime"]): e["score"] for e in report["models"]}
+    assert scores["student", "onnxruntime"] > 0.5
+
+
+def test_quantized_layers_keep_their_grid_in_int8_mixed_mode():
+    model = build_model("bert", num_hidden_layers=1, **SIZES)
+    names = prepare(model, scheme_of("int8-weights"))
+    convert_for("int8-mixed", model)
+    kinds = {type(model.get_submodule(name)).__name__ for name in names}
+    assert kinds == {"QuantizedLinear", "QuantizedEmbedding"}
+
+
+def test_modes_that_the_device_does_not_support_are_rejected():
+    for name in ("32", "bf16-mixed", "bf16-stochastic", "int8-mixed"):
+        assert unsupported_reason(name, CPU) == ""
+        check_mode(name, CPU)
+    with pytest.raises(CompressError, match="machine.precision 16-mixed: can't be on cpu: float16's products"):
+        check_mode("16-mixed", CPU)
+    with pytest.raises(CompressError, match="fp8: can't be on cpu: it takes a GPU of compute capability 8.9"):
+        check_mode("fp8", CPU)
+    with pytest.raises(CompressError, match="expected auto or one of 32, bf16-mixed"):
+        check_mode("64", CPU)
+    assert all(mode.about for mode in MODES.values())
+
+
+def test_the_measured_ceiling_is_in_a_plausible_range():
+    assert 1e9 < peak_flops(CPU, torch.float32, size=256, rounds=3) < 1e14

@@ -1,0 +1,320 @@
+"""Tests budgets: parsing, cost models, allocation with the least loss, and candidates that never exceed the budget."""
+
+import statistics
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from compress.errors import CompressError
+from compress.prune import budget as budgets
+from compress.prune.budget import Budget, parse_bytes
+from compress.prune.importance.estimate import magnitude
+from compress.prune.search.allocate import Limit, Options, allocate
+from compress.prune.search.candidates import (
+    RATIO,
+    SPENT,
+    Space,
+    candidates,
+    evenly_spaced,
+    first_units,
+    options,
+    outline_of,
+    reallocated,
+    smallest,
+)
+from compress.prune.search.cost import CostModel, Outline, features, fit_costs, plan
+from compress.prune.slicing.slice import prune
+from compress.prune.tracing.trace import find_axes
+from support.tiny_models import build_model
+
+# 1 + 0.01 per coordinate; per layer 0.1 + 0.2 per head + 0.01 per neuron (a small part of which depends on width)
+COSTS = CostModel((1.0, 0.01, 0.1, 0.0, 0.2, 0.001, 0.01, 0.0001), 0.0)
+BYTES = CostModel((500.0, 300.0, 10.0, 4.0, 0.0, 32.0, 1.0, 2.0), 0.0)  # mostly the embedding table
+
+
+# --- requested budgets
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("10MB", 10_000_000), ("8MiB", 8 << 20), ("1.5 kB", 1500), ("700", 700), ("2GB", 2_000_000_000)]
+)
+def test_sizes_with_decimal_and_binary_units_are_parsed(text, count):
+    assert parse_bytes(text) == count
+    assert Budget(speedup="2", max_bytes=text).most_bytes() == count
+
+
+def test_sizes_are_paired_with_speedups_in_the_order_given():
+    family = Budget(speedup="10,4,2", max_bytes="1MB, 2MB,3MB")
+    assert [family.most_bytes(each) for each in family.speedups] == [3_000_000, 2_000_000, 1_000_000]
+    assert Budget(speedup="4,10", max_bytes="5MB").most_bytes(4) == 5_000_000
+    assert Budget(latency_ms=2).most_bytes() is None
+    with pytest.raises(CompressError, match="expected one size, or one for each of 2,4,8, found '1MB,2MB'"):
+        Budget(speedup="2,4,8", max_bytes="1MB,2MB")
+
+
+@pytest.mark.parametrize("text", ["ten", "10XB", "MB", "-3MB", "1e6"])
+def test_invalid_sizes_are_rejected(text):
+    with pytest.raises(CompressError, match="expected a size such as 10MB"):
+        Budget(speedup="2", max_bytes=text)
+
+
+def test_speedups_are_sorted():
+    assert Budget(speedup="15, 2,4.0,8").speedups == (2.0, 4.0, 8.0, 15.0)
+    assert not Budget().asked
+    assert Budget(latency_ms=2.5).asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"speedup": "ten"}, "expected numbers such as 10 or 2,4,8,15, found 'ten'"),
+        ({"speedup": "0.5"}, "expected more than 1, found 0.5"),
+        ({"speedup": "4", "latency_ms": 2}, "found both"),
+        ({"speedup": "2,4,8,4.0", "max_bytes": "1MB,2MB,3MB"}, "4 is given twice in '2,4,8,4.0'"),
+        ({"latency_ms": -1}, "expected more than 0"),
+        ({"min_score": 98}, "a share from 0 to 1"),
+        ({"threads": 0}, "budget.threads: expected at least 1"),
+        ({"runtime": "tensorrt"}, "expected onnxruntime, openvino, pytorch, found 'tensorrt'"),
+        ({"runtime": "pytorch", "precision": "int8"}, "expected runtime onnxruntime, found pytorch"),
+    ],
+)
+def test_invalid_budgets_are_rejected(settings, told):
+    with pytest.raises(CompressError, match=told):
+        Budget(**settings)
+
+
+def test_a_runtime_that_is_not_installed_is_rejected(monkeypatch):
+    monkeypatch.setattr(budgets, "find_spec", lambda name: None)
+    with pytest.raises(CompressError, match=r"not installed here.*pip install -e '.\[openvino\]'"):
+        Budget(speedup="4", runtime="openvino")
+
+
+def test_the_default_precision_depends_on_the_runtime():
+    assert Budget(speedup="4").precision == "int8"
+    assert Budget(speedup="4", runtime="pytorch").precision == "fp32"
+
+
+# --- cost models
+
+
+def test_fitted_costs_predict_the_costs_they_were_computed_from():
+    full = Outline(64, (8,) * 4, (256,) * 4)
+    outlines = plan(full, step=8)
+    fitted = fit_costs(outlines, [COSTS.predict(each) for each in outlines])
+    unseen = [Outline(48, (3, 8, 1), (200, 16, 100)), full, Outline(8, (1,), (1,))]
+    for each in unseen:
+        assert fitted.predict(each) == pytest.approx(COSTS.predict(each), rel=1e-6)
+    assert fitted.error < 1e-9
+
+
+def test_coefficients_fitted_to_noisy_times_are_never_negative():
+    outlines = plan(Outline(64, (8,) * 4, (256,) * 4), step=8)
+    noise = np.random.default_rng(0).normal(1, 0.1, len(outlines))
+    fitted = fit_costs(outlines, [COSTS.predict(each) * n for each, n in zip(outlines, noise, strict=True)])
+    assert min(fitted.coefficients) >= 0
+    assert 0.005 < fitted.error < 0.2
+
+
+def test_times_of_zero_are_rejected():
+    with pytest.raises(CompressError, match="expected times above 0 ms"):
+        fit_costs([Outline(8, (1,), (1,))] * 2, [1.0, 0.0])
+
+
+def test_planned_sizes_never_exceed_each_layers_own_size():
+    full = Outline(64, (8, 2, 1), (256, 16, 1))
+    for each in plan(full, step=8):
+        assert all(units <= most for units, most in zip(each.heads, full.heads, strict=False))
+        assert all(units <= most for units, most in zip(each.ffn, full.ffn, strict=False))
+    assert Outline(64, (8, 2), (128, 8)) in plan(full, step=8)
+
+
+def test_the_plan_determines_every_cost_coefficient():
+    outlines = plan(Outline(384, (12,) * 6, (1536,) * 6), step=32)
+    rows = np.stack([features(each) for each in outlines])
+    assert len(set(outlines)) == len(outlines) <= 12
+    assert np.linalg.matrix_rank(rows / rows.max(0), tol=1e-3) == rows.shape[1]
+    assert {each.hidden for each in outlines} == {384, 192, 96}
+
+
+def test_planned_widths_are_the_models_width_and_multiples_of_the_step():
+    assert {each.hidden for each in plan(Outline(640, (4,) * 3, (2048,) * 3), step=256)} == {640, 256}
+    assert {each.hidden for each in plan(Outline(96, (2,) * 2, (384,) * 2), step=64)} == {96, 64}
+
+
+# --- the solver
+
+
+def some_options(seed: int, layers: int = 3) -> list[Options]:
+    rng = np.random.default_rng(seed)
+
+    def losses(count: int) -> tuple[float, ...]:
+        return tuple(sorted(rng.uniform(0, 3, count), reverse=True)[:-1]) + (0.0,)
+
+    return [Options((1, 2, 4), (8, 16, 32), losses(3), losses(3), float(rng.uniform(1, 8))) for _ in range(layers)]
+
+
+def every_choice(options: list[Options], depth: int, uniform: bool):
+    """Yields (layers, heads, ffn, loss) of every possible choice."""
+    total = sum(each.layer_loss for each in options)
+    for kept in (k for k in product((0, 1), repeat=len(options)) if sum(k) == depth):
+        layers = [i for i, stays in enumerate(kept) if stays]
+        for picks in product(product(range(3), range(3)), repeat=depth):
+            if uniform and len(set(picks)) > 1:
+                continue
+            loss = total + sum(
+                options[n].heads_loss[h] + options[n].ffn_loss[f] - options[n].layer_loss
+                for n, (h, f) in zip(layers, picks, strict=True)
+            )
+            heads, ffn = ([options[0].heads[h] for h, _ in picks], [options[0].ffn[f] for _, f in picks])
+            yield tuple(layers), tuple(heads), tuple(ffn), loss
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_allocation_within_the_time_limit_has_the_least_loss(seed, uniform):
+    options = some_options(seed)
+    for depth, milliseconds in ((1, 1.9), (2, 2.6), (2, 3.4), (3, 4.0)):
+        within = [
+            (loss, layers, heads, ffn)
+            for layers, heads, ffn, loss in every_choice(options, depth, uniform)
+            if COSTS.predict(Outline(16, heads, ffn)) <= milliseconds
+        ]
+        found = allocate(options, COSTS, 16, depth, milliseconds, uniform=uniform)
+        if not within:
+            assert found is None
+            continue
+        assert found is not None
+        assert found.loss == pytest.approx(min(within)[0])
+        assert found.milliseconds == pytest.approx(COSTS.predict(Outline(16, found.heads, found.ffn)))
+        assert found.milliseconds <= milliseconds + 1e-9
+        assert not uniform or len(set(found.heads)) == len(set(found.ffn)) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_allocation_within_time_and_byte_limits_has_the_least_loss(seed):
+    options, milliseconds = some_options(seed), 3.4
+    for most in (7000, 8500, 12000):
+        within = [
+            loss
+            for _, heads, ffn, loss in every_choice(options, 2, False)
+            if COSTS.predict(Outline(16, heads, ffn)) <= milliseconds and BYTES.predict(Outline(16, heads, ffn)) <= most
+        ]
+        found = allocate(options, COSTS, 16, 2, milliseconds, size=Limit(BYTES, most))
+        assert (found is None) == (not within)
+        if found is not None:
+            assert found.loss == pytest.approx(min(within))
+            assert BYTES.predict(Outline(16, found.heads, found.ffn)) <= most
+
+
+def test_allocation_keeps_exactly_the_requested_layers():
+    options = some_options(1)
+    for among in ((0, 1), (0, 2), (1, 2)):
+        found = allocate(options, COSTS, 16, 2, 3.4, among=among)
+        assert found is not None
+        assert found.layers == among
+
+
+def test_allocation_returns_none_when_nothing_fits():
+    assert allocate(some_options(0), COSTS, 16, 1, 1.0) is None
+
+
+# --- candidates
+
+
+@pytest.fixture(scope="module")
+def space() -> Space:
+    model = build_model("bert")
+    axes = find_axes(model)
+    scores = magnitude(model, axes)
+    return Space(axes, scores, COSTS, 8)
+
+
+def whole_ms(space: Space) -> float:
+    return COSTS.predict(outline_of(space.axes))
+
+
+def test_candidates_spend_the_budget_without_exceeding_it(space):
+    budget = whole_ms(space) / 2
+    found = candidates(space, budget)
+    assert len(found) > 3
+    for each in found:
+        assert SPENT * budget <= COSTS.predict(each.outline) <= budget + 1e-9
+        assert RATIO[0] <= sum(each.outline.ffn) / each.outline.depth / each.outline.hidden <= RATIO[1]
+    assert len({each.label for each in found}) == len(found), "each is tried once"
+    assert len({each.outline.hidden for each in found}) > 1
+    assert len({each.outline.depth for each in found}) > 1
+
+
+@pytest.mark.parametrize("neurons", [512, 1000, 2048, 4096])
+def test_options_include_all_neurons_when_the_step_does_not_divide_their_number(neurons):
+    model = build_model("bert", intermediate_size=neurons)
+    axes = find_axes(model)
+    space = Space(axes, magnitude(model, axes), COSTS, 24)  # a step that doesn't divide the width
+    assert space.widths()[0] == space.hidden
+    assert all(each.ffn[-1] == neurons for each in options(space, space.hidden))
+
+
+def test_candidates_and_reallocations_respect_the_byte_limit(space):
+    free = candidates(space, whole_ms(space) / 2)
+    most = statistics.median(BYTES.predict(each.outline) for each in free)
+    bound = replace(space, size=Limit(BYTES, most))
+    found = candidates(bound, whole_ms(space) / 2)
+    assert found
+    assert all(BYTES.predict(each.outline) <= most for each in found)
+    assert {each.outline.hidden for each in found} < {each.outline.hidden for each in free}, "none is narrower"
+    again = reallocated(bound, found[0], 2 * whole_ms(space))
+    assert again is not None
+    assert BYTES.predict(again.outline) <= most
+
+
+def test_a_candidates_model_has_the_planned_sizes_and_its_most_important_units(space):
+    model = build_model("bert")
+    for each in candidates(space, whole_ms(space) / 2)[:4]:
+        cut = prune(model, space.axes, each.shape)
+        assert outline_of(find_axes(cut)) == each.outline
+        for name, kept in each.shape.kept.items():
+            scores = space.scores.values[name]
+            gone = np.setdiff1d(np.arange(len(scores)), kept.numpy())
+            assert scores[kept].min() >= scores[gone].max(), "a unit went that is worth more than one that stayed"
+
+
+def test_uniform_candidates_fit_the_stock_class():
+    model = build_model("bert")
+    axes = find_axes(model)
+    space = Space(axes, magnitude(model, axes), COSTS, 8, uniform=True)
+    found = candidates(space, whole_ms(space) / 2)
+    assert found
+    for each in found:
+        assert len(set(each.outline.heads)) == len(set(each.outline.ffn)) == 1
+        prune(model, axes, each.shape, uniform=True)
+
+
+def test_reallocation_to_a_smaller_budget_keeps_layers_and_width(space):
+    first = candidates(space, whole_ms(space) / 2)[0]
+    less = reallocated(space, first, first.choice.milliseconds * 0.9)
+    assert less is not None
+    assert (less.choice.layers, less.outline.hidden) == (first.choice.layers, first.outline.hidden)
+    assert less.choice.milliseconds <= first.choice.milliseconds * 0.9
+    assert reallocated(space, first, 0.01) is None
+
+
+def test_the_smallest_candidate_has_one_layer_and_one_head(space):
+    least = smallest(space)
+    assert least.outline.depth == 1
+    assert least.outline.heads == (1,)
+    assert candidates(space, COSTS.predict(least.outline) * 0.99) == []
+    cut = prune(build_model("bert"), space.axes, least.shape)
+    assert (cut.config.num_hidden_layers, cut.config.hidden_size) == (1, least.outline.hidden)
+    assert cut.bert.encoder.layer[0].intermediate.dense.out_features == least.outline.ffn[0]
+
+
+def test_models_pruned_to_planned_outlines_have_those_outlines(space):
+    model = build_model("bert")
+    for outline in plan(outline_of(space.axes), step=8):
+        assert outline_of(find_axes(prune(model, space.axes, first_units(space.axes, outline)))) == outline
+
+
+def test_kept_layers_are_spread_evenly():
+    assert [evenly_spaced(n, 6) for n in (1, 2, 3, 6)] == [(0,), (0, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5)]

@@ -1,0 +1,81 @@
+"""Tests the share of a batch that each of several processes gets."""
+
+import numpy as np
+import pytest
+import torch
+
+from distill.data.batches.batches import EvalBatches, TrainBatches
+from distill.data.batches.encode import IGNORED, Encoded
+from distill.data.batches.share import shard_batch
+from distill.data.batches.token_blocks import LanguageBlocks
+from distill.losses.compose import loss_terms, scale_by_share
+from distill.losses.config import LossConfig
+
+
+def numbered_rows(lengths: list[int], labels: list[int] | None = None) -> Encoded:
+    """Returns rows of the given lengths; row i consists of i + 1, repeated."""
+    ids = [np.full(n, i + 1, np.int64) for i, n in enumerate(lengths)]
+    return Encoded(ids, None, np.asarray(labels or range(len(lengths))), 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+def test_all_processes_together_get_the_rows_of_one_process(ranks: int):
+    data = numbered_rows([1 + i % 9 for i in range(43)])
+    whole = TrainBatches(data, 6, 0, seed=2)
+    parts = [TrainBatches(data, 6, 0, seed=2, rank=rank, ranks=ranks) for rank in range(ranks)]
+    for _ in range(2):
+        for expected, *shares in zip(whole, *parts, strict=True):
+            rows = [row for share in shares for row in share["labels"].tolist() if row != IGNORED]
+            assert sorted(rows) == sorted(expected["labels"].tolist())
+            assert {share["input_ids"].shape[1] for share in shares} == {expected["input_ids"].shape[1]}
+
+
+def test_evaluation_on_several_processes_counts_every_row_once():
+    seen = [
+        row
+        for rank in range(4)
+        for batch in EvalBatches(numbered_rows([3] * 10), 3, 0, rank=rank, ranks=4)
+        for row in batch["labels"].tolist()
+        if row != IGNORED
+    ]
+    assert sorted(seen) == list(range(10))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_losses_of_the_shares_average_to_the_loss_of_the_whole_batch(ranks: int):
+    generator = torch.Generator().manual_seed(0)
+    labels = [0, IGNORED, 2, 1, IGNORED]
+    batch = dict(numbered_rows([4, 1, 3, 7, 2], labels).collate(range(5), 0))
+    batch["student"] = torch.randn(5, 3, generator=generator)
+    batch["teacher"] = torch.randn(5, 3, generator=generator)
+    batch["states"] = torch.randn(2, 5, 7, 4, generator=generator).transpose(0, 1)
+    config = LossConfig(kl=1, ce=1, hidden=1)
+
+    def terms(part: dict) -> dict[str, torch.Tensor]:
+        pairs = [(part["states"][:, 0], part["states"][:, 1])]
+        logits = {"logits": part["teacher"]}
+        return loss_terms(config, part["student"], part["labels"], part["attention_mask"], logits, {"hidden": pairs})
+
+    parts = [shard_batch(batch, rank, ranks) for rank in range(ranks)]
+    found = [scale_by_share(config, terms(part), part["shares"]) for part in parts]
+    for name, expected in terms(batch).items():
+        torch.testing.assert_close(torch.stack([each[name] for each in found]).mean(), expected)
+
+
+def test_shares_of_a_language_model_are_weighted_by_tokens():
+    blocks = LanguageBlocks([np.arange(1, n + 1) for n in (5, 2, 3)])
+    first, second = (shard_batch(blocks.collate(range(3), 0), rank, 2) for rank in range(2))
+    assert first["shares"] == {"rows": 2 * 8 / 10, "labels": 2 * 6 / 7, "tokens": 2 * 8 / 10}
+    assert second["shares"] == {"rows": 2 * 2 / 10, "labels": 2 * 1 / 7, "tokens": 2 * 2 / 10}
+
+
+def test_a_process_without_rows_has_no_weight():
+    spare = shard_batch(numbered_rows([3, 2]).collate([0, 1], 0), 2, 3)
+    assert spare["shares"] == {"rows": 0, "labels": 0, "tokens": 0}
+    assert spare["labels"].tolist() == [IGNORED]
+    assert len(spare["input_ids"]) == 1
+
+
+def test_the_share_of_a_single_process_has_no_additional_fields():
+    batch = numbered_rows([3, 2]).collate([0, 1], 0)
+    assert shard_batch(batch, 0, 1).keys() == batch.keys()

@@ -1,0 +1,107 @@
+"""Tests of loss weights and temperatures that change during training, and of weights balanced by gradients."""
+
+import csv
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+
+from distill.errors import InputError
+from distill.losses.compose import balanced, gradient_shares, weighted_sum
+from distill.losses.config import LossConfig
+from distill.student.build import build_student
+from distill.teacher.online import OnlineTeacher
+from distill.train.balance import Balance
+from distill.train.module import DistillationModule
+from support.tiny_models import build_model
+from unit.distill.train.test_module import BERT_SIZES, TRAIN, data, quiet_trainer  # noqa: F401 - data is a fixture
+
+
+def module(loss: LossConfig) -> DistillationModule:
+    teacher = build_model("bert")
+    signals = OnlineTeacher(teacher, loss.teacher_answers)
+    student = build_student(teacher, "layers=2")
+    return DistillationModule(student, loss=loss, train=TRAIN, signals=signals, teacher_sizes=BERT_SIZES)
+
+
+def logged(made: DistillationModule, data, folder: Path, **settings) -> list[dict[str, str]]:  # noqa: F811
+    logger = CSVLogger(folder, name="", version="log")
+    lightning.seed_everything(0, verbose=False)
+    quiet_trainer(logger=logger, log_every_n_steps=1, **settings).fit(made, datamodule=data)
+    with (folder / "log" / "metrics.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row.get("train/kl")]
+
+
+def test_a_ramp_interpolates_linearly_between_its_two_values():
+    loss = LossConfig(kl=1, hidden=9, ramps={"hidden": (2.0, 0.0), "temperature": (4.0, 1.0)})
+    assert (loss.hidden, loss.temperature) == (2.0, 4.0), "the larger end decides what is computed"
+    assert [loss.at(share).hidden for share in (0.0, 0.25, 1.0)] == [2.0, 1.5, 0.0]
+    assert [loss.at(share).temperature for share in (0.0, 0.5, 1.0)] == [4.0, 2.5, 1.0]
+    assert LossConfig(ramps={"ce": (0.0, 1.0)}).at(0.5).ce == 0.5
+    assert loss.of_outputs.ramps == {"temperature": (4.0, 1.0)}
+    plain = LossConfig(kl=1)
+    assert plain.at(0.7) is plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"ramps": {"speed": (1.0, 0.0)}}, "relations, embedding, similarity or temperature with"),
+        ({"ramps": {"ce": (1.0, -1.0)}}, "with two values >= 0, found ce"),
+        ({"ramps": {"kl": (1.0, 0.0)}}, "the weights at the end sum to nothing"),
+        ({"ramps": {"temperature": (2.0, 0.0)}}, "loss.temperature: expected more than 0"),
+        ({"balance": -1}, "loss.balance: expected at least 0 steps"),
+    ],
+)
+def test_an_invalid_schedule_is_refused(settings, told):
+    with pytest.raises(InputError, match=told):
+        LossConfig(**settings)
+
+
+def test_training_follows_its_ramp_in_equal_steps(data, tmp_path):  # noqa: F811
+    rows = logged(module(LossConfig(kl=1, ramps={"ce": (0.0, 2.0)})), data, tmp_path, max_epochs=2)
+    weights = [float(row["train/ce_weight"] or 0) for row in rows]
+    assert weights[0] == 0
+    assert weights[-1] == 2
+    steps = [later - earlier for earlier, later in zip(weights, weights[1:], strict=False)]
+    assert max(steps) == pytest.approx(min(steps), abs=1e-6)
+
+
+def test_balanced_gradients_have_the_shares_of_the_weights():
+    x = torch.ones(3, requires_grad=True)
+    terms = {"kl": (x * torch.tensor([100.0, 0, 0])).sum(), "ce": (x * torch.tensor([0, 0.01, 0])).sum()}
+    balance, loss = Balance(10), LossConfig(kl=3, ce=1)
+    balance.update(0, terms, [x], lambda norm: norm)
+    assert gradient_shares(balance.scaled(loss), terms, [x]) == pytest.approx({"kl": 0.75, "ce": 0.25})
+    before = dict(balance.factors)
+    balance.update(7, {name: 5 * term for name, term in terms.items()}, [x], lambda norm: norm)
+    assert balance.factors == before, "between the steps that set them they stay"
+    balance.update(10, terms | {"ce": 4 * terms["ce"]}, [x], lambda norm: norm)
+    assert balance.factors["ce"] / balance.factors["kl"] == pytest.approx(before["ce"] / before["kl"] / 2), "halfway"
+
+
+def test_a_term_without_a_gradient_gets_the_factor_1():
+    assert balanced({"kl": 0.0, "ce": 2.0}, {}) == {"kl": 1.0, "ce": 0.5}
+
+
+def test_balance_factors_are_saved_and_restored_with_a_checkpoint(data, tmp_path):  # noqa: F811
+    made = module(LossConfig(kl=1, ce=1, hidden=100, balance=2))
+    rows = logged(made, data, tmp_path, max_epochs=1)
+    assert float(rows[-1]["train/hidden_weight"]) != 100
+    assert set(made.balance.factors) == {"kl", "ce", "hidden"}
+    kept: dict = {}
+    made.on_save_checkpoint(kept)
+    again = module(made.loss)
+    again.on_load_checkpoint(kept)
+    assert again.balance.factors == made.balance.factors
+    assert again.now == made.now
+
+
+def test_weights_outside_training_are_not_scaled():
+    made = module(LossConfig(kl=1, ce=1, balance=1))
+    assert made.now is made.loss
+    assert isinstance(made.student, nn.Module)
+    assert weighted_sum(made.now, {"kl": torch.ones(()), "ce": torch.ones(())}) == 2

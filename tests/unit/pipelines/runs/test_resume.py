@@ -1,0 +1,117 @@
+"""Tests that interrupted and resumed training ends with the same bits as uninterrupted training."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from distill.losses.config import LossConfig
+from distill.student.build import build_student
+from pipelines.runs import console as consoles
+from pipelines.runs import trainer as trainers
+from pipelines.runs.stage import SCRATCH
+from pipelines.runs.training_checkpoint import load_weights
+from support import interrupted_training
+from support.interrupted_training import BASE, SPLITS, Killed, examples, killed_at, train_once
+
+SETTINGS = {
+    "plain": (BASE, LossConfig(kl=1)),
+    "accumulated": (replace(BASE, accumulate=2, epochs=2, checkpoint_every=1), LossConfig(kl=1)),
+    "hidden states projected": (replace(BASE, epochs=2), LossConfig(kl=1, ce=0.5, hidden=1)),
+    "early stopping": (replace(BASE, patience=1, epochs=4), LossConfig(kl=1)),
+}
+
+
+@pytest.mark.parametrize(
+    "setting", [pytest.param(name, marks=[pytest.mark.slow] * (name == "early stopping")) for name in SETTINGS]
+)
+def test_a_run_stopped_at_any_batch_ends_with_bit_identical_weights(
+    setting, tiny_model, tokenizer, tmp_path, monkeypatch
+):
+    config, loss = SETTINGS[setting]
+    expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, loss)
+    for batch in (1, 2, 3, 6, 7, 8, 11, 14):
+        folder = tmp_path / f"at-{batch}"
+        with monkeypatch.context() as patch:
+            killed_at(batch, patch)
+            try:
+                train_once(tiny_model, tokenizer, folder, config, loss)
+            except Killed:
+                assert batch <= config.checkpoint_every * config.accumulate or list(
+                    (folder / SCRATCH / "checkpoints").glob("*.ckpt")
+                )
+        found = train_once(tiny_model, tokenizer, folder, config, loss)
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), f"{name} differs after a stop at batch {batch}"
+
+
+def test_several_stops_in_one_epoch_change_nothing(tiny_model, tokenizer, tmp_path, monkeypatch):
+    expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", BASE, LossConfig(kl=1))
+    for batch in (3, 2, 4):  # counted from each resumption
+        with monkeypatch.context() as patch:
+            killed_at(batch, patch)
+            with pytest.raises(Killed):
+                train_once(tiny_model, tokenizer, tmp_path / "stopped", BASE, LossConfig(kl=1))
+    found = train_once(tiny_model, tokenizer, tmp_path / "stopped", BASE, LossConfig(kl=1))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])  # an epoch has three batches
+def test_the_progress_of_a_resumed_run_counts_every_row_once(batch, tiny_model, tokenizer, tmp_path, monkeypatch):
+    config = replace(BASE, epochs=2, checkpoint_every=1)
+    monkeypatch.setattr(interrupted_training, "SPLITS", replace(SPLITS, train=examples(24, 1)))
+    with monkeypatch.context() as patch:
+        killed_at(batch, patch)
+        with pytest.raises(Killed):
+            train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    meters, real = [], consoles.Meter
+    monkeypatch.setattr(consoles, "Meter", lambda total: meters.append(real(total)) or meters[-1])
+    train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    assert [(meter.done, meter.total) for meter in meters] == [(48, 48)]
+
+
+def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
+    config = replace(BASE, patience=2, epochs=8, learning_rate=0.3)  # a rate at which training soon diverges
+    folder = tmp_path / "run"
+    last = train_once(tiny_model, tokenizer, folder, config, LossConfig(kl=1))
+    best = build_student(tiny_model("bert"), "layers=2,hidden=16")
+    load_weights(folder / SCRATCH / "best", best)
+    assert all(torch.equal(last[f"student.{name}"], value) for name, value in best.state_dict().items())
+
+
+def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokenizer, tmp_path, monkeypatch):
+    config = replace(BASE, patience=1, epochs=6, learning_rate=1e-9)  # no epoch is better than the first
+    ended, batches = [], []
+    real, counted = trainers.fit, trainers.FitProgress.on_train_batch_end
+    monkeypatch.setattr(trainers, "fit", lambda *args, **more: ended.append(real(*args, **more)))
+    expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, LossConfig(kl=1))
+
+    def killed(self, module) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainers.EarlyStop, "restore", killed)
+        with pytest.raises(Killed):
+            train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    monkeypatch.setattr(trainers.FitProgress, "on_train_batch_end", lambda *args: (batches.append(1), counted(*args)))
+    found = train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    assert not batches
+    assert ended[1] == ended[0] != {}
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_curves_of_a_resumed_run_hold_each_step_once(tiny_model, tokenizer, tmp_path, monkeypatch):
+    from pipelines.stages.report import read_curves
+
+    config = replace(BASE, checkpoint_every=3)
+    train_once(tiny_model, tokenizer, tmp_path / "whole", config, LossConfig(kl=1))
+    with monkeypatch.context() as patch:
+        killed_at(11, patch)
+        with pytest.raises(Killed):
+            train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+    train_once(tiny_model, tokenizer, tmp_path / "stopped", config, LossConfig(kl=1))
+
+    def steps(folder: str) -> list[tuple[float, float]]:
+        return [(row["step"], row["train/kl"]) for row in read_curves(tmp_path / folder / "logs") if "train/kl" in row]
+
+    assert steps("stopped") == steps("whole")

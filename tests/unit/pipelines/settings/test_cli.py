@@ -1,0 +1,132 @@
+"""Tests command-line flags, YAML config files and help texts."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from distill.errors import InputError
+from pipelines import distill, quantize
+from pipelines.runs import cli
+from pipelines.settings.distill_config import SHORT, DistillConfig
+from support.commands import command, refusal_of
+
+NEEDED = ("--teacher", "T", "--data", "D", "--output", "O")
+
+
+def parse(*words: str) -> DistillConfig:
+    return cli.parse(DistillConfig, words, prog="pipelines.distill", about="", examples="", short=SHORT)
+
+
+@pytest.mark.parametrize("module", ["distill", "evaluate", "export", "report"])
+def test_help_prints_examples_without_importing_torch(module: str):
+    start = time.perf_counter()
+    done = subprocess.run(command(module, "--help"), capture_output=True, text=True, check=True)
+    assert f"python -m pipelines.{module} --" in done.stdout
+    # generous: the target is 2 s on an idle machine; on a busy one, importing torch alone takes longer than this limit
+    assert time.perf_counter() - start < 10
+    code = "import sys; sys.argv = ['x', '--help']\n"
+    code += f"from pipelines import {module}\nfrom pipelines.runs import cli\n"
+    code += f"try: cli.run({module}.main)\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    subprocess.run([command(module)[0], "-c", code], capture_output=True, check=True)
+
+
+def test_short_names_dashes_and_switches_reach_the_nested_settings():
+    config = parse(*NEEDED, "--batch-size", "7", "--learning-rate=0.5", "--dry-run", "--loss.ce", "0.25")
+    assert (config.train.batch_size, config.train.learning_rate, config.dry_run, config.loss.ce) == (7, 0.5, True, 0.25)
+    assert (config.teacher.model, config.data.path, config.output) == ("T", "D", "O")
+
+
+def test_switches_need_no_value_but_accept_one():
+    config = parse(*NEEDED, "--speedup", "4", "--uniform", "--quantize.learned", "--quantize", "int8", "--dry-run")
+    assert (config.budget.uniform, config.quantize.learned, config.dry_run) == (True, True, True)
+    assert not parse(*NEEDED, "--speedup", "4", "--uniform", "false").budget.uniform
+
+
+def test_the_default_precision_depends_on_the_runtime():
+    assert parse(*NEEDED, "--speedup", "4", "--budget.runtime", "pytorch").budget.precision == "fp32"
+    assert parse(*NEEDED, "--speedup", "4").budget.precision == "int8"
+
+
+@pytest.mark.parametrize(
+    ("words", "scheme", "teacher", "student"),
+    [
+        (["--model", "m", "--quantize", "int4-weights"], "int4-weights", "m", "teacher"),
+        (["--model=m", "--quantize.scheme=int4-weights"], "int4-weights", "m", "teacher"),
+        (["--teacher", "t", "--student", "s"], "int8", "t", "s"),
+        (["--teacher.model", "t", "--model", "s", "--scheme", "auto"], "int8", "t", "s"),
+    ],
+)
+def test_explicit_flags_win_over_the_defaults_of_quantize(words, scheme, teacher, student):
+    told = quantize.with_defaults([*words, "--data", "D", "--output", "O"])
+    config = cli.parse(DistillConfig, told, prog="x", about="", examples="", short=quantize.OWN)
+    assert (config.quantize.scheme, config.teacher.model, config.student.spec) == (scheme, teacher, student)
+    assert config.quantize.min_score == (0.99 if "auto" in words else 0)
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path):
+    file = tmp_path / "a.yaml"
+    file.write_text("teacher: T\ndata: {path: D, max_length: 64}\noutput: O\ntrain: {epochs: 9}\ntemperature: 3\n")
+    config = parse("--config", str(file), "--epochs", "2")
+    assert (config.train.epochs, config.data.max_length, config.loss.temperature) == (2, 64, 3)
+
+
+def test_the_teachers_training_defaults_are_independent_of_the_students_flags():
+    config = parse(*NEEDED, "--epochs", "11")
+    assert config.teacher_train.epochs == 3
+
+
+def test_the_error_for_an_unknown_yaml_key_names_the_nearest_key(tmp_path: Path):
+    file = tmp_path / "a.yaml"
+    file.write_text("train: {learnig_rate: 1}\n")
+    with pytest.raises(InputError, match=r"unknown key 'train.learnig_rate'; the nearest is 'train.learning_rate'"):
+        parse("--config", str(file))
+
+
+def test_a_minimum_score_for_quantization_needs_no_speedup():
+    assert parse(*NEEDED, "--quantize", "int8", "--min-score", "0.9").quantize.min_score == 0.9
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "a: [", "just words", b"output: \xff"])
+def test_a_config_that_is_not_a_mapping_is_rejected(tmp_path: Path, content: str | bytes):
+    file = tmp_path / "a.yaml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError, match="a.yaml"):
+        parse("--config", str(file))
+
+
+def test_a_config_value_of_the_wrong_type_is_rejected_by_key(tmp_path: Path, monkeypatch, capsys):
+    file = tmp_path / "a.yaml"
+    file.write_text("epochs: abc\nlearning_rate: 1e-4\n")
+    told = refusal_of(distill, ("--config", str(file), *NEEDED), monkeypatch, capsys)
+    assert 'key "train.epochs"' in told
+    assert "abc" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((*NEEDED, "--epochz", "3"), "the nearest is --train.epochs"),
+        ((*NEEDED, "--epochs", "many"), "epochs"),
+        ((*NEEDED, "--epochs", "0"), "train.epochs: expected at least 1, found 0"),
+        ((*NEEDED, "--loss.kl", "0"), "nothing would be learnt"),
+        ((*NEEDED, "--precision", "64"), "precision"),
+        ((*NEEDED, "--export", "torchao"), "export torchao: expected a quantized model, found a student without"),
+        (("--data", "D", "--output", "O"), "--teacher: missing"),
+        (("--config", "/nowhere.yaml"), "can't be read"),
+        ((*NEEDED, "--seed", "-1"), "seed: expected 0 to 4294967295, found -1"),
+        ((*NEEDED, "--teacher_train.epochs", "0"), "teacher_train.epochs: expected at least 1, found 0"),
+        ((*NEEDED, "--general.train.epochs", "0"), "general.train.epochs: expected at least 1, found 0"),
+        ((*NEEDED, "--max-bytes", "1MB"), "budget.max_bytes: expected a speedup or a latency_ms beside it"),
+        ((*NEEDED, "--uniform"), "budget.uniform: expected a speedup or a latency_ms beside it"),
+        ((*NEEDED, "--min-score", "0.9"), "budget.min_score: expected a speedup or a latency_ms beside it"),
+        (
+            (*NEEDED, "--student", "teacher", "--student.given", "--quantize", "int8", "--speedup", "4"),
+            "budget: expected none for a given student, found 4",
+        ),
+        ((*NEEDED, "--machine.restarts", "3"), "machine.restarts 3: expected machine.devices of 2 or more, found 1"),
+    ],
+)
+def test_invalid_settings_end_with_a_one_line_error(words, told, monkeypatch, capsys):
+    assert told in refusal_of(distill, words, monkeypatch, capsys)

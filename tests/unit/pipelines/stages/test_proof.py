@@ -1,0 +1,113 @@
+"""Tests that exports that don't match the model, and targets built from them, are set aside with the reason."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from transformers import BertTokenizerFast
+
+from compress.export.common.source import Source
+from compress.export.common.targets import Target
+from compress.export.onnx.graph import FILE
+from compress.export.onnx.int8 import products_saturate
+from compress.quantize.prepare import convert, prepare
+from compress.quantize.ranges import calibrate
+from compress.quantize.schemes import reduced_scheme, scheme_of
+from distill.data.splits.labelled import Examples
+from pipelines.stages import export_proof as proofs
+from pipelines.stages.compared_texts import texts_hash
+from pipelines.stages.evaluate import compare_with_teacher
+from pipelines.stages.export_proof import Proof
+from support.tiny_models import MAX_LENGTH, VOCABULARY, build_model, make_rows
+
+TEXTS = 400  # one text is 0.25 percentage points
+
+
+@pytest.fixture(scope="module")
+def source() -> Source:
+    torch.manual_seed(0)
+    model = build_model("bert")
+    scheme = scheme_of("int8-static")
+    prepare(model, reduced_scheme(scheme) if products_saturate() else scheme)
+    ids = torch.randint(5, 60, (6, 12))
+    calibrate(model, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
+    tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)
+    return Source(model.eval(), tokenizer, convert(model))
+
+
+@pytest.fixture
+def proof(source: Source, tmp_path: Path) -> Proof:
+    texts = [text for text, _ in make_rows(TEXTS, 2)]
+    made = Proof(source, tmp_path, Examples(texts), (texts[:8], None), MAX_LENGTH)
+    made.examples = Examples(texts, None, [int(row) for row in made.trained.argmax(-1)])
+    return made
+
+
+def corrupt_target(monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
+    """Patches exporting so that the file of one target gets a scale that isn't the model's."""
+
+    def write(source: Source, target: Target, folder: Path) -> None:
+        write_target(source, target, folder)
+        if str(target) == spoilt:
+            file = folder / spoilt / FILE
+            model = onnx.load(str(file))
+            scaled = next(node.input[1] for node in model.graph.node if node.op_type == "DequantizeLinear")
+            scale = next(each for each in model.graph.initializer if each.name == scaled)
+            values = 1.2 * onnx.numpy_helper.to_array(scale)
+            scale.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float32), scale.name))
+            onnx.save(model, str(file))
+
+    write_target = proofs.write_target
+    monkeypatch.setattr(proofs, "write_target", write)
+
+
+def test_a_file_with_other_products_and_targets_built_from_it_are_set_aside(proof, monkeypatch):
+    corrupt_target(monkeypatch, "onnx-int8")
+    for target in (Target("onnx"), Target("onnx", "int8"), Target("onnxruntime"), Target("openvino", "int8")):
+        proof.prove(target)
+    assert [each["target"] for each in proof.proven] == ["onnx", "onnxruntime"]
+    first, second = proof.refused
+    assert "gives other products than it was trained with" in first["reason"]
+    assert second["reason"] == "it is made from onnx-int8, which was refused"
+    assert not (proof.folder / "onnx-int8").exists()
+    aside = proof.folder / first["where"]
+    assert (aside / "reason.txt").read_text() == first["reason"] + "\n"
+    assert (aside / FILE).is_file(), "it can't be looked at"
+    assert (proof.folder / second["where"] / "reason.txt").is_file()
+
+
+def test_losing_one_text_in_four_hundred_is_rejected(proof):
+    proof.prove(Target("onnx"))
+    proof.prove(Target("onnx", "int8"))
+    assert [each["target"] for each in proof.proven] == ["onnx", "onnx-int8"]
+    assert proof.proven[1]["score"] == proof.proven[1]["trained_score"] == 1
+    shutil.rmtree(proof.folder / "onnx-int8")
+    proof.proven.clear()
+    row = proof.trained[0]
+    row[:] = np.roll(row, 1)  # as if one text had got another prediction
+    proof.prove(Target("onnx", "int8"))
+    assert not proof.proven
+    assert "its accuracy on 400 texts is 100.00%, expected 99.75% as trained" in proof.refused[0]["reason"]
+
+
+def test_corrected_labels_change_the_hash_of_the_texts():
+    right, wrong = Examples(["a", "b"], None, [0, 1]), Examples(["a", "b"], None, [1, 1])
+    assert texts_hash(right) != texts_hash(wrong)
+    assert texts_hash(right) == texts_hash(Examples(["a", "b"], None, [0, 1]))
+
+
+def test_a_teacher_missing_for_a_runtime_leaves_that_speedup_empty():
+    latency = {"best_ms": 2.0}
+
+    def entry(name: str, runtime: str) -> dict:
+        return {"name": name, "runtime": runtime, "precision": "fp32", "latency": latency, "latency_batched": latency}
+
+    entries = [entry("teacher", "pytorch"), entry("student", "pytorch"), entry("student", "openvino")]
+    decided = np.asarray([1, 2])
+    compare_with_teacher(entries, {(e["name"], e["runtime"], e["precision"]): decided for e in entries})
+    assert entries[1]["speedup"]["vs_teacher_same_runtime"] == 1
+    assert entries[2]["speedup"] == {"vs_teacher_pytorch": 1.0, "vs_teacher_same_runtime": None}
+    assert entries[2]["agreement_with_teacher"] == 1

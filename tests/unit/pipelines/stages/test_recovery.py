@@ -1,0 +1,32 @@
+"""Tests the learning rate of pruned students."""
+
+import pytest
+import torch
+
+from compress.prune.slicing.slice import Shape, prune
+from compress.prune.tracing.trace import find_axes
+from distill.train.config import TrainConfig
+from pipelines.stages.recovery_rate import recovering, weights_of_layers
+from support.tiny_models import build_model
+
+
+def test_the_learning_rate_grows_with_the_share_of_pruned_weights():
+    start, train = build_model("bert"), TrainConfig(learning_rate=1e-3)
+    axes = find_axes(start)
+    few = {name: torch.arange(4) for name in (axis.name for axis in axes) if name.endswith("ffn")}
+    rates = []
+    for shape in (Shape((0, 1, 2, 3)), Shape((0, 1, 2)), Shape((0,), few)):
+        student = prune(start, axes, shape)
+        rate = recovering(train, student, start).learning_rate
+        share = 1 - weights_of_layers(student) / weights_of_layers(start)
+        assert rate == pytest.approx(1e-3 * max(1e-2, share) ** 0.5)
+        rates.append(rate)
+    assert rates == sorted(rates)
+    assert rates[0] == pytest.approx(1e-4)
+    assert rates[-1] < 1e-3
+
+
+def test_the_embedding_table_does_not_count_as_layer_weights():
+    start = build_model("bert")
+    table = start.get_input_embeddings().weight
+    assert weights_of_layers(start) + table.numel() == start.num_parameters()

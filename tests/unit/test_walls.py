@@ -1,0 +1,205 @@
+"""The walls between the packages, read from the imports."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.commands import ROOT
+
+FILES = sorted(file for package in ("distill", "compress", "pipelines") for file in (ROOT / package).rglob("*.py"))
+
+
+def imports(file: Path) -> set[str]:
+    """Dotted names of every module that the file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module}
+    return found
+
+
+def inside(file: Path, *folders: str) -> bool:
+    return any(str(file.relative_to(ROOT)).startswith(folder) for folder in folders)
+
+
+def offenders(files: list[Path], *forbidden: str) -> list[str]:
+    return [
+        f"{file.relative_to(ROOT)} imports {name}"
+        for file in files
+        for name in imports(file)
+        if any(name == f or name.startswith(f"{f}.") for f in forbidden)
+    ]
+
+
+ROOMS = (  # each imports from those above it only
+    "distill",
+    "compress",
+    "distill.checkpoint",
+    "distill.losses",
+    "distill.data",
+    "distill.data.sources",
+    "distill.data.splits",
+    "distill.data.batches",
+    "distill.data.alignment",
+    "distill.data.masking",
+    "distill.data.rows",
+    "distill.models",
+    "distill.parallel",
+    "distill.student",
+    "distill.tasks",
+    "distill.cache.signals",
+    "distill.cache.format",
+    "distill.cache",
+    "distill.teacher",
+    "distill.train.steps",
+    "distill.train",
+    "compress.prune",
+    "compress.prune.tracing",
+    "compress.prune.importance",
+    "compress.prune.slicing",
+    "compress.prune.search",
+    "compress.prune.vocabulary",
+    "compress.quantize",
+    "compress.sparsity",
+    "compress.measure",
+    "compress.export.common",
+    "compress.export.onnx",
+    "compress.export.openvino",
+    "compress.export.pytorch",
+    "compress.export.executorch",
+    "compress.export.litert",
+    "compress.export",
+    "pipelines.settings",
+    "pipelines.runs",
+    "pipelines.reports",
+    "pipelines.stages",
+    "pipelines",
+)
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(file): file for file in FILES}
+
+
+def own_imports(name: str) -> set[str]:
+    """Modules of this repository that a module imports, at its top or when it is called."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names} & set(MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found |= {inner if inner in MODULES else node.module} & set(MODULES)
+    return found - {name}
+
+
+def room_of(module: str) -> str:
+    return module if module in ROOMS else module.rpartition(".")[0]
+
+
+def test_every_module_stands_in_a_known_room():
+    assert {room_of(name) for name in MODULES} <= set(ROOMS)
+
+
+def test_imports_between_rooms_run_one_way():
+    floor = {room: number for number, room in enumerate(ROOMS)}
+    upward = [
+        f"{name} imports {other}"
+        for name in MODULES
+        for other in own_imports(name)
+        if floor[room_of(other)] > floor[room_of(name)]
+    ]
+    assert not upward
+
+
+def test_no_circle_of_imports_between_modules():
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            for other in sorted(own_imports(name)):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in MODULES:
+        visit(name, ())
+
+
+def test_distill_imports_neither_compress_nor_pipelines_and_compress_no_pipelines():
+    assert not offenders([f for f in FILES if inside(f, "distill/")], "compress", "pipelines")
+    assert not offenders([f for f in FILES if inside(f, "compress/")], "pipelines")
+
+
+def test_compress_imports_checkpoints_and_errors_of_distill_only():
+    for file in (f for f in FILES if inside(f, "compress/")):
+        theirs = {name for name in imports(file) if name.split(".")[0] == "distill"}
+        assert theirs <= {name for name in theirs if name.startswith("distill.checkpoint.")} | {"distill.errors"}, file
+
+
+def test_losses_import_torch_and_their_siblings_only():
+    for file in (f for f in FILES if inside(f, "distill/losses/")):
+        ours = {name for name in imports(file) if name.startswith("distill.")}
+        assert ours <= {name for name in ours if name.startswith("distill.losses") or name == "distill.errors"}, file
+
+
+@pytest.mark.parametrize("name", ["wandb", "rich", "os.environ", "lightning.pytorch.loggers"])
+def test_only_pipelines_talk_to_terminals_and_services(name: str):
+    assert not offenders([f for f in FILES if not inside(f, "pipelines/")], name)
+
+
+@pytest.mark.parametrize(
+    ("library", "homes"),
+    [
+        (
+            "onnxruntime",
+            ["compress/export/onnx/graph.py", "compress/export/onnx/fuse.py", "compress/export/onnx/int8.py"],
+        ),
+        ("openvino", ["compress/export/openvino/ir.py"]),
+        ("onnx", ["compress/export/"]),
+        ("executorch", ["compress/export/executorch/program.py"]),
+        ("litert_torch", ["compress/export/litert/model.py"]),
+        ("ai_edge_litert", ["compress/export/litert/model.py", "compress/export/litert/tflite.py"]),
+        ("compressed_tensors", ["compress/export/pytorch/compressed_tensors.py"]),
+        (
+            "torchao",
+            [
+                "compress/export/pytorch/torchao.py",
+                "compress/export/executorch/program.py",
+                "compress/measure/training_precision.py",
+            ],
+        ),
+    ],
+)
+def test_export_libraries_stay_in_their_own_file(library: str, homes: list[str]):
+    assert not offenders([f for f in FILES if not inside(f, *homes)], library)
+
+
+def test_the_reading_side_of_onnx_needs_no_torch():
+    code = "import sys, compress.export.onnx.graph; assert 'torch' not in sys.modules, 'torch was imported'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+TORCH_FREE = ["distill", "compress", "pipelines", "pipelines.settings.distill_config", "pipelines.runs.cli"]
+TORCH_FREE += [f"distill.checkpoint.{name}" for name in ("folder", "config", "headers")]
+
+
+@pytest.mark.parametrize("package", TORCH_FREE)
+def test_importing_a_package_touches_no_torch(package: str):
+    code = f"import sys, {package}; assert 'torch' not in sys.modules, 'torch was imported'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_file_is_called_utils():
+    for file in FILES:
+        assert file.stem not in ("utils", "helpers", "common"), file
