@@ -36,6 +36,8 @@ test-all: .venv/ready-dev
 # Tests of numbers once more with fewer instruction sets than the machine has. torch, oneDNN, MKL, FBGEMM, OpenBLAS and
 # Arrow have switches for it; ONNX Runtime, OpenVINO and XNNPACK have none: what becomes of int8 without VNNI is tried in
 # qemu-user where that is installed (`apt-get install qemu-user`), by the slow tests of test_processors.
+# OpenVINO and torchao are left out: on a processor with VNNI their int8 products with a limited oneDNN are a mixture that
+# no processor has (torch still chooses oneDNN for them, whose kernels then saturate; OpenVINO may crash).
 # `make test-less ISA=default ONEDNN=SSE41` takes away AVX2 too.
 ISA := avx2
 ONEDNN := AVX2
@@ -45,7 +47,7 @@ NUMBERS := rounded_export export proof quantize sensitivity float8 grid packing 
 	fused_losses sparse_losses across matching layer_terms padding signals cached_features processors
 
 test-less: .venv/ready-dev
-	$(LESS) $(BIN)/python -m pytest -m '' $(foreach name,$(NUMBERS),$(wildcard tests/*/*/test_$(name).py tests/*/*/*/test_$(name).py))
+	$(LESS) $(BIN)/python -m pytest -m '' -k 'not openvino and not torchao' $(foreach name,$(NUMBERS),$(wildcard tests/*/*/test_$(name).py tests/*/*/*/test_$(name).py))
 
 check: .venv/ready-dev
 	$(BIN)/ruff check .
