@@ -1,1 +1,1 @@
-"""Structured pruning: tracing of prunable axes, importance scores, search of a shape within a budget, and slicing."""
+"""Structured pruning: importance scores, search of a shape within a budget, and smaller vocabularies."""

@@ -1,7 +1,7 @@
 """The budget of a pruned model: speed, size and minimum score, and the conditions under which they are measured."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Literal
@@ -59,17 +59,21 @@ class Budget:
             if getattr(self, name) < least:
                 raise CompressError(f"budget.{name}: expected at least {least}, found {getattr(self, name)}")
         check_runtime(self.runtime, self.precision)
-        if self.asked and self.precision == "auto":  # stays auto if there is no budget to resolve it for
-            object.__setattr__(self, "precision", "int8" if self.runtime == "onnxruntime" else "fp32")
         if len(self.bounds) not in (0, 1, len(self.speedups)):
             raise CompressError(
                 f"budget.max_bytes: expected one size, or one for each of {self.speedup}, found {self.max_bytes!r}"
             )
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether a speed-up or a latency is set, so that the model is pruned."""
         return bool(self.speedup or self.latency_ms)
+
+    def resolve_precision(self) -> "Budget":
+        """Returns the budget with `auto` replaced by the precision for its runtime; without a target it stays auto."""
+        if not self.requested or self.precision != "auto":
+            return self
+        return replace(self, precision="int8" if self.runtime == "onnxruntime" else "fp32")
 
     @property
     def speedups(self) -> tuple[float, ...]:

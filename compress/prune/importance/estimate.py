@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from compress.errors import CompressError
 from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.importance.scores import Scores, weights_fingerprint
-from compress.prune.tracing.axes import Axis, Slot
-from compress.prune.tracing.trace import layer_stack
+from distill.checkpoint.layers import find_layer_stack
+from distill.slicing import Axis, Slot
 
 Batch = Mapping[str, Tensor]  # the first dimension of each tensor is the sample
 Loss = Callable[[PreTrainedModel, Batch], Tensor]  # (model, batch) -> loss of each sample [batch]
@@ -41,7 +41,7 @@ def magnitude(model: PreTrainedModel, axes: Sequence[Axis]) -> Scores:
         parts = [unit_weights(weights[slot.parameter], slot, axis.units) for slot in slots]
         squares = torch.stack([part.square().sum(dim=(0, 2)) for part in parts]).sum(dim=0)
         values[axis.name] = (squares / sum(part.numel() // axis.units for part in parts)).sqrt().cpu()
-    stack = model.get_submodule(layer_stack(model)).children()
+    stack = model.get_submodule(find_layer_stack(model)).children()
     layers = [torch.cat([weight.detach().flatten().double() for weight in layer.parameters()]) for layer in stack]
     means = torch.stack([layer.square().mean().sqrt() for layer in layers]).cpu()
     return Scores("magnitude", values, means, 0, 0, weights_fingerprint(model))

@@ -18,8 +18,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from compress.errors import CompressError
-from compress.prune.tracing.axes import Axis, Kept, Role, Slot
-from compress.prune.tracing.trace import layer_stack
+from distill.checkpoint.layers import find_layer_stack
+from distill.slicing import Axis, Kept, Role, Slot
 
 LAYERS = "layers"  # key of the gates of whole layers, beside the axes' names
 
@@ -44,7 +44,7 @@ class Gates:
     def __init__(self, model: PreTrainedModel, axes: Sequence[Axis], values: Mapping[str, Tensor] | None = None):
         self.axes = {axis.name: axis for axis in axes if axis.kind != "vocabulary"}
         self.places = {axis.name: find_gated_modules(model, axis) for axis in self.axes.values()}
-        self.layers = list(model.get_submodule(layer_stack(model)).children())
+        self.layers = list(model.get_submodule(find_layer_stack(model)).children())
         self.sizes = {name: axis.units for name, axis in self.axes.items()}
         self.sizes[LAYERS] = len(self.layers)
         self.values: dict[str, Tensor] = {}

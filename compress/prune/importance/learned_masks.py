@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from compress.errors import CompressError
 from compress.prune.importance.gates import LAYERS
-from compress.prune.tracing.axes import Axis
-from compress.prune.tracing.trace import layer_stack
+from distill.checkpoint.layers import find_layer_stack
+from distill.slicing import Axis
 
 TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # of the hard-concrete distribution (Louizos et al. 2018, section 4)
 CUT = TEMPERATURE * math.log(-LOW / HIGH)  # a gate is closed (exactly 0) if logit(noise) + log_alpha is below it
@@ -202,7 +202,7 @@ def parameter_share(model: PreTrainedModel, axes: Sequence[Axis]) -> Cost:
     for axis in axes:
         for slot in axis.slots:
             on.setdefault(names[slot.parameter], {})[axis.name, slot.dim] = None
-    stack = layer_stack(model) + "."
+    stack = find_layer_stack(model) + "."
     counts: dict[tuple[tuple[str, ...], int | None], int] = {}
     for name, weight in model.named_parameters():
         layer = int(name.removeprefix(stack).split(".")[0]) if name.startswith(stack) else None

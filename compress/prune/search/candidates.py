@@ -9,8 +9,7 @@ from torch import Tensor
 from compress.prune.importance.scores import Scores
 from compress.prune.search.allocate import Choice, Limit, Options, allocate
 from compress.prune.search.cost import CostModel, Outline, width_of
-from compress.prune.slicing.slice import Shape
-from compress.prune.tracing.axes import Axis
+from distill.slicing import Axis, Shape
 
 WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25)
 STEPS = 48  # ffn sizes are multiples of the full size divided by this

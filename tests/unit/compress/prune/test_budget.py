@@ -25,8 +25,7 @@ from compress.prune.search.candidates import (
     smallest,
 )
 from compress.prune.search.cost import CostModel, Outline, features, fit_costs, plan
-from compress.prune.slicing.slice import prune
-from compress.prune.tracing.trace import find_axes
+from distill.slicing import find_axes, prune
 from support.tiny_models import build_model
 
 # 1 + 0.01 per coordinate; per layer 0.1 + 0.2 per head + 0.01 per neuron (a small part of which depends on width)
@@ -62,8 +61,8 @@ def test_invalid_sizes_are_rejected(text):
 
 def test_speedups_are_sorted():
     assert Budget(speedup="15, 2,4.0,8").speedups == (2.0, 4.0, 8.0, 15.0)
-    assert not Budget().asked
-    assert Budget(latency_ms=2.5).asked
+    assert not Budget().requested
+    assert Budget(latency_ms=2.5).requested
 
 
 @pytest.mark.parametrize(
@@ -92,8 +91,8 @@ def test_a_runtime_that_is_not_installed_is_rejected(monkeypatch):
 
 
 def test_the_default_precision_depends_on_the_runtime():
-    assert Budget(speedup="4").precision == "int8"
-    assert Budget(speedup="4", runtime="pytorch").precision == "fp32"
+    assert Budget(speedup="4").resolve_precision().precision == "int8"
+    assert Budget(speedup="4", runtime="pytorch").resolve_precision().precision == "fp32"
 
 
 # --- cost models

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from compress.errors import CompressError
 from compress.prune.importance.gates import LAYERS, Gates
-from compress.prune.tracing.axes import Slot
+from distill.slicing import Slot
 from support.pruning_axes import largest_gap, tiny_llama, tiny_model_with_axes, without_layer, without_units
 from support.tiny_models import MODELS
 

@@ -13,7 +13,7 @@ from compress.errors import CompressError
 from compress.prune.importance.estimate import activation, layer_losses, magnitude, measure_scores
 from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.importance.scores import Scores
-from compress.prune.tracing.trace import find_axes
+from distill.slicing import find_axes
 from support.pruning_axes import tiny_llama, tiny_model_with_axes, without_layer
 
 Batch = dict[str, Tensor]

@@ -17,7 +17,7 @@ from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.losses.logits import forward_kl
 from distill.losses.sparse import topk_kl
-from distill.models.inputs import inputs_of
+from distill.models.inputs import select_inputs
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
@@ -80,10 +80,10 @@ def test_vocabulary_rows_that_only_one_model_has_are_ignored_in_loss_and_gradien
     batch = blocks.collate(range(4), 0)
     signals = signals_of(kind, teacher, blocks, tmp_path / "cache")
     module = DistillationModule(student, loss=LOSS, train=TrainConfig(dropout=0), signals=signals)
-    found = module.terms(batch)["kl"]
+    found = module.compute_terms(batch)["kl"]
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
-        taught, own = (model(**inputs_of(batch)).logits for model in (teacher, student))
+        taught, own = (model(**select_inputs(batch)).logits for model in (teacher, student))
     torch.testing.assert_close(found, expected_loss(signals(batch), own, taught, mask))
     found.backward()
     gradient = student.lm_head.weight.grad
@@ -99,10 +99,10 @@ def test_vocabulary_rows_at_minus_infinity_in_the_teacher_leave_the_loss_finite(
         teacher.lm_head.bias[TOKENIZER_SIZE:] = -torch.inf
     batch = blocks.collate(range(4), 0)
     module = DistillationModule(student, loss=LOSS, train=TrainConfig(dropout=0), signals=OnlineTeacher(teacher))
-    found = module.terms(batch)["kl"]
+    found = module.compute_terms(batch)["kl"]
     mask = batch["attention_mask"].bool()
     with torch.no_grad():
-        taught, own = (model(**inputs_of(batch)).logits for model in (teacher, student))
+        taught, own = (model(**select_inputs(batch)).logits for model in (teacher, student))
     p = (taught[mask][:, :TOKENIZER_SIZE] / SOFT).log_softmax(-1)
     q = (own[mask] / SOFT).log_softmax(-1)[:, :TOKENIZER_SIZE]
     torch.testing.assert_close(found, F.kl_div(q, p, reduction="batchmean", log_target=True) * SOFT**2)
@@ -112,4 +112,4 @@ def test_different_numbers_of_classes_are_refused(token_batch):
     teacher, student = build_model("bert"), build_model("bert", num_labels=3)
     module = DistillationModule(student, loss=LOSS, train=TrainConfig(), signals=OnlineTeacher(teacher))
     with pytest.raises(InputError, match=r"as many classes as the teacher's 5, found the student's 3: classes would"):
-        module.terms(token_batch | {"labels": torch.zeros(6, dtype=torch.long)})
+        module.compute_terms(token_batch | {"labels": torch.zeros(6, dtype=torch.long)})

@@ -13,7 +13,7 @@ from distill.errors import InputError
 from distill.student.build import build_student
 from distill.student.family import family_of
 from distill.student.spec import Sizes, is_relative, resolve
-from distill.teacher.fingerprint import frozen
+from distill.teacher.fingerprint import freeze
 from support.tiny_models import build_model
 
 TEACHER = Sizes(tuple(range(12)), 768, 12, 3072)
@@ -229,7 +229,7 @@ def test_the_stock_class_loads_the_saved_student(teacher, token_batch, spec, tmp
 def test_the_student_is_trainable_and_shares_no_weights_with_its_teacher(teacher, token_batch):
     before = logits(teacher, token_batch)
     torch.manual_seed(1)
-    student = build_student(frozen(teacher), "layers=2")
+    student = build_student(freeze(teacher), "layers=2")
     torch.manual_seed(2)
     assert torch.equal(logits(build_student(teacher, "layers=2"), token_batch), logits(student, token_batch))
     assert not student.training

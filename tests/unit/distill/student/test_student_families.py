@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.errors import InputError
-from distill.parallel.tensor_plan import layer_names
+from distill.parallel.tensor_plan import find_layer_names
 from distill.student.build import (
     axis_lengths,
     build_student,
@@ -23,7 +23,7 @@ from distill.student.build import (
 )
 from distill.student.family import FAMILIES, family_of
 from distill.student.spec import SHARE_PRESETS, resolve
-from distill.teacher.fingerprint import frozen
+from distill.teacher.fingerprint import freeze
 from support.tiny_models import MODELS, build_model, draw_weights
 
 SIZES = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
@@ -61,7 +61,7 @@ def tiny_model(family: str, head: str = "ForSequenceClassification") -> PreTrain
         model = kind(getattr(transformers, f"{name}Config")(**(SIZES | settings)))
         draw_weights(model)
     model.config.use_cache = False
-    return frozen(model)
+    return freeze(model)
 
 
 def batch(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -96,7 +96,7 @@ def test_a_student_of_the_teachers_sizes_gives_bit_identical_outputs(family):
 def with_layers(teacher: PreTrainedModel, chosen: list[int]) -> PreTrainedModel:
     """Returns a copy of the teacher that consists of the chosen layers only, in that order."""
     rewired = copy.deepcopy(teacher)
-    stack = rewired.get_submodule(layer_names(rewired)[0].rpartition(".")[0])
+    stack = rewired.get_submodule(find_layer_names(rewired)[0].rpartition(".")[0])
     assert isinstance(stack, nn.ModuleList)
     kept = [stack[i] for i in chosen]
     del stack[:]

@@ -7,10 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from compress.errors import CompressError
-from compress.prune.slicing.sizes import is_pruned
-from compress.prune.slicing.slice import Shape, masked, prune
-from compress.prune.tracing.trace import find_axes
+from distill.checkpoint.pruned import is_pruned
+from distill.errors import InputError
+from distill.slicing import Shape, find_axes, mask_model, prune
 from support.tiny_families import FAMILIES, axes_of, build, last, logits, model_of, padded_batch, random_shape
 
 ALL = (0, 1, 2)
@@ -37,7 +36,7 @@ def test_a_sliced_model_computes_the_masked_models_logits(family: str, case: str
     kinds, layers = CASES[case]
     shape = random_shape(axes, seed=len(family), kinds=kinds, layers=layers, largest=0.7)
     batch = padded_batch(model)
-    reference, pruned = masked(model, axes, shape), prune(model, axes, shape)
+    reference, pruned = mask_model(model, axes, shape), prune(model, axes, shape)
     assert_equal_logits(pruned, reference, batch)
     difference = (logits(model, batch) - logits(reference, batch)).abs().max()
     assert difference > 0.01, "the mask does nothing"
@@ -50,7 +49,7 @@ def test_random_shapes_compute_the_masked_models_logits(seed: int):
         model, axes = model_of(family), axes_of(family)
         layers = list(itertools.compress(ALL, ((1, 1, 1), (1, 0, 1), (0, 0, 1), (0, 1, 0))[seed]))
         shape = random_shape(axes, seed, ("heads", "ffn", "hidden"), layers)
-        assert_equal_logits(prune(model, axes, shape), masked(model, axes, shape), padded_batch(model))
+        assert_equal_logits(prune(model, axes, shape), mask_model(model, axes, shape), padded_batch(model))
 
 
 @pytest.mark.parametrize(("family", "pad"), [("bert-words", 2), ("llama", 1), ("gpt2", 0)])
@@ -64,7 +63,7 @@ def test_logits_after_vocabulary_pruning_match_the_kept_rows(family: str, pad: i
     places = torch.randint(1, len(rows), batch["input_ids"].shape, generator=torch.Generator().manual_seed(1))
     places = places * batch["attention_mask"]  # the padding id is renumbered to 0
     pruned = prune(model, axes, words)
-    expected = logits(masked(model, axes, words), batch | {"input_ids": rows[places]})[:, rows]
+    expected = logits(mask_model(model, axes, words), batch | {"input_ids": rows[places]})[:, rows]
     found = logits(pruned, batch | {"input_ids": places})
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert pruned.config.vocab_size == len(rows)
@@ -74,10 +73,10 @@ def test_logits_after_vocabulary_pruning_match_the_kept_rows(family: str, pad: i
 
 def test_removing_or_moving_the_padding_row_is_rejected_where_positions_depend_on_it():
     axes = axes_of("roberta")
-    with pytest.raises(CompressError, match="padding id 0 to stay"):
+    with pytest.raises(InputError, match="padding id 0 to be kept"):
         prune(model_of("roberta"), axes, Shape(ALL, {"vocabulary": torch.arange(3, 20)}))
     model = build("roberta", pad_token_id=1)
-    with pytest.raises(CompressError, match=r"padding id 1 to keep its number, found 0.*position_embeddings"):
+    with pytest.raises(InputError, match=r"padding id 1 to keep its number, found 0.*position_embeddings"):
         prune(model, axes, Shape(ALL, {"vocabulary": torch.arange(1, 20)}))
     assert prune(model, axes, Shape(ALL, {"vocabulary": torch.tensor([0, 1, 9])})).config.pad_token_id == 1
 
@@ -108,7 +107,7 @@ def test_uniform_shapes_are_expressed_by_the_stock_class(family: str):
     config = pruned.config.to_dict()
     assert {key: config[key] for key in settings} == settings
     assert len(config.get("layer_types") or (0, 2)) == 2
-    assert_equal_logits(pruned, masked(model, axes, shape), padded_batch(model))
+    assert_equal_logits(pruned, mask_model(model, axes, shape), padded_batch(model))
 
 
 OTHERS = {
@@ -125,7 +124,7 @@ def test_uniform_shapes_that_the_stock_class_cannot_express_are_rejected(family:
     layers, units, reason = OTHERS[family]
     model, axes = model_of(family), axes_of(family)
     shape = last(axes, layers, **units)
-    with pytest.raises(CompressError, match=rf"{type(model).__name__} can't express this shape.*{reason}"):
+    with pytest.raises(InputError, match=rf"{type(model).__name__} can't express this shape.*{reason}"):
         prune(model, axes, shape, uniform=True)
 
 
@@ -135,7 +134,7 @@ def test_attention_scaled_by_layer_index_keeps_the_original_index():
     shape = Shape((1, 2))
     pruned = prune(model, axes, shape)
     assert is_pruned(pruned)
-    assert_equal_logits(pruned, masked(model, axes, shape), padded_batch(model))
+    assert_equal_logits(pruned, mask_model(model, axes, shape), padded_batch(model))
 
 
 def test_remaining_layers_keep_their_attention_types():
@@ -152,7 +151,7 @@ def test_a_pruned_model_can_be_pruned_again(family: str):
     assert is_pruned(once)
     shape = random_shape(axes, 6, ("heads", "ffn", "hidden"), (1,), largest=0.8)
     again = prune(once, axes, shape)
-    assert_equal_logits(again, masked(once, axes, shape), padded_batch(model))
+    assert_equal_logits(again, mask_model(once, axes, shape), padded_batch(model))
     assert again.config.num_hidden_layers == 1
 
 
@@ -163,7 +162,7 @@ def test_a_pruned_model_that_becomes_uniform_returns_to_the_stock_class():
     axes = find_axes(once)
     again = prune(once, axes, Shape((0,)), uniform=True)
     assert type(again) is type(model)
-    assert_equal_logits(again, masked(once, axes, Shape((0,))), padded_batch(model))
+    assert_equal_logits(again, mask_model(once, axes, Shape((0,))), padded_batch(model))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2"])
@@ -181,7 +180,7 @@ def test_pruning_neither_changes_the_original_nor_shares_its_memory():
     before, config = copy.deepcopy(model.state_dict()), model.config.to_dict()
     pruned = prune(model.train(), axes, Shape(ALL, {"layers.0.heads": torch.tensor([1])}))
     assert pruned.training
-    masked(model, axes, Shape((0,), {"hidden": torch.tensor([1])}))
+    mask_model(model, axes, Shape((0,), {"hidden": torch.tensor([1])}))
     with torch.no_grad():
         for parameter in pruned.parameters():
             parameter.zero_()
@@ -204,15 +203,15 @@ def test_invalid_shapes_are_rejected():
             Shape(ALL, {"layers.1.ffn": torch.tensor([], dtype=torch.int64)}),
             r"layers.1.ffn: expected at least one of 64",
         ),
-        (Shape(ALL, {"layers.1.fnn": torch.tensor([1])}), r"no such axis.*did you mean layers.1.ffn"),
-        (Shape(ALL, {"layers.1.heads": torch.tensor([2, 1])}), "expected rising numbers from 0 to 3"),
-        (Shape(ALL, {"layers.1.heads": torch.tensor([1, 4])}), "expected rising numbers from 0 to 3"),
+        (Shape(ALL, {"layers.1.fnn": torch.tensor([1])}), r"expected the name of an axis.*did you mean layers.1.ffn"),
+        (Shape(ALL, {"layers.1.heads": torch.tensor([2, 1])}), "expected ascending indices from 0 to 3"),
+        (Shape(ALL, {"layers.1.heads": torch.tensor([1, 4])}), "expected ascending indices from 0 to 3"),
         (Shape(ALL, {"layers.1.heads": torch.tensor([True, False])}), "expected int64"),
         (Shape(()), "layers: expected at least one of 3"),
-        (Shape((0, 3)), "layers: expected rising numbers from 0 to 2"),
+        (Shape((0, 3)), "layers: expected ascending indices from 0 to 2"),
     ):
-        for act in (prune, masked):
-            with pytest.raises(CompressError, match=message):
+        for act in (prune, mask_model):
+            with pytest.raises(InputError, match=message):
                 act(model, axes, shape)
 
 

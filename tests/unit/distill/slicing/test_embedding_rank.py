@@ -1,9 +1,6 @@
 """Tests factorised embedding tables: the approximation error, and that pruning, saving and exporting still work."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compress.errors import CompressError
 from compress.export.common.huggingface import input_names
 from compress.export.onnx.fuse import fuse
 from compress.export.onnx.graph import FILE, OnnxModel, export_onnx
@@ -23,21 +19,22 @@ from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.prune.importance.gates import Gates
-from compress.prune.slicing.checkpoint import load_pruned, save_pruned
-from compress.prune.slicing.embedding_rank import factorise_embeddings, token_weights
-from compress.prune.slicing.sizes import embedding_rank, is_pruned
-from compress.prune.slicing.slice import Shape, masked, prune
-from compress.prune.tracing.trace import find_axes
 from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
+from distill.checkpoint.pruned import embedding_rank, is_pruned, load_pruned, save_pruned
 from distill.errors import InputError
 from distill.losses.config import LossConfig
+from distill.slicing import Shape, factorise_embeddings, find_axes, mask_model, prune
+from distill.slicing.factorise import weigh_tokens
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DataConfig, DistillConfig, StudentConfig, TeacherConfig
+from pipelines.settings.facts import Facts
+from pipelines.settings.rules import check_rules
 from pipelines.stages.data import data_stage, read_data
 from pipelines.stages.prune_inputs import start_stage
+from support.plans import plan_of
 from support.tiny_families import auto_class, build, logits, padded_batch, random_shape
 from support.tiny_models import LABELS, VOCABULARY, build_model, make_rows, saved
 
@@ -114,7 +111,7 @@ def test_frequent_tokens_are_approximated_better_than_rare_ones():
     whole = rows_of(model)
     counts = np.random.default_rng(2).zipf(1.3, len(whole)).clip(max=10**6).astype(np.int64)
     counts[::3] = 0
-    weights = token_weights(counts, len(whole))
+    weights = weigh_tokens(counts, len(whole))
     weighted, plain = (rows_of(factorise_embeddings(model, RANK, given)) - whole for given in (counts, None))
     values = torch.linalg.svdvals(weights.sqrt()[:, None] * whole)
     least = float(values[RANK:].square().sum())
@@ -141,43 +138,16 @@ def test_factorising_twice_equals_factorising_once_to_the_smaller_rank():
     assert table_of(twice).weight.shape[1] == embedding_rank(twice) == 5
 
 
-FRESH = """
-import json, sys
-from pathlib import Path
-import torch, transformers
-
-for folder in sorted(Path(sys.argv[1]).glob("model-*")):
-    loader = getattr(transformers, (folder / "loader").read_text())
-    model, report = loader.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
-    assert not any(report.values()), (folder.name, report)
-    with torch.no_grad():
-        torch.save(model.eval()(**torch.load(folder / "batch.pt")).logits, folder / "logits.pt")
-    model.save_pretrained(folder / "again")
-assert not {"compress", "distill", "pipelines"} & {name.split(".")[0] for name in sys.modules}
-"""
-
-
-def test_a_fresh_process_without_this_package_computes_the_same_logits(tmp_path: Path):
+def test_a_saved_factorised_model_loads_with_its_rank(tmp_path: Path):
+    """A process without this package loads it too: `test_pruned_folder`."""
     models = {family: factorise_embeddings(build(family), RANK) for family in DIFFERENT}
     axes = find_axes(models["bert"])
     models["bert-cut"] = prune(models["bert"], axes, random_shape(axes, 3, ("heads", "ffn"), (0, 2), largest=0.7))
     for name, model in models.items():
-        folder = tmp_path / f"model-{name}"
-        save_pruned(model, folder)
-        torch.save(padded_batch(model), folder / "batch.pt")
-        (folder / "loader").write_text(auto_class(model))
-    env = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": ""}
-    command = [sys.executable, "-c", FRESH, str(tmp_path)]
-    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-3000:]
-    for name, model in models.items():
-        folder, batch = tmp_path / f"model-{name}", padded_batch(model)
-        with torch.no_grad():
-            torch.testing.assert_close(torch.load(folder / "logits.pt"), model(**batch).logits, atol=1e-5, rtol=1e-5)
-        for place in (folder, folder / "again"):
-            again = load_pruned(place, auto_class(model))
-            assert embedding_rank(again) == RANK
-            assert_same(again, model, batch)
+        save_pruned(model, tmp_path / name)
+        again = load_pruned(tmp_path / name, auto_class(model))
+        assert embedding_rank(again) == RANK
+        assert_same(again, model)
 
 
 @pytest.mark.parametrize("family", DIFFERENT)
@@ -193,7 +163,7 @@ def test_a_sliced_factorised_model_computes_the_masked_models_logits(family: str
     assert not {(table, 1), (projection, 1)} & slots.keys()
     shape = random_shape(axes, len(family), ("heads", "ffn"), (1, 2), largest=0.6)
     shape = Shape(shape.layers, {**shape.kept, "hidden": torch.arange(1, 32, 2)})
-    reference, pruned = masked(model, axes, shape), prune(model, axes, shape)
+    reference, pruned = mask_model(model, axes, shape), prune(model, axes, shape)
     assert embedding_rank(pruned) == RANK
     assert_same(pruned, reference)
     gap = (logits(model, padded_batch(model)) - logits(reference, padded_batch(model))).abs().max()
@@ -215,7 +185,7 @@ def test_factorising_and_uneven_pruning_commute(family: str):
     whole, factored = ({slot.parameter for slot in found[0].slots} for found in (find_axes(once), axes))
     assert factored == {name.replace("word_embeddings.weight", "word_embeddings.projection.weight") for name in whole}
     further = random_shape(axes, 6, ("heads", "ffn", "hidden"), (1,), largest=0.9)
-    assert_same(prune(small, axes, further), masked(small, axes, further))
+    assert_same(prune(small, axes, further), mask_model(small, axes, further))
 
 
 def test_pruning_the_width_below_the_rank_merges_the_factors():
@@ -225,10 +195,10 @@ def test_pruning_the_width_below_the_rank_merges_the_factors():
     pruned = prune(model, axes, narrow)
     assert embedding_rank(pruned) == 0
     assert table_of(pruned).weight.shape == (len(VOCABULARY), 11)
-    assert_same(pruned, masked(model, axes, narrow))
+    assert_same(pruned, mask_model(model, axes, narrow))
     even = Shape((0, 1, 2), {"hidden": torch.arange(8)} | {f"layers.{i}.heads": torch.tensor([1]) for i in range(3)})
     assert type(prune(model, axes, even, uniform=True)) is type(build("bert"))
-    with pytest.raises(CompressError, match="table of 12 columns and a projection"):
+    with pytest.raises(InputError, match="table of 12 columns and a projection"):
         prune(model, axes, Shape((0, 1)), uniform=True)
 
 
@@ -287,12 +257,19 @@ def test_dtype_training_mode_and_labels_are_preserved():
     assert small.config.id2label == model.config.id2label
 
 
-@pytest.mark.parametrize("reduced", sorted({products_saturate(), True}))
-def test_onnx_logits_match_and_int8_quantizes_both_factors(reduced, tmp_path: Path, tokenizer):
-    model = factorise_embeddings(build_model("bert"), RANK, count_tokens(tokenizer, TEXTS))
-    whole, joined, small = (tmp_path / name / FILE for name in ("whole", "joined", "small"))
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> tuple[PreTrainedModel, Path, Path]:
+    """A factorised model, its graph, and the graph with fused operators."""
+    model = factorise_embeddings(build_model("bert", num_hidden_layers=2), RANK, count_tokens(tokenizer, TEXTS))
+    whole, joined = (tmp_path_factory.mktemp(name) / FILE for name in ("whole", "joined"))
     export_onnx(model, tokenizer, whole.parent, input_names(model.config))
-    assert fuse(whole, joined)["Attention"] == 4
+    assert fuse(whole, joined)["Attention"] == 2
+    return model, whole, joined
+
+
+@pytest.mark.parametrize("reduced", sorted({products_saturate(), True}))
+def test_onnx_logits_match_and_int8_quantizes_both_factors(reduced, exported, tmp_path: Path, tokenizer):
+    (model, whole, joined), small = exported, tmp_path / FILE
     quantize_int8(joined, small, reduced=reduced)
     batch = tokenizer(TEXTS, padding=True, return_tensors="np")
     with torch.no_grad():
@@ -311,26 +288,26 @@ def test_onnx_logits_match_and_int8_quantizes_both_factors(reduced, tmp_path: Pa
 def test_invalid_ranks_models_and_counts_are_rejected():
     model = build("bert")
     for rank in (0, -3, 32, 99):
-        with pytest.raises(CompressError, match=rf"rank: expected 1 to 31.*found {rank}"):
+        with pytest.raises(InputError, match=rf"rank: expected 1 to 31.*found {rank}"):
             factorise_embeddings(model, rank)
     most = (len(VOCABULARY) * 32 - 1) // (len(VOCABULARY) + 32)
-    with pytest.raises(CompressError, match=rf"expected at most {most}, found {most + 1}.*no byte would be saved"):
+    with pytest.raises(InputError, match=rf"expected at most {most}, found {most + 1}.*nothing would be saved"):
         factorise_embeddings(model, most + 1)
     small = factorise_embeddings(model, most)
     assert small.num_parameters() < model.num_parameters()
     now = f"{most * (len(VOCABULARY) + 32):,}"
-    with pytest.raises(CompressError, match=rf"at most {most - 1}, found {most}.*{now} now"):
+    with pytest.raises(InputError, match=rf"at most {most - 1}, found {most}.*{now} now"):
         factorise_embeddings(small, most)
     for family in ("bert-words", "gpt2", "qwen2"):
-        with pytest.raises(CompressError, match=r"word table of its own, found it shared by .*untie"):
+        with pytest.raises(InputError, match=r"token embedding that isn't shared, found it shared by .*untie"):
             factorise_embeddings(build(family), RANK)
-    with pytest.raises(CompressError, match=r"plain nn.Embedding.*ScaledWordEmbedding"):
+    with pytest.raises(InputError, match=r"plain nn.Embedding.*ScaledWordEmbedding"):
         factorise_embeddings(build("gemma", tie_word_embeddings=False), RANK)
-    with pytest.raises(CompressError, match=r"one for each of .* words, found \[7\]"):
+    with pytest.raises(InputError, match=r"one for each of .* tokens, found \[7\]"):
         factorise_embeddings(model, RANK, np.ones(7, np.int64))
-    with pytest.raises(CompressError, match="found -1: errors"):
+    with pytest.raises(InputError, match="found -1: errors"):
         factorise_embeddings(model, RANK, np.full(len(VOCABULARY), -1))
-    with pytest.raises(CompressError, match=r"prune.embedding_rank: expected at least 0, found -1"):
+    with pytest.raises(InputError, match=r"prune.embedding_rank: expected at least 0, found -1"):
         PruneConfig(embedding_rank=-1)
 
 
@@ -355,7 +332,7 @@ def test_the_start_stage_prunes_the_vocabulary_and_factorises_the_table(
     run = Run(Path(config.output), 0, Console(quiet=True))
     teacher = Artefact("teacher", tmp_path / "teacher", "a" * 64, {})
     data = data_stage(run, config.data)
-    start = start_stage(run, config, data, teacher)
+    start = start_stage(run, plan_of(config), data, teacher)
     model = load_pruned(start.folder / "model")
     words = np.load(start.folder / "words.npy")
     assert table_of(model).weight.shape == (len(words), RANK)
@@ -370,4 +347,4 @@ def test_the_start_stage_prunes_the_vocabulary_and_factorises_the_table(
 def test_an_embedding_rank_with_a_uniform_budget_is_rejected(config: DistillConfig):
     config = replace(config, budget=Budget(speedup="2", uniform=True))
     with pytest.raises(InputError, match=r"prune.embedding_rank: expected 0 with budget.uniform, found 6"):
-        start_stage(None, config, None, None)  # type: ignore[arg-type]
+        check_rules(Facts(config, 1))

@@ -6,9 +6,9 @@ import transformers
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from compress.errors import CompressError
-from compress.prune.tracing.axes import Axis, Kind
-from compress.prune.tracing.trace import find_axes, layer_stack, trace
+from distill.checkpoint.layers import find_layer_stack
+from distill.errors import InputError
+from distill.slicing import Axis, Kind, find_axes, trace
 from support.tiny_families import FAMILIES, axes_of, build, model_of, traced
 
 WIDER = {"hidden_size": 64, "num_attention_heads": 8}
@@ -139,7 +139,7 @@ def test_tracing_leaves_the_model_unchanged():
 
 def test_models_with_shared_layers_are_rejected():
     config = transformers.AlbertConfig(hidden_size=32, num_attention_heads=4, intermediate_size=40, vocab_size=60)
-    with pytest.raises(CompressError, match=r"albert: expected one list of 12 layers"):
+    with pytest.raises(InputError, match=r"albert: expected one list of 12 layers"):
         find_axes(transformers.AlbertForSequenceClassification(config))
 
 
@@ -176,13 +176,13 @@ class SortingModel(PreTrainedModel):
 
 
 def test_a_model_without_prunable_heads_is_rejected_naming_the_operator():
-    with pytest.raises(CompressError, match=r"oddity: expected heads.*sort"):
+    with pytest.raises(InputError, match=r"oddity: expected heads.*sort"):
         find_axes(SortingModel(OddConfig()))
 
 
 def test_the_error_for_an_untraceable_model_names_its_type():
     config = transformers.T5Config(d_model=16, num_layers=2, d_ff=16, num_heads=2, d_kv=8, vocab_size=30)
     model = transformers.T5ForConditionalGeneration(config)
-    with pytest.raises(CompressError, match="t5: "):
+    with pytest.raises(InputError, match="t5: "):
         find_axes(model)
-    assert layer_stack(model_of("gpt2")) == "transformer.h"
+    assert find_layer_stack(model_of("gpt2")) == "transformer.h"

@@ -1,1 +1,0 @@
-"""Construction of smaller models from the kept weights, and their checkpoints."""
