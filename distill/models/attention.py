@@ -3,25 +3,25 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import cast
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from distill.errors import InputError
+from distill.losses.teacher_signals import AttentionVectors
 
 # Names of the query, key and value projections by family, and of a fused projection that outputs all three.
-MAPS = (
+_PROJECTIONS = (
     ("query", "key", "value"),
     ("q_lin", "k_lin", "v_lin"),
     ("q_proj", "k_proj", "v_proj"),
     ("query_proj", "key_proj", "value_proj"),
 )
-FUSED = ("Wqkv", "c_attn")
-Vectors = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, each [batch, length, width]
+_FUSED_PROJECTIONS = ("Wqkv", "c_attn")
 
 
-def attention_maps(model: PreTrainedModel) -> list[tuple[nn.Module, ...]]:
+def find_attention_projections(model: PreTrainedModel) -> list[tuple[nn.Module, ...]]:
     """Returns the query, key and value projections of every layer, or its fused projection, in the order of the layers.
 
     Raises:
@@ -29,43 +29,52 @@ def attention_maps(model: PreTrainedModel) -> list[tuple[nn.Module, ...]]:
     """
     found: list[tuple[nn.Module, ...]] = []
     for module in model.modules():
-        for names in (*MAPS, *((name,) for name in FUSED)):
-            maps = [getattr(module, name, None) for name in names]
-            if all(isinstance(each, nn.Module) for each in maps):
-                found.append(tuple(maps))  # type: ignore[arg-type]
-    if len(found) != model.config.num_hidden_layers:
+        for names in (*_PROJECTIONS, *((name,) for name in _FUSED_PROJECTIONS)):
+            projections = [getattr(module, name, None) for name in names]
+            modules = tuple(each for each in projections if isinstance(each, nn.Module))
+            if len(modules) == len(names):
+                found.append(modules)
+    layers = model.config.num_hidden_layers
+    if len(found) != layers:
         raise InputError(
-            f"{type(model).__name__}: expected query, key and value maps in {model.config.num_hidden_layers} layers, "
-            f"found {len(found)}: attention and relations of this family can't be read"
+            f"{type(model).__name__}: expected query, key and value projections in {layers} layers, found them in "
+            f"{len(found)}: the loss terms attention and relations can't be computed for this family"
         )
     return found
 
 
-def attention_widths(config: Any) -> tuple[int, int, int]:
-    """Returns the widths of a layer's queries, keys and values, which differ with grouped-query attention and need not
-    equal the hidden width.
+def read_attention_widths(config: PretrainedConfig) -> tuple[int, int, int]:
+    """Returns the widths of a layer's queries, keys and values.
+
+    They differ with grouped-query attention and need not equal the hidden width.
     """
     heads = config.num_attention_heads
-    inner = getattr(config, "true_hidden_size", config.hidden_size)  # MobileBERT: the width inside its bottlenecks
-    head = getattr(config, "head_dim", None) or inner // heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    return heads * head, groups * head, groups * head
+    width = getattr(config, "true_hidden_size", config.hidden_size)  # MobileBERT: the width inside its bottlenecks
+    head_width = getattr(config, "head_dim", None) or width // heads
+    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+    return heads * head_width, key_value_heads * head_width, key_value_heads * head_width
 
 
 @contextmanager
-def watching(model: PreTrainedModel) -> Iterator[list[Vectors]]:
-    """Yields a list that contains the outputs of the projections, layer by layer, after a forward pass within the
-    context; in families with rotary embeddings these are the vectors before the rotation.
+def capture_attention_vectors(model: PreTrainedModel) -> Iterator[list[AttentionVectors]]:
+    """Yields a list that a forward pass within the context fills with each layer's queries, keys and values.
+
+    These are the outputs of the projections: in families with rotary embeddings, the vectors before the rotation.
+
+    Raises:
+        InputError: As in `find_attention_projections`.
     """
-    maps = attention_maps(model)
-    caught: list[Any] = [[None] * 3 for _ in maps]
+    layers = find_attention_projections(model)
+    captured: list[list[Tensor | None]] = [[None] * 3 for _ in layers]
     with ExitStack() as hooks:
-        for layer, own in enumerate(maps):
-            for i, linear in enumerate(own):
-                places = slice(None) if len(own) == 1 else slice(i, i + 1)
-                hooks.enter_context(linear.register_forward_hook(partial(keep, caught[layer], places)))
-        yield caught
+        for outputs, projections in zip(captured, layers, strict=True):
+            for i, projection in enumerate(projections):
+                part = slice(None) if len(projections) == 1 else slice(i, i + 1)
+                hooks.enter_context(projection.register_forward_hook(partial(_store_output, outputs, part)))
+        yield cast(list[AttentionVectors], captured)
 
 
-def keep(held: list[Tensor], places: slice, module: nn.Module, inputs: Any, output: Tensor) -> None:
-    held[places] = output.chunk(3, -1) if places == slice(None) else [output]
+def _store_output(
+    outputs: list[Tensor | None], part: slice, module: nn.Module, inputs: tuple[object, ...], output: Tensor
+) -> None:
+    outputs[part] = output.chunk(3, -1) if part == slice(None) else [output]

@@ -1,18 +1,19 @@
 """Sizes of a model, read from its config, for the layer terms."""
 
-from typing import Any
+from transformers import PretrainedConfig
 
 from distill.checkpoint.sentence_folder import vector_width
 from distill.losses.config import LayerSizes
-from distill.models.attention import attention_widths
+from distill.models.attention import read_attention_widths
 
 
-def sizes_of(config: Any) -> LayerSizes:
-    width, vector, attended = config.hidden_size, vector_width(config), attention_widths(config)
+def read_layer_sizes(config: PretrainedConfig) -> LayerSizes:
+    """Returns the sizes that `match_layers` and `LayerTerms` compare."""
+    width, vector, attention = config.hidden_size, vector_width(config), read_attention_widths(config)
     return LayerSizes(
         config.num_hidden_layers,
         width,
         config.num_attention_heads,
         vector if vector != width else 0,
-        attended if {*attended} != {width} else (),
+        attention if {*attention} != {width} else (),
     )

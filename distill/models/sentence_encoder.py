@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cache
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from distill.checkpoint.config import load_config
 from distill.checkpoint.sentence_folder import SentenceForm, form_of, read_form, read_projections, set_form, write_form
 from distill.errors import InputError
 
-APPLIED = {"Identity": nn.Identity(), "Tanh": nn.Tanh(), "ReLU": nn.ReLU(), "GELU": nn.GELU()}
+_ACTIVATIONS = {"Identity": nn.Identity(), "Tanh": nn.Tanh(), "ReLU": nn.ReLU(), "GELU": nn.GELU()}
 
 
 @dataclass
@@ -36,10 +37,10 @@ def pool_states(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
     if pooling == "max":
         return states.masked_fill(mask[..., None] == 0, -torch.inf).amax(1)
     # Maxima of products instead of argmax, which ONNX Runtime lacks for integers.
-    places = torch.arange(mask.shape[1], device=mask.device)
-    last = mask.shape[1] - 1  # len(places) would fix the length of an exported graph
-    place = last - (mask * (last - places)).amax(1) if pooling == "cls" else (mask * places).amax(1)
-    return states.gather(1, place[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    last = mask.shape[1] - 1  # len(positions) would fix the length of an exported graph
+    position = last - (mask * (last - positions)).amax(1) if pooling == "cls" else (mask * positions).amax(1)
+    return states.gather(1, position[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
 
 
 class PooledModel(PreTrainedModel):
@@ -56,7 +57,7 @@ class PooledModel(PreTrainedModel):
     form: SentenceForm
     projections: nn.ModuleList
 
-    def __init__(self, config: PretrainedConfig, *inputs: Any, **settings: Any):
+    def __init__(self, config: PretrainedConfig, *inputs: object, **settings: object):
         super().__init__(config, *inputs, **settings)
         self.form = form_of(config) or SentenceForm()
         widths = [config.hidden_size, *(each.width for each in self.form.projections)]
@@ -65,58 +66,69 @@ class PooledModel(PreTrainedModel):
             for width, each in zip(widths, self.form.projections, strict=False)
         )
         # In the checkpoint's own file other loaders would report them as unexpected weights.
-        apart = {name for name, _ in self.named_parameters() if name.startswith("projections.")}
-        self._keys_to_ignore_on_save = {*(self._keys_to_ignore_on_save or ()), *apart}
+        separate = {name for name, _ in self.named_parameters() if name.startswith("projections.")}
+        self._keys_to_ignore_on_save = {*(self._keys_to_ignore_on_save or ()), *separate}
         self._keys_to_ignore_on_load_missing = {*(self._keys_to_ignore_on_load_missing or ()), r"^projections\."}
         self.requires_grad_()
 
     @classmethod
-    def from_config(cls, config: PretrainedConfig, **settings: Any) -> "PooledModel":
+    def from_config(cls, config: PretrainedConfig, **settings: object) -> "PooledModel":
         """Builds a new model with the body of `config`; without `sentence` in the config the tokens are mean-pooled.
 
         Raises:
             InputError: The config is of an encoder-decoder, or of no stock body.
         """
-        return pooled_class(config)._from_config(config, **settings).eval()
+        model: PooledModel = derive_pooled_class(config)._from_config(config, **settings)
+        model.eval()
+        return model
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
         cls, folder: str | Path, *inputs: Any, config: PretrainedConfig | None = None, **settings: Any
     ) -> Any:
-        """Loads the checkpoint in `folder` in eval mode; its sentence form is read from modules.json, else from its
-        config.
+        """Loads the checkpoint in `folder` in eval mode.
+
+        Its sentence form is read from modules.json if the folder has one, otherwise from the config.
+
+        Returns:
+            The model, or with `output_loading_info` what transformers returns then, the model first.
 
         Raises:
-            InputError: As `from_config` and `read_form`, or the weights of Dense modules do not fit the config.
+            InputError: As in `from_config` and `read_form`, or the weights of Dense modules do not fit the config.
         """
-        place = Path(folder)
-        config = load_config(place) if config is None else config
-        set_form(config, read_form(place) or form_of(config) or SentenceForm())
+        path = Path(folder)
+        config = load_config(path) if config is None else config
+        set_form(config, read_form(path) or form_of(config) or SentenceForm())
         if cls is PooledModel:
-            return pooled_class(config).from_pretrained(place, *inputs, config=config, **settings)
-        loaded: Any = super().from_pretrained(place, *inputs, config=config, **settings)
+            return derive_pooled_class(config).from_pretrained(path, *inputs, config=config, **settings)
+        loaded = super().from_pretrained(path, *inputs, config=config, **settings)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         try:
-            for own, weights in zip(model.projections, read_projections(place), strict=True):
-                own.load_state_dict(weights)
+            for projection, weights in zip(model.projections, read_projections(path), strict=True):
+                projection.load_state_dict(weights)
         except (ValueError, RuntimeError) as error:
             raise InputError(
-                f"model {str(place)!r}: has other weights of Dense modules than its config says: {error}"
+                f"model {str(path)!r}: expected weights of Dense modules as in its config, found others: {error}"
             ) from error
         model.requires_grad_().eval()
         return loaded
 
-    def save_pretrained(self, save_directory: Any, *inputs: Any, **settings: Any) -> None:
+    def save_pretrained(self, save_directory: str | PathLike[str], *inputs: Any, **settings: Any) -> None:
+        """Writes the stock checkpoint and the files of `SentenceTransformer` to the folder `save_directory`."""
         super().save_pretrained(save_directory, *inputs, **settings)
-        weights = [{name: each.detach().cpu() for name, each in own.state_dict().items()} for own in self.projections]
+        weights = [
+            {name: tensor.detach().cpu() for name, tensor in projection.state_dict().items()}
+            for projection in self.projections
+        ]
         write_form(self.form, self.config.hidden_size, weights, Path(save_directory))
 
     def requires_grad_(self, requires_grad: bool = True) -> "PooledModel":
+        """Enables or disables gradients of all parameters, except that the body's own pooler never gets gradients."""
         super().requires_grad_(requires_grad)
         # With DDP, processes would wait for gradients that are never computed.
-        unread = getattr(self, "pooler", None)
-        if isinstance(unread, nn.Module):
-            unread.requires_grad_(False)
+        pooler = getattr(self, "pooler", None)
+        if isinstance(pooler, nn.Module):
+            pooler.requires_grad_(False)
         return self
 
     def forward(
@@ -124,35 +136,39 @@ class PooledModel(PreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         output_hidden_states: bool = False,
-        **inputs: Any,
+        **inputs: object,
     ) -> SentenceOutput:
         """Returns the vectors of the texts `input_ids` [batch, length]."""
-        out: Any = super().forward(
+        out = super().forward(
             input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=output_hidden_states, **inputs
         )
         states = out.last_hidden_state
         mask = torch.ones(states.shape[:2], dtype=torch.long, device=states.device)
         vectors = pool_states(states, mask if attention_mask is None else attention_mask, self.form.pooling)
         for linear, each in zip(self.projections, self.form.projections, strict=True):
-            vectors = APPLIED[each.activation](linear(vectors))
+            vectors = _ACTIVATIONS[each.activation](linear(vectors))
         if self.form.normalize:
             vectors = nn.functional.normalize(vectors, dim=-1)
         return SentenceOutput(logits=vectors, hidden_states=out.hidden_states if output_hidden_states else None)
 
 
-def pooled_class(config: PretrainedConfig) -> type[PooledModel]:
-    """Returns the `PooledModel` class for a config's body."""
+def derive_pooled_class(config: PretrainedConfig) -> type[PooledModel]:
+    """Returns the `PooledModel` class for a config's body.
+
+    Raises:
+        InputError: The config is of an encoder-decoder, or of no stock body.
+    """
     body = AutoModel._model_mapping.get(type(config), None)
     if not isinstance(body, type) or getattr(config, "is_encoder_decoder", False):
         raise InputError(
-            f"model of type {config.model_type!r}: expected an encoder with one vector a token, found "
-            f"{'an encoder with a decoder' if isinstance(body, type) else 'none among the stock bodies'}"
+            f"model of type {config.model_type!r}: expected a stock model with one vector per token, found "
+            f"{'an encoder-decoder' if isinstance(body, type) else 'a type without a stock model'}"
         )
-    return class_over(body)
+    return _derive_class(body)
 
 
 @cache
-def class_over(body: type[PreTrainedModel]) -> type[PooledModel]:
+def _derive_class(body: type[PreTrainedModel]) -> type[PooledModel]:
     # Under the body's name: saved checkpoints contain the class name, and only the body's is a stock class.
     return type(body.__name__, (PooledModel, body), {"config_class": body.config_class})
 
@@ -165,17 +181,17 @@ def check_projections(folder: Path, config: PretrainedConfig) -> None:
     """
     form, width = read_form(folder) or SentenceForm(), int(config.hidden_size)
     for number, (each, weights) in enumerate(zip(form.projections, read_projections(folder), strict=True), 1):
-        wanted = {"weight": [each.width, width]} | ({"bias": [each.width]} if each.bias else {})
+        expected = {"weight": [each.width, width]} | ({"bias": [each.width]} if each.bias else {})
         found = {name: list(tensor.shape) for name, tensor in weights.items()}
-        if found != wanted:
+        if found != expected:
             raise InputError(
-                f"model {str(folder)!r}: expected weights {wanted} of Dense module {number} as its config says, found "
+                f"model {str(folder)!r}: expected weights {expected} of Dense module {number} as in its config, found "
                 f"{found}: texts would get other vectors"
             )
-        wrong = [name for name, each in weights.items() if not (each.is_floating_point() and each.isfinite().all())]
-        if wrong:
+        invalid = [name for name, each in weights.items() if not (each.is_floating_point() and each.isfinite().all())]
+        if invalid:
             raise InputError(
                 f"model {str(folder)!r}: expected finite floating-point numbers in Dense module {number}, found others "
-                f"in {', '.join(wrong)}: every vector would be wrong"
+                f"in {', '.join(invalid)}: every vector would be wrong"
             )
         width = each.width

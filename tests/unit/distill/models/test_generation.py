@@ -13,10 +13,10 @@ from distill.data.batches.encode import IGNORED
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.errors import InputError
 from distill.losses.config import LossConfig
-from distill.models.generation import Continuations, Streams, ends_of, generate
+from distill.models.generation import Continuations, TokenSampler, find_end_tokens, generate
 from distill.parallel.apply import apply_layout
 from distill.parallel.layout import Layout
-from distill.parallel.mesh import mesh_of
+from distill.parallel.mesh import build_mesh
 from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
@@ -78,24 +78,26 @@ def log_probs_of(model: nn.Module, prompt: list[int], new: Tensor, temperature: 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_continuations_in_a_padded_batch_equal_those_of_each_prompt_alone(family):
     model = decoder(family)
-    ids, log_probs = generate_rows(model, PROMPTS, temperature=0).rows()
-    for prompt, found, said in zip(PROMPTS, ids, log_probs, strict=True):
+    ids, log_probs = generate_rows(model, PROMPTS, temperature=0).split_rows()
+    for prompt, found, found_log_probs in zip(PROMPTS, ids, log_probs, strict=True):
         assert found.tolist() == greedy_tokens(model, prompt, 12)
-        torch.testing.assert_close(said, log_probs_of(model, prompt, found), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found_log_probs, log_probs_of(model, prompt, found), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.6])
 @pytest.mark.parametrize("family", ["Llama", "GPT2"])
 def test_a_sampled_continuation_depends_on_prompt_and_seed_but_not_on_the_batch(family, top_p):
     model, settings = decoder(family), {"temperature": 1.3, "top_p": top_p, "seed": 3}
-    together, said = generate_rows(model, PROMPTS, **settings).rows()
-    backwards = generate_rows(model, PROMPTS[::-1], **settings).rows()[0][::-1]
-    alone = [generate_rows(model, [prompt], **settings).rows()[0][0] for prompt in PROMPTS]
-    other = generate_rows(model, PROMPTS, **settings | {"seed": 4}).rows()[0]
+    together, found_log_probs = generate_rows(model, PROMPTS, **settings).split_rows()
+    backwards = generate_rows(model, PROMPTS[::-1], **settings).split_rows()[0][::-1]
+    alone = [generate_rows(model, [prompt], **settings).split_rows()[0][0] for prompt in PROMPTS]
+    other = generate_rows(model, PROMPTS, **settings | {"seed": 4}).split_rows()[0]
     for i, prompt in enumerate(PROMPTS):
         assert torch.equal(together[i], backwards[i])
         assert torch.equal(together[i], alone[i])
-        torch.testing.assert_close(said[i], log_probs_of(model, prompt, together[i], 1.3), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            found_log_probs[i], log_probs_of(model, prompt, together[i], 1.3), atol=1e-4, rtol=1e-4
+        )
     assert any(not torch.equal(a, b) for a, b in zip(together, other, strict=True))
     assert any(each.tolist() != greedy_tokens(model, p, 12) for each, p in zip(together, PROMPTS, strict=True))
 
@@ -123,7 +125,7 @@ def test_tokens_are_sampled_from_the_nucleus_with_their_renormalized_probabiliti
     expected = torch.zeros_like(p).index_copy(0, nucleus, p[nucleus] / p[nucleus].sum())
     assert 3 < len(nucleus) < VOCABULARY_SIZE
     prompts = tensors([[i // VOCABULARY_SIZE, i % VOCABULARY_SIZE] for i in range(n)])
-    drawn = Streams(prompts, temperature, 0, top_p)(torch.empty(0), logits.expand(n, -1)).argmax(-1)
+    drawn = TokenSampler(prompts, temperature, 0, top_p)(torch.empty(0), logits.expand(n, -1)).argmax(-1)
     share = torch.bincount(drawn, minlength=VOCABULARY_SIZE) / n
     assert not share[expected == 0].any()
     # 5 standard deviations of a binomial proportion
@@ -174,16 +176,16 @@ PROMPTS_OF_RANK = ((0, 2, 3), (1, 4))  # prompts of each process; all continuati
 
 def generate_sharded(rank: int) -> tuple[list[list[int]], Tensor]:
     """Returns this process's continuations by a model sharded across two processes, and a gradient taken afterwards."""
-    model = apply_layout(decoder(), Layout(fsdp=2), mesh_of(Layout(fsdp=2), "cpu"))
+    model = apply_layout(decoder(), Layout(fsdp=2), build_mesh(Layout(fsdp=2), "cpu"))
     model.train()
-    ids = generate_rows(model, [PROMPTS[i] for i in PROMPTS_OF_RANK[rank]], temperature=1.0, seed=5).rows()[0]
+    ids = generate_rows(model, [PROMPTS[i] for i in PROMPTS_OF_RANK[rank]], temperature=1.0, seed=5).split_rows()[0]
     model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits.square().mean().backward()
     return [each.tolist() for each in ids], model.lm_head.weight.grad.full_tensor()
 
 
 def test_sharded_processes_that_finish_generating_at_different_steps_stay_in_sync():
     model = decoder()
-    expected = [each.tolist() for each in generate_rows(model, PROMPTS, temperature=1.0, seed=5).rows()[0]]
+    expected = [each.tolist() for each in generate_rows(model, PROMPTS, temperature=1.0, seed=5).split_rows()[0]]
     model(input_ids=torch.tensor([[5, 6, 7, 8]])).logits.square().mean().backward()
     found = run_ranks(generate_sharded, 2)
     assert max(len(expected[i]) for i in PROMPTS_OF_RANK[1]) < max(map(len, expected))
@@ -206,7 +208,7 @@ def test_cached_and_online_sequences_equal_the_teachers_continuations_in_prompt_
         samples,
         teacher,
     )
-    expected = generate_rows(model, PROMPTS, 6, temperature=1.0, seed=2).rows()[0]
+    expected = generate_rows(model, PROMPTS, 6, temperature=1.0, seed=2).split_rows()[0]
     for signals in (CacheReader(tmp_path), teacher):
         found = teacher_sequences(signals, samples, batch_tokens=8)
         assert [each.tolist() for each in found.prompts] == PROMPTS
@@ -250,7 +252,7 @@ def test_the_loss_on_sequences_is_the_mean_over_the_tokens_of_their_continuation
         model, loss=LossConfig(kl=1, ce=1, temperature=1), train=TrainConfig(), signals=OnlineTeacher(teacher)
     )
     with torch.no_grad():
-        found = module.terms(batch)
+        found = module.compute_terms(batch)
     losses, distances = [], []
     for prompt, new in zip(sequences.prompts, sequences.continuations, strict=True):
         ids = torch.from_numpy(np.concatenate([prompt, new]))[None]
@@ -267,17 +269,17 @@ def test_generation_limited_to_a_smaller_vocabulary_emits_and_normalizes_over_it
     model = decoder(eos_token_id=END)
     free = generate_rows(model, PROMPTS, temperature=temperature)
     assert int(free.ids.max()) >= 30
-    bound = generate_rows(model, PROMPTS, temperature=temperature, words=30)
+    bound = generate_rows(model, PROMPTS, temperature=temperature, vocabulary_size=30)
     assert int(bound.ids.max()) < 30
-    ids, log_probs = bound.rows()
+    ids, log_probs = bound.split_rows()
     logits = model(input_ids=torch.cat([torch.tensor(PROMPTS[0]), ids[0]])[None]).logits[0, len(PROMPTS[0]) - 1 : -1]
     expected = logits[:, :30].log_softmax(-1).gather(-1, ids[0][:, None])[:, 0]
     assert torch.allclose(log_probs[0], expected, atol=1e-5)
 
 
 def test_end_tokens_are_those_of_the_model_and_the_tokenizer_together(tokenizer):
-    assert ends_of(decoder(eos_token_id=None), tokenizer) == [tokenizer.sep_token_id]
-    assert ends_of(decoder(eos_token_id=[40, 41]), tokenizer) == sorted({40, 41, tokenizer.sep_token_id})
+    assert find_end_tokens(decoder(eos_token_id=None), tokenizer) == [tokenizer.sep_token_id]
+    assert find_end_tokens(decoder(eos_token_id=[40, 41]), tokenizer) == sorted({40, 41, tokenizer.sep_token_id})
 
 
 @pytest.mark.parametrize("spec", ["teacher", "layers=1", "fresh,layers=1"])

@@ -20,15 +20,16 @@ from distill.data.config import DataConfig
 from distill.data.rows.sentences import load_sentences, unlabelled_sentences
 from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
-from distill.losses.compose import loss_terms, scale_by_share
+from distill.losses.compose import compute_loss_terms, scale_by_share
 from distill.losses.config import LossConfig
-from distill.losses.features import cosines, embedding_cosine, embedding_mse, similarity_kl, similarity_mse
+from distill.losses.features import embedding_cosine, embedding_mse, pairwise_cosines, similarity_kl, similarity_mse
+from distill.models.layer_sizes import read_layer_sizes
 from distill.models.sentence_encoder import PooledModel
 from distill.student.build import build_student
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
-from distill.train.module import DistillationModule, sizes_of
+from distill.train.module import DistillationModule
 from support.tiny_models import FILLERS, build_model, make_rows
 from support.tolerances import float32_tolerance
 
@@ -183,7 +184,7 @@ def test_pairs_split_across_batches_or_processes_are_scored_as_whole_pairs(token
     wanted = spearmanr(cosines, part.labels).statistic
     scorer, batches = TASK.scorer(rows), EvalBatches(rows, 7, 0)
     for numbers, batch in zip(batches.order, batches, strict=True):
-        scorer.update(numbers, batch, vectors_of(model, batch))
+        scorer.record(numbers, batch, vectors_of(model, batch))
     assert list(scorer.scores()) == ["Spearman", "Pearson"]
     assert scorer.scores()["Spearman"] == pytest.approx(wanted, abs=1e-9)
     # With each side as a vector, a correlation changes by at most the norm of the change over the norm of the side.
@@ -193,7 +194,7 @@ def test_pairs_split_across_batches_or_processes_are_scored_as_whole_pairs(token
     assert scorer.scores()["Pearson"] == pytest.approx(pearsonr(exact, part.labels).statistic, abs=moves)
     np.testing.assert_allclose(scorer.decisions(), cosines.round(1), atol=1e-9)
     # In training, a batch of one text leaves one of two processes without a row; it gets a row that doesn't count.
-    gathered = TASK.metric()
+    gathered = TASK.scorer()
     for rank in range(2):
         for batch in EvalBatches(rows, 59, 0, rank=rank, ranks=2):
             gathered.update(vectors_of(model, batch), batch["labels"])
@@ -202,12 +203,12 @@ def test_pairs_split_across_batches_or_processes_are_scored_as_whole_pairs(token
 
 
 def test_the_metric_of_incomplete_pairs_is_0_and_pairs_are_joined_across_updates():
-    metric = TASK.metric()
+    metric = TASK.scorer()
     vectors = torch.tensor([[1.0, 0], [0, 1], [1, 1], [1, 0], [1, 2], [2, 1], [5, 5]])
     labels = torch.tensor([[4.0, 3], [1, 2], [1, 2], [4, 3], [0, 1], [0, 1], [IGNORED, IGNORED]])
     metric.update(vectors[:2], labels[:2])
     assert metric.compute() == 0
-    metric = TASK.metric()
+    metric = TASK.scorer()
     for rows in ([6, 5, 0], [2, 4], [3], [1]):
         metric.update(vectors[rows], labels[rows])
     assert metric.compute() == pytest.approx(0.5, abs=1e-5)  # cosines .8, .71 and 1 of pairs with scores 1, 2 and 3
@@ -232,16 +233,23 @@ def test_texts_without_a_score_get_ignored_labels(tokenizer):
     ],
 )
 def test_embedding_terms_compare_projected_vectors_and_similarity_terms_the_students_own(settings, functions):
-    own, projected, taught = (torch.randn(6, width, generator=torch.Generator().manual_seed(3)) for width in (4, 8, 8))
+    student_vectors, projected, teacher_vectors = (
+        torch.randn(6, width, generator=torch.Generator().manual_seed(3)) for width in (4, 8, 8)
+    )
     config = LossConfig(kl=0, embedding=2, similarity=0.5, **settings)
-    pairs = {"embedding": [(projected, taught)], "similarity": [(own, taught)]}
+    pairs = {"embedding": [(projected, teacher_vectors)], "similarity": [(student_vectors, teacher_vectors)]}
     mask = torch.ones(6, 3, dtype=torch.long)
-    terms = loss_terms(config, None, None, mask, {}, pairs)
-    assert terms == {"embedding": functions[0](projected, taught), "similarity": functions[1](own, taught)}
+    terms = compute_loss_terms(config, None, None, mask, {}, pairs)
+    assert terms == {
+        "embedding": functions[0](projected, teacher_vectors),
+        "similarity": functions[1](student_vectors, teacher_vectors),
+    }
     assert scale_by_share(config, terms, {"rows": 0.5, "labels": 9, "tokens": 9})["embedding"] == terms["embedding"] / 2
-    assert loss_terms(LossConfig(kl=0, similarity=1, **settings), None, None, mask, {}, pairs).keys() == {"similarity"}
-    assert config.teacher_answers == ("embedding",)
-    assert (config.reads_logits, config.of_labels, config.of_outputs.embedding) == (True, False, 2)
+    assert compute_loss_terms(LossConfig(kl=0, similarity=1, **settings), None, None, mask, {}, pairs).keys() == {
+        "similarity"
+    }
+    assert config.teacher_outputs == ("embedding",)
+    assert (config.uses_outputs, config.uses_logits, config.without_layer_terms.embedding) == (True, False, 2)
 
 
 def test_embedding_terms_beside_kl_or_ce_and_unknown_kinds_are_refused():
@@ -260,23 +268,29 @@ def test_cached_and_online_teacher_vectors_give_the_same_terms(tokenizer):
         student,
         loss=BOTH,
         train=TrainConfig(),
-        signals=OnlineTeacher(teacher, BOTH.teacher_answers),
-        answers=TASK.answers,
-        teacher_sizes=sizes_of(teacher.config),
+        signals=OnlineTeacher(teacher, BOTH.teacher_outputs),
+        output_rows=TASK.answers,
+        teacher_sizes=read_layer_sizes(teacher.config),
     )
-    assert module.taught.vectors.weight.shape == (12, 16)
-    taught, own = vectors_of(teacher, batch), vectors_of(student, batch)
-    terms = module.terms(batch)
-    assert terms["similarity"].item() == pytest.approx(similarity_mse(own, taught).item(), abs=1e-6)
-    wanted = embedding_cosine(module.taught.vectors(own), taught)
+    assert module.layer_terms.vector_projection.weight.shape == (12, 16)
+    teacher_vectors, student_vectors = vectors_of(teacher, batch), vectors_of(student, batch)
+    terms = module.compute_terms(batch)
+    assert terms["similarity"].item() == pytest.approx(
+        similarity_mse(student_vectors, teacher_vectors).item(), abs=1e-6
+    )
+    wanted = embedding_cosine(module.layer_terms.vector_projection(student_vectors), teacher_vectors)
     assert terms["embedding"].item() == pytest.approx(wanted.item(), abs=1e-6)
-    cached = module.terms(batch | {"signals": {"embedding": taught}})
+    cached = module.compute_terms(batch | {"signals": {"embedding": teacher_vectors}})
     torch.testing.assert_close(cached, terms)
-    with pytest.raises(InputError, match="hold no vectors of texts.*found hidden"):
-        module.terms(batch | {"signals": {"hidden": taught}})
-    untold = DistillationModule(student, loss=BOTH, train=TrainConfig(), signals=module.signals, answers=TASK.answers)
-    with pytest.raises(InputError, match="expected vectors of width 16, found the teacher's of 12: give teacher_sizes"):
-        untold.terms(batch)
+    with pytest.raises(InputError, match="expected vectors of texts in the teacher's signals, found hidden"):
+        module.compute_terms(batch | {"signals": {"hidden": teacher_vectors}})
+    untold = DistillationModule(
+        student, loss=BOTH, train=TrainConfig(), signals=module.signals, output_rows=TASK.answers
+    )
+    with pytest.raises(
+        InputError, match="expected vectors of width 16, found the teacher's of 12: .*pass teacher_sizes"
+    ):
+        untold.compute_terms(batch)
 
 
 # --- training
@@ -284,7 +298,9 @@ def test_cached_and_online_teacher_vectors_give_the_same_terms(tokenizer):
 
 def cosine_rank_correlation(student: PooledModel, teacher: PooledModel, batch: dict[str, Tensor]) -> float:
     apart = torch.ones(len(batch["labels"]), len(batch["labels"])).triu(1).bool()
-    return spearmanr(cosines(vectors_of(student, batch))[apart], cosines(vectors_of(teacher, batch))[apart]).statistic
+    return spearmanr(
+        pairwise_cosines(vectors_of(student, batch))[apart], pairwise_cosines(vectors_of(teacher, batch))[apart]
+    ).statistic
 
 
 @pytest.mark.parametrize("spec", ["layers=2", "layers=2,hidden=16"])
@@ -300,14 +316,14 @@ def test_training_brings_a_students_vectors_closer_to_its_teachers(spec, tokeniz
         student,
         loss=BOTH,
         train=TrainConfig(epochs=8, learning_rate=2e-3, warmup=0, batch_size=16, dropout=0),
-        signals=OnlineTeacher(teacher, BOTH.teacher_answers),
-        metric=TASK.metric(),
-        answers=TASK.answers,
-        teacher_sizes=sizes_of(teacher.config),
+        signals=OnlineTeacher(teacher, BOTH.teacher_outputs),
+        metric=TASK.scorer(),
+        output_rows=TASK.answers,
+        teacher_sizes=read_layer_sizes(teacher.config),
     )
     unseen = TASK.encode(tokenizer, Examples([text for text, _ in make_rows(40, 9)], None), 32).collate(range(40), 0)
     before, rank, unread = (
-        module.terms(unseen),
+        module.compute_terms(unseen),
         cosine_rank_correlation(student, teacher, unseen),
         copy_state(student.pooler),
     )
@@ -315,7 +331,7 @@ def test_training_brings_a_students_vectors_closer_to_its_teachers(spec, tokeniz
     trainer = lightning.Trainer(accelerator="cpu", max_epochs=8, logger=False, **quiet)
     trainer.fit(module, datamodule=data)
     student.eval()
-    after = module.terms(unseen)
+    after = module.compute_terms(unseen)
     assert after["embedding"] < 0.3 * before["embedding"]
     assert after["similarity"] < 0.8 * before["similarity"]
     assert cosine_rank_correlation(student, teacher, unseen) > rank + 0.15
@@ -323,13 +339,13 @@ def test_training_brings_a_students_vectors_closer_to_its_teachers(spec, tokeniz
     # The score reported in training equals the scorer's score of the trained weights.
     scorer, batches = TASK.scorer(data.test), EvalBatches(data.test, 32, 0)
     for numbers, each in zip(batches.order, batches, strict=True):
-        scorer.update(numbers, each, vectors_of(student, each))
+        scorer.record(numbers, each, vectors_of(student, each))
     assert trainer.callback_metrics["val/score"] == pytest.approx(scorer.scores()["Spearman"], abs=1e-5)
     assert "val/loss" not in trainer.callback_metrics
     # The projection isn't saved with the student.
     student.save_pretrained(tmp_path)
-    again, told = PooledModel.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(told.values())
+    again, report = PooledModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
     assert torch.equal(vectors_of(again, unseen), vectors_of(student, unseen))
     assert vectors_of(again, unseen).shape[1] == student.config.hidden_size
 
@@ -351,6 +367,6 @@ def test_cosines_that_differ_by_rounding_only_count_as_ties(tokenizer):
         vectors = torch.ones(12, 8) + torch.from_numpy(rng.normal(0, 1e-7, (12, 8)))
         vectors[:4] *= torch.tensor([1.0, -1.0]).repeat(4)
         vectors[1] = vectors[0].flip(0)
-        scorer.update(np.arange(12), {}, vectors.float())
+        scorer.record(np.arange(12), {}, vectors.float())
         found.append(scorer.scores()["Spearman"])
     assert found[0] == pytest.approx(found[1], abs=1e-12)

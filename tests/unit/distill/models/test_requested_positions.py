@@ -48,36 +48,36 @@ def test_logits_at_requested_positions_equal_those_of_the_full_forward(family, p
     model = build_model(family, "ForMaskedLM") if encoder else decoder_of(family)
     batch = batch_of(positions)
     inputs = {name: value for name, value in batch.items() if name != "positions"}
-    whole = rows_of(batch, model(**inputs).logits, 2)
+    full = rows_of(batch, model(**inputs).logits, 2)
     with restrict_logits(model, batch):
-        asked = model(**inputs).logits
-    assert asked.shape == whole.shape
-    torch.testing.assert_close(asked, whole, rtol=1e-5, atol=1e-6)
+        restricted = model(**inputs).logits
+    assert restricted.shape == full.shape
+    torch.testing.assert_close(restricted, full, rtol=1e-5, atol=1e-6)
     assert model(**inputs).logits.dim() == 3  # outside the context the logits cover all positions again
 
 
 @pytest.mark.parametrize("hidden", [True, False])
 def test_a_teacher_returns_logits_at_requested_positions_only_and_hidden_states_everywhere(hidden):
     model, batch = build_model("bert", "ForMaskedLM"), batch_of(True)
-    answers = ("logits", "hidden") if hidden else ("logits",)
+    outputs = ("logits", "hidden") if hidden else ("logits",)
     everywhere = {**batch, "positions": batch["attention_mask"]}
-    said, whole = (OnlineTeacher(model, answers)(each) for each in (batch, everywhere))
-    asked = batch["positions"] & batch["attention_mask"].bool()
-    everything = torch.zeros(3, 9, whole["logits"].shape[-1])
-    everything[batch["attention_mask"].bool()] = whole["logits"]
-    torch.testing.assert_close(said["logits"], everything[asked], rtol=1e-5, atol=1e-6)
-    assert len(said["logits"]) == asked.sum() < batch["attention_mask"].sum()
+    signals, full_signals = (OnlineTeacher(model, outputs)(each) for each in (batch, everywhere))
+    requested = batch["positions"] & batch["attention_mask"].bool()
+    everything = torch.zeros(3, 9, full_signals["logits"].shape[-1])
+    everything[batch["attention_mask"].bool()] = full_signals["logits"]
+    torch.testing.assert_close(signals["logits"], everything[requested], rtol=1e-5, atol=1e-6)
+    assert len(signals["logits"]) == requested.sum() < batch["attention_mask"].sum()
     if hidden:
-        assert said["hidden"][-1].shape[:2] == (3, 9), "a teacher's layers are read at every token"
+        assert signals["hidden"][-1].shape[:2] == (3, 9), "a teacher's layers are read at every token"
 
 
 def test_gradients_through_the_requested_positions_equal_those_of_the_full_forward():
     model, batch = build_model("bert", "ForMaskedLM"), batch_of(True)
     inputs = {name: value for name, value in batch.items() if name != "positions"}
     found = []
-    for asked in (False, True):
+    for restricted in (False, True):
         model.zero_grad()
-        if asked:
+        if restricted:
             with restrict_logits(model, batch):
                 rows = model(**inputs).logits
         else:
@@ -109,7 +109,7 @@ def test_the_label_loss_of_a_masked_language_student_counts_labelled_positions_o
     module = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=TrainConfig())
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
     expected = torch.nn.functional.cross_entropy(model(**inputs).logits.transpose(1, 2), batch["labels"])
-    torch.testing.assert_close(module.terms(batch)["ce"], expected)
+    torch.testing.assert_close(module.compute_terms(batch)["ce"], expected)
 
 
 @pytest.mark.parametrize("kind", ["topk", "sampled"])

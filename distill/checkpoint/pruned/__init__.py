@@ -1,0 +1,38 @@
+"""Pruned checkpoints: the modelling code that they ship, saving, loading and registration.
+
+Public names are imported on first use, so that importing this package loads no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distill.checkpoint.pruned.folder import auto_class_of, load_pruned, register_pruned, save_pruned
+    from distill.checkpoint.pruned.model import dense_stock_config, embedding_rank, head_width, is_pruned
+
+EXPORTS = {
+    "auto_class_of": "folder",
+    "dense_stock_config": "model",
+    "embedding_rank": "model",
+    "head_width": "model",
+    "is_pruned": "model",
+    "load_pruned": "folder",
+    "register_pruned": "folder",
+    "save_pruned": "folder",
+}
+__all__ = [
+    "auto_class_of",
+    "dense_stock_config",
+    "embedding_rank",
+    "head_width",
+    "is_pruned",
+    "load_pruned",
+    "register_pruned",
+    "save_pruned",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in EXPORTS:
+        return getattr(import_module(f"{__name__}.{EXPORTS[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,27 @@
+"""Facts about a loaded model that may have been pruned."""
+
+import copy
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from distill.checkpoint.pruned import modeling_pruned
+
+
+def is_pruned(model: PreTrainedModel) -> bool:
+    """Returns whether the model is of the class shipped with the weights rather than a stock class."""
+    return getattr(model.config, "pruned", None) is not None
+
+
+def embedding_rank(model: PreTrainedModel) -> int:
+    """Returns the rank of the model's token embedding if it is factorised, otherwise 0."""
+    return model.config.pruned.get("embedding_rank", 0) if is_pruned(model) else 0
+
+
+def head_width(config: PreTrainedConfig) -> int:
+    """Returns the width of a head, for models in which all heads have the same width."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def dense_stock_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """Returns the stock config of the model before any pruning, except for the vocabulary, which is the current one."""
+    return copy.deepcopy(config) if getattr(config, "pruned", None) is None else modeling_pruned.dense_config(config)
