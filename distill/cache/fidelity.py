@@ -1,9 +1,9 @@
 """Measures how closely cached targets match the dense teacher's, including the student's gradient under both."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 from distill.cache.plan import Samples
 from distill.checkpoint.outputs import find_logits
 from distill.errors import InputError
-from distill.models.inputs import inputs_of
+from distill.losses.teacher_signals import SignalSource, TeacherSignals
+from distill.models.inputs import select_inputs
 from distill.tasks.logit_rows import OutputRows, facts_of
 
 BINS = 15
-Loss = Callable[[Tensor, Mapping[str, Any]], Tensor]
+Loss = Callable[[Tensor, TeacherSignals], Tensor]
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Fidelity:
 
 
 def fidelity(
-    cached: Callable[[Mapping[str, Tensor]], Mapping[str, Any]],
-    teacher: Callable[[Mapping[str, Tensor]], Mapping[str, Any]],
+    cached: SignalSource,
+    teacher: SignalSource,
     student: PreTrainedModel,
     samples: Samples,
     batches: Sequence[Sequence[int]],
@@ -73,12 +74,14 @@ def fidelity(
     for rows in batches:
         batch = dict(samples.batch(rows))
         found = cached(batch)
-        kept = {k: v for k, v in found.items() if k in ("logits", "ids", "weights", "log_probs", "tail")}
+        distributions = {k: v for k, v in found.items() if k in ("logits", "ids", "weights", "log_probs", "tail")}
+        kept = cast(TeacherSignals, distributions)
         if not kept:
             raise InputError(
                 "cache: expected logits, topk or sampled, found features only: there is no fidelity of them"
             )
-        kept |= {"logits": answers.logits(batch, kept["logits"])} if "logits" in kept else {}
+        if "logits" in kept:
+            kept["logits"] = answers.logits(batch, kept["logits"])
         raw, soft = answers.logits(batch, teacher(batch)["logits"]).float(), facts_of(found)
         dense = raw / soft.get("temperature", 1.0)
         sampled = "weights" in kept
@@ -87,13 +90,15 @@ def fidelity(
         confidence, truth = top_probabilities(dense, kept)
         confidences.append(confidence)
         truths.append(truth)
-        gradients = [gradient(student, batch, loss, targets | soft, answers) for targets in ({"logits": raw}, kept)]
+        gradients = [
+            gradient(student, batch, loss, targets | soft, answers) for targets in (TeacherSignals(logits=raw), kept)
+        ]
         angles.append(degrees(*gradients))
     error = calibration(torch.cat(confidences).numpy(), torch.cat(truths).numpy())
     return Fidelity(kl / count, sampled, float(np.mean(angles)), error, count, len(batches))
 
 
-def divergence(dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, Tensor]) -> Float[Tensor, "positions"]:
+def divergence(dense: Float[Tensor, "positions vocabulary"], kept: TeacherSignals) -> Float[Tensor, "positions"]:
     """Returns the KL of each position in nats; see `Fidelity.kl` for its direction."""
     log_p = dense.log_softmax(-1)
     if "logits" in kept:
@@ -112,7 +117,7 @@ def divergence(dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, 
 
 
 def top_probabilities(
-    dense: Float[Tensor, "positions vocabulary"], kept: Mapping[str, Tensor]
+    dense: Float[Tensor, "positions vocabulary"], kept: TeacherSignals
 ) -> tuple[Float[Tensor, "positions"], Float[Tensor, "positions"]]:
     """Returns the cached target's largest probability and the teacher's probability of the same id."""
     p = dense.softmax(-1)
@@ -133,12 +138,13 @@ def calibration(confidence: np.ndarray, truth: np.ndarray) -> float:
 
 
 def gradient(
-    student: PreTrainedModel, batch: dict[str, Tensor], loss: Loss, targets: Mapping[str, Any], answers: OutputRows
-) -> list:
-    said = find_logits(student(**inputs_of(batch)))
-    assert said is not None
+    student: PreTrainedModel, batch: dict[str, Tensor], loss: Loss, targets: TeacherSignals, answers: OutputRows
+) -> list[Tensor | None]:
+    """Returns the gradient of the loss by each trained parameter, None for those that it doesn't depend on."""
+    logits = find_logits(student(**select_inputs(batch)))
+    assert logits is not None
     wanted = [p for p in student.parameters() if p.requires_grad]
-    return list(torch.autograd.grad(loss(answers.logits(batch, said), targets), wanted, allow_unused=True))
+    return list(torch.autograd.grad(loss(answers.logits(batch, logits), targets), wanted, allow_unused=True))
 
 
 def degrees(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
@@ -153,13 +159,14 @@ def degrees(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
     return float(np.degrees(np.arccos(np.clip(dot / max(norms, 1e-30), -1, 1))))
 
 
-def halved(teacher: PreTrainedModel) -> PreTrainedModel:
+def halve_layers(teacher: PreTrainedModel) -> PreTrainedModel:
     """Returns the default student, a copy of the teacher with the first half of its layers.
 
     Raises:
         InputError: The model has no `ModuleList` with all of its layers.
     """
-    student = copy.deepcopy(teacher).eval().requires_grad_(True)
+    student: PreTrainedModel = copy.deepcopy(teacher)
+    student.eval().requires_grad_(True)
     layers = student.config.num_hidden_layers
     lists = [m for m in student.modules() if isinstance(m, nn.ModuleList) and len(m) == layers]
     if not lists:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from distill.cache.format.index import Index, key_array, place
+from distill.cache.format.index import Index, key_array, shard_places
 from distill.cache.signals import Signal
 
 SHARD_BYTES = 32 << 20
@@ -32,20 +32,20 @@ class Samples:
         return len(self.keys)
 
 
-def new_rows(samples: Samples, known: Callable[[np.ndarray], np.ndarray] | None) -> list[int]:
+def select_new_rows(samples: Samples, known: Callable[[np.ndarray], np.ndarray] | None) -> list[int]:
     """Returns one sample per key that isn't `known`, sorted by length, then key, whatever the order of the samples."""
     first = {key: i for i, key in reversed(list(enumerate(samples.keys)))}
     rows = sorted(first.values(), key=lambda i: (samples.lengths[i], samples.keys[i]))
     if known is None or not rows:
         return rows
-    there = known(key_array([samples.keys[i] for i in rows]))
-    return [row for row, found in zip(rows, there, strict=True) if not found]
+    found = known(key_array([samples.keys[i] for i in rows]))
+    return [row for row, is_known in zip(rows, found, strict=True) if not is_known]
 
 
 def cut_shards(lengths: np.ndarray, signals: Sequence[Signal]) -> list[int]:
     """Returns the number of rows in each shard: as many as fit within SHARD_TOKENS tokens and about SHARD_BYTES."""
-    a_token = sum(signal.nominal_bytes() for signal in signals)
-    limit = max(1, min(SHARD_TOKENS, int(SHARD_BYTES / a_token)))
+    token_bytes = sum(signal.nominal_bytes() for signal in signals)
+    limit = max(1, min(SHARD_TOKENS, int(SHARD_BYTES / token_bytes)))
     shards, rows, tokens = [], 0, 0
     for length in lengths:
         if rows and tokens + length > limit:
@@ -66,7 +66,8 @@ def cut_batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[
     return [*batches, range(start, len(lengths))] if len(lengths) else batches
 
 
-def index_of(samples: Samples, rows: Sequence[int], shard_rows: Sequence[int], first_shard: int) -> Index:
-    places = [place(first_shard + i, count) for i, count in enumerate(shard_rows)]
+def build_index(samples: Samples, rows: Sequence[int], shard_rows: Sequence[int], first_shard: int) -> Index:
+    """Returns the index of new samples, whose shards follow the existing ones."""
+    places = [shard_places(first_shard + i, count) for i, count in enumerate(shard_rows)]
     keys = key_array([samples.keys[i] for i in rows])
-    return Index.of(keys, np.concatenate(places) if places else np.zeros(0, np.uint64))
+    return Index.build(keys, np.concatenate(places) if places else np.zeros(0, np.uint64))

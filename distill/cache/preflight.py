@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,15 @@ import numpy as np
 from torch import Tensor
 
 from distill.cache.format.identity import Identity
-from distill.cache.format.shard import packed
+from distill.cache.format.shard import compress_record
 from distill.cache.plan import Samples, cut_batches
 from distill.cache.signals import Signal, SignalMask, TeacherOutputs
 from distill.cache.signals.rans import Table
 from distill.cache.signals.signal import Codebook, Row
 from distill.errors import InputError
+from distill.losses.teacher_signals import SignalSource
 
-Teacher = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
+Teacher = SignalSource
 TIMED_BATCHES = 4
 FITTED_BATCHES = 16  # if frequency tables are fitted as well
 ROW_BYTES = 16 + 2 * 16  # the key, and its entries in the index and in the index's spare copy
@@ -26,20 +27,20 @@ SIGNAL_BYTES = 8 + 4  # end offset and checksum
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Cost per token in the measured batches.
 
     Args:
         tokens: Number of tokens measured.
         token_bytes: Bytes on disk per token, without the fixed cost of a sample.
         token_seconds: Seconds per token in the teacher and the extraction of its signals.
-        answer_bytes: Largest size in memory of the teacher's outputs for a batch.
+        output_bytes: Largest size in memory of the teacher's outputs for a batch.
     """
 
     tokens: int
     token_bytes: float
     token_seconds: float
-    answer_bytes: int
+    output_bytes: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Forecast:
 def run_teacher(teacher: Teacher, samples: Samples, rows: Sequence[int]) -> TeacherOutputs:
     """Returns the teacher's outputs for some samples."""
     batch = samples.batch(rows)
-    return TeacherOutputs(teacher(batch), SignalMask.of(batch), [samples.keys[i] for i in rows])
+    return TeacherOutputs(teacher(batch), SignalMask.from_batch(batch), [samples.keys[i] for i in rows])
 
 
 def spread_batches(lengths: Sequence[int], batch_tokens: int, count: int) -> list[range]:
@@ -68,7 +69,7 @@ def spread_batches(lengths: Sequence[int], batch_tokens: int, count: int) -> lis
 
 def measure(
     teacher: Teacher, samples: Samples, rows: Sequence[int], identity: Identity, batch_tokens: int
-) -> tuple[Measured, dict[str, Codebook]]:
+) -> tuple[Measurement, dict[str, Codebook]]:
     """Runs the teacher on a few batches spread over `rows`, measures the cost per token and fits the codebooks."""
     lengths = [int(samples.lengths[i]) for i in rows]
     count = FITTED_BATCHES if any(type(s).fit is not Signal.fit for s in identity.signals) else TIMED_BATCHES
@@ -77,42 +78,46 @@ def measure(
     seconds, tokens, largest = [], [], 0
     for batch in chosen:
         start = time.perf_counter()
-        answer = run_teacher(teacher, samples, [rows[i] for i in batch])
+        outputs = run_teacher(teacher, samples, [rows[i] for i in batch])
         for signal in identity.signals:
-            kept[signal.name] += signal.rows(answer)
+            kept[signal.name] += signal.rows(outputs)
         tokens.append(sum(lengths[i] for i in batch))
         seconds.append((time.perf_counter() - start) / tokens[-1])
-        largest = max(largest, size_of(answer.outputs))
+        largest = max(largest, tensor_bytes(outputs.tensors))
     books: dict[str, Codebook] = {
         s.name: {t: Table(a) for t, a in s.fit(kept[s.name]).items()} for s in identity.signals
     }
-    size = sum(len(packed(s.encode(row, books[s.name]), identity)) for s in identity.signals for row in kept[s.name])
+    size = sum(
+        len(compress_record(s.encode(row, books[s.name]), identity)) for s in identity.signals for row in kept[s.name]
+    )
     # The first batch also includes compilation and the allocation of memory that is then reused.
     pace = float(np.median(seconds[1:] or seconds))
-    return Measured(sum(tokens), size / sum(tokens), pace, largest), books
+    return Measurement(sum(tokens), size / sum(tokens), pace, largest), books
 
 
 def table_bytes(books: Mapping[str, Codebook]) -> int:
     return sum(table.starts.nbytes for book in books.values() for table in book.values())
 
 
-def size_of(values: Any) -> int:
+def tensor_bytes(values: Any) -> int:
     """Returns the size in bytes of all tensors in nested containers."""
     if isinstance(values, Tensor):
         return values.numel() * values.element_size()
     if isinstance(values, Mapping):
         values = list(values.values())
-    return sum(map(size_of, values)) if isinstance(values, (list, tuple)) else 0
+    return sum(map(tensor_bytes, values)) if isinstance(values, (list, tuple)) else 0
 
 
 def forecast(
-    folder: Path, measured: Measured, lengths: np.ndarray, signals: int, shard_tokens: int, table_bytes: int = 0
+    folder: Path, measurement: Measurement, lengths: np.ndarray, signals: int, shard_tokens: int, table_bytes: int = 0
 ) -> Forecast:
     """Returns the forecast for samples of these lengths and codebooks of `table_bytes`, which are stored twice."""
     tokens = int(lengths.sum())
-    disk = tokens * measured.token_bytes + len(lengths) * (ROW_BYTES + signals * SIGNAL_BYTES) + 2 * table_bytes
-    memory = measured.answer_bytes * 2 + shard_tokens * measured.token_bytes * 3
-    return Forecast(len(lengths), tokens, int(disk), tokens * measured.token_seconds, int(memory), free_bytes(folder))
+    disk = tokens * measurement.token_bytes + len(lengths) * (ROW_BYTES + signals * SIGNAL_BYTES) + 2 * table_bytes
+    memory = measurement.output_bytes * 2 + shard_tokens * measurement.token_bytes * 3
+    return Forecast(
+        len(lengths), tokens, int(disk), tokens * measurement.token_seconds, int(memory), free_bytes(folder)
+    )
 
 
 def free_bytes(folder: Path) -> int:

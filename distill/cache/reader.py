@@ -4,7 +4,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +15,7 @@ from distill.cache.format.shard import DamagedError, Shard, shard_path
 from distill.cache.format.store import Store, open_store
 from distill.cache.signals import Sampled, SignalMask, TopK
 from distill.errors import InputError
+from distill.losses.teacher_signals import TeacherSignals
 
 OPEN_SHARDS = 256  # each open shard holds a file descriptor
 
@@ -39,23 +39,29 @@ class CacheReader:
         self.lock = threading.Lock()
         gone = [n for n in range(len(self.store.shard_rows)) if not shard_path(folder, n).is_file()]
         if gone:
-            raise self.unusable([f"{shard_path(folder, n).name}: missing" for n in gone])
+            raise self.damage_error([f"{shard_path(folder, n).name}: missing" for n in gone])
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[type["CacheReader"], tuple[Path, Identity | None]]:
         """Pickles only the arguments, so that another process maps the files itself."""
         return CacheReader, (self.folder, self.expected)
 
     def __len__(self) -> int:
         return len(self.store.index)
 
-    def unusable(self, reasons: Sequence[str]) -> InputError:
+    def damage_error(self, reasons: Sequence[str]) -> InputError:
+        """Returns the error for shards or records that can't be read, which names the first five `reasons`."""
         named = "; ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
         return InputError(
             f"cache {str(self.folder)!r}: {named}; `python -m pipelines.cache rebuild --cache {self.folder}` computes "
             "just these again"
         )
 
-    def shard(self, number: int) -> Shard:
+    def open_shard(self, number: int) -> Shard:
+        """Returns a shard, which stays open until OPEN_SHARDS others were used since.
+
+        Raises:
+            DamagedError: The file is missing, truncated, changed or from another cache.
+        """
         with self.lock:
             if number in self.shards:
                 self.shards.move_to_end(number)
@@ -73,7 +79,7 @@ class CacheReader:
         Raises:
             InputError: A sample isn't in the cache, or a shard can't be read.
         """
-        first, last = self.store.index.candidates(key_array(keys))
+        first, last = self.store.index.find_candidates(key_array(keys))
         return [self.locate_key(key, range(a, b)) for key, a, b in zip(keys, first, last, strict=True)]
 
     def locate_key(self, key: bytes, entries: range) -> tuple[Shard, int]:
@@ -81,21 +87,21 @@ class CacheReader:
             place = int(self.store.index.places[entry])
             number, row = place >> 32, place & 0xFFFFFFFF
             if number >= len(self.store.shard_rows) or row >= self.store.shard_rows[number]:
-                raise self.unusable([f"the index names row {row} of shard {number}, which isn't there"])
+                raise self.damage_error([f"the index names row {row} of shard {number}, which doesn't exist"])
             try:
-                shard = self.shard(number)
+                shard = self.open_shard(number)
             except DamagedError as error:
-                raise self.unusable([str(error)]) from error
+                raise self.damage_error([str(error)]) from error
             if shard.keys[row].tobytes() == key:
                 return shard, row
         if len(entries):
-            raise self.unusable([f"sample {key.hex()}: another key stands in its place"])
+            raise self.damage_error([f"sample {key.hex()}: another key is stored in its place"])
         raise InputError(
             f"cache {str(self.folder)!r}: no signal for sample {key.hex()} among {len(self)}: "
             "the data or its preprocessing changed since the cache was written"
         )
 
-    def signals_of(self, keys: Sequence[bytes], where: SignalMask) -> dict[str, Any]:
+    def read_signals(self, keys: Sequence[bytes], mask: SignalMask) -> TeacherSignals:
         """Returns the tensors of a batch by name; see each signal's `decode`.
 
         For `Sampled` and `TopK` signals, the result also contains their `temperature` and the teacher's number of
@@ -105,22 +111,21 @@ class CacheReader:
             InputError: A sample isn't in the cache, or a record is damaged.
         """
         found = self.locate(keys)
-        out: dict[str, Any] = {}
+        out: TeacherSignals = {}
         for signal in self.store.identity.signals:
             try:
                 records = [shard.record(row, signal.name) for shard, row in found]
-                out |= signal.decode(records, where, self.store.codebooks.get(signal.name, {}))
+                out |= signal.decode(records, mask, self.store.codebooks.get(signal.name, {}))
                 if isinstance(signal, Sampled | TopK):
                     out |= {"temperature": signal.temperature, "classes": signal.width}
             except (DamagedError, ValueError) as error:
-                raise self.unusable([str(error)]) from error
+                raise self.damage_error([str(error)]) from error
         return out
 
-    def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
         """Returns the teacher signals of a padded batch, on the CPU."""
-        return self.signals_of(sample_keys(batch), SignalMask.of(batch))
+        return self.read_signals(sample_keys(batch), SignalMask.from_batch(batch))
 
-    def holds(self, keys: Sequence[bytes]) -> np.ndarray:
+    def contains(self, keys: Sequence[bytes]) -> np.ndarray:
         """Returns which keys have an entry in the index, bool [keys], by prefix; no record is read."""
-        first, last = self.store.index.candidates(key_array(keys))
-        return last > first
+        return self.store.index.contains(key_array(keys))

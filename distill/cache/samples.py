@@ -19,9 +19,9 @@ KEY_BATCH_ROWS = 256  # rows whose keys are computed together
 def samples_of(data: TokenRows | MaskedBlocks | PackedRows, pad_id: int) -> Samples:
     """Returns the samples of the data; for masked text, each pass's masking of a document is a separate sample."""
     if isinstance(data, PackedRows):
-        return from_batches(masked_rows(data) if isinstance(data.documents, MaskedBlocks) else data, pad_id)
+        return from_batches(repeat_masking(data) if isinstance(data.documents, MaskedBlocks) else data, pad_id)
     if isinstance(data, MaskedBlocks):
-        seen, positions = every_pass(data)
+        seen, positions = mask_every_pass(data)
         return from_rows(seen, None, positions, pad_id)
     return from_rows(data.input_ids, data.token_type_ids, data.positions, pad_id)
 
@@ -31,23 +31,25 @@ class MaskedDocuments(TokenRows):
     """Masked documents, ids int64, with the positions to predict, bool, [length] each."""
 
     input_ids: list[np.ndarray]
-    asked: list[np.ndarray]
+    masked: list[np.ndarray]
     token_type_ids: None = None
 
     @property
     def positions(self) -> list[np.ndarray]:
-        return self.asked
+        return self.masked
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> dict[str, Tensor]:
         return self.tokens(rows, pad_id)
 
 
-def masked_rows(data: PackedRows) -> PackedRows:
+def repeat_masking(data: PackedRows) -> PackedRows:
     """Returns the packed rows of masked documents for every pass, one pass after another."""
     documents = data.documents
     assert isinstance(documents, MaskedBlocks)
     firsts = [number * len(documents) for number in range(documents.config.passes)]
-    return PackedRows(MaskedDocuments(*every_pass(documents)), [row + first for first in firsts for row in data.rows])
+    return PackedRows(
+        MaskedDocuments(*mask_every_pass(documents)), [row + first for first in firsts for row in data.rows]
+    )
 
 
 def from_batches(data: Rows, pad_id: int) -> Samples:
@@ -87,7 +89,7 @@ def from_rows(
     return Samples(keys, np.fromiter(map(len, input_ids), np.int64, len(input_ids)), batch)
 
 
-def every_pass(data: MaskedBlocks) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def mask_every_pass(data: MaskedBlocks) -> tuple[list[np.ndarray], list[np.ndarray]]:
     facts = {"mask_id": data.mask_id, "vocabulary": data.vocabulary, "special_ids": data.special_ids}
     made = [
         mask_tokens(ids, epoch, data.config, **facts)  # type: ignore[arg-type]

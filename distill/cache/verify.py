@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distill.cache.format.index import prefixes_of
+from distill.cache.format.index import key_prefixes
 from distill.cache.format.shard import DamagedError, Shard, shard_path
 from distill.cache.format.store import ABOUT, SPARE, Store, map_index, matches_checksum, open_store, read_about
 
@@ -39,10 +39,10 @@ def verify(folder: Path) -> list[Fault]:
     for name, sha256 in files.items():
         for file in (folder / name, folder / SPARE / name):
             if not matches_checksum(file, sha256):
-                faults.append(whole_file(file, folder, (), "differs from its checksum"))
+                faults.append(file_fault(file, folder, (), "differs from its checksum"))
     spare = folder / SPARE / ABOUT
     if not spare.is_file() or spare.read_bytes() != (folder / ABOUT).read_bytes():
-        faults.append(whole_file(spare, folder, (), "differs from cache.json"))
+        faults.append(file_fault(spare, folder, (), "differs from cache.json"))
     name = next(name for name in files if name.startswith("index-"))
     copy = next((file for file in (folder / name, folder / SPARE / name) if matches_checksum(file, files[name])), None)
     if copy is not None:  # only an intact index determines what the shards must contain
@@ -57,13 +57,13 @@ def shard_faults(store: Store, number: int) -> list[Fault]:
     try:
         shard = Shard(store.folder, number, store.shard_rows[number], store.identity)
     except DamagedError as error:
-        return [whole_file(path, store.folder, tuple(p.tobytes().hex() for p in prefixes), str(error))]
-    same = prefixes_of(shard.keys) == prefixes
+        return [file_fault(path, store.folder, tuple(p.tobytes().hex() for p in prefixes), str(error))]
+    same = key_prefixes(shard.keys) == prefixes
     names = [(shard.keys if same[row] else prefixes)[row].tobytes().hex() for row in range(shard.rows)]
-    found = shard.damages(prefixes)
+    found = shard.find_damage(prefixes)
     return [Fault(path.name, d.start, d.end, tuple(names[row] for row in d.rows), d.reason) for d in found]
 
 
-def whole_file(path: Path, folder: Path, samples: tuple[str, ...], reason: str) -> Fault:
+def file_fault(path: Path, folder: Path, samples: tuple[str, ...], reason: str) -> Fault:
     size = path.stat().st_size if path.is_file() else 0
     return Fault(str(path.relative_to(folder)), 0, size, samples, reason if size else "missing or empty")

@@ -9,11 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from distill.cache.faults import ShardFault, find_faults, is_published, open_shard
 from distill.cache.format.identity import Identity
 from distill.cache.format.index import key_array
-from distill.cache.format.shard import DamagedError, Shard, claimed, publish, shard_bytes, shard_path
-from distill.cache.format.store import ABOUT, SPARE, Store, locked, lost_file_error, open_store, repair_files, sweep
-from distill.cache.plan import BATCH_TOKENS, Samples, cut_batches, cut_shards, index_of, new_rows
+from distill.cache.format.shard import DamagedError, claim, publish, shard_bytes, shard_path
+from distill.cache.format.store import (
+    ABOUT,
+    SPARE,
+    Store,
+    lock_plan,
+    lost_file_error,
+    open_store,
+    remove_leftovers,
+    repair_files,
+)
+from distill.cache.plan import BATCH_TOKENS, Samples, build_index, cut_batches, cut_shards, select_new_rows
 from distill.cache.preflight import (
     Forecast,
     Teacher,
@@ -31,21 +41,21 @@ CACHE_FILE_PREFIXES = ("cache.", "codebook.", "index-", "shard-", SPARE)
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteResult:
     """Result of a call of `write_cache`.
 
     Args:
         samples: Number of distinct samples in the cache.
         computed: Number of shards that this writer computed, wholly or in part.
         reused: Number of shards that already existed or that another writer computed.
-        asked: Number of samples for which this writer ran the teacher, without those of the initial measurement.
+        queried: Number of samples for which this writer ran the teacher, without those of the initial measurement.
         damaged: Shards that had to be repaired, with the reason.
     """
 
     samples: int
     computed: int
     reused: int
-    asked: int
+    queried: int
     damaged: tuple[str, ...]
 
 
@@ -63,7 +73,7 @@ def write_cache(
     in_step: bool = False,
     on_forecast: Callable[[Forecast], None] = lambda expected: None,
     on_progress: Callable[[int], None] = lambda samples: None,
-) -> Written:
+) -> WriteResult:
     """Computes and stores the signals of every distinct sample that has none yet, and repairs damaged shards.
 
     Args:
@@ -77,7 +87,7 @@ def write_cache(
         force: Write even if the disk is too small.
         made_from: Stored in cache.json for users and for `rebuild`.
         in_step: Compute every `ranks`-th shard without waiting for other writers, for a teacher that computes only
-            while all processes call it (see `SharedTeacher`); if the cache isn't planned yet, call `plan_cache` first.
+            while all processes call it (see `ShardedTeacher`); if the cache isn't planned yet, call `plan_cache` first.
         on_forecast: Called with the forecast for samples that are new to the cache, before anything is written.
         on_progress: Called with the number of samples done since the last call.
 
@@ -91,14 +101,39 @@ def write_cache(
         folder, identity, samples, teacher,
         batch_tokens=batch_tokens, force=force, made_from=made_from, on_forecast=on_forecast,
     )  # fmt: skip
+    return fill_cache(
+        store, samples, teacher, find_faults(store), rank=rank, ranks=ranks, in_step=in_step, on_progress=on_progress
+    )
+
+
+def fill_cache(
+    store: Store,
+    samples: Samples,
+    teacher: Teacher,
+    faults: Sequence[ShardFault],
+    *,
+    rank: int = 0,
+    ranks: int = 1,
+    in_step: bool = False,
+    on_progress: Callable[[int], None] = lambda samples: None,
+) -> WriteResult:
+    """Writes the shards with `faults`, which one of several writers can find for all of them.
+
+    Args:
+        store: The cache, with a place for every sample, from `plan_cache` or `open_store`.
+        samples, teacher, rank, ranks, in_step, on_progress: See `write_cache`.
+        faults: From `find_faults`.
+
+    Raises:
+        InputError: The teacher's outputs are not finite, or a shard holds samples that are not among `samples`.
+    """
     writer = Writer(store, samples, teacher)
-    missing, damaged = writer.missing()
-    if in_step:
-        missing = [number for number in missing if number % ranks == rank]
-    on_progress(len(store.index) - sum(store.shard_rows[i] for i in missing))
-    start = 0 if in_step else rank * len(missing) // ranks
-    computed = writer.write(missing[start:] + missing[:start], on_progress)
-    return Written(len(store.index), computed, len(store.shard_rows) - computed, writer.asked, tuple(damaged))
+    assigned = [fault for fault in faults if not in_step or fault.number % ranks == rank]
+    on_progress(len(store.index) - sum(store.shard_rows[fault.number] for fault in assigned))
+    start = 0 if in_step else rank * len(assigned) // ranks
+    computed = writer.write([*assigned[start:], *assigned[:start]], on_progress)
+    damaged = tuple(fault.reason for fault in faults if fault.is_damage)
+    return WriteResult(len(store.index), computed, len(store.shard_rows) - computed, writer.queried, damaged)
 
 
 def plan_cache(
@@ -136,26 +171,26 @@ def plan_store(
     `approve` is called with the forecast for the new samples before anything is written.
     """
     check_folder(folder)
-    with locked(folder):
+    with lock_plan(folder):
         store = None
         if (folder / ABOUT).exists() or (folder / SPARE / ABOUT).exists():
             repair_files(folder)
             store = open_store(folder, identity)
         elif any(folder.glob("shard-*.safetensors")):
             raise lost_file_error(folder, ABOUT)  # after replanning, its shards might be attributed to other samples
-        sweep(folder)
-        rows = new_rows(samples, known_to(store) if store else None)
+        remove_leftovers(folder)
+        rows = select_new_rows(samples, store.index.contains if store else None)
         if store is not None and not rows:
             return store
         if not rows:
             raise InputError(f"cache {str(folder)!r}: expected samples, found none: there is nothing to write")
         lengths = np.asarray([samples.lengths[i] for i in rows], np.int64)
         added = cut_shards(lengths, identity.signals)
-        index = index_of(samples, rows, added, len(store.shard_rows) if store else 0)
-        measured, books = measure(teacher, samples, rows, identity, store.batch_tokens if store else batch_tokens)
+        index = build_index(samples, rows, added, len(store.shard_rows) if store else 0)
+        measurement, books = measure(teacher, samples, rows, identity, store.batch_tokens if store else batch_tokens)
         tokens = int(lengths.sum())
         tables = 0 if store else table_bytes(books)
-        approve(forecast(folder, measured, lengths, len(identity.signals), tokens // len(added), tables))
+        approve(forecast(folder, measurement, lengths, len(identity.signals), tokens // len(added), tables))
         if store is None:
             # No timestamps: the same samples and teacher produce identical files, including this one.
             about = {"tokens": tokens, "made_from": dict(made_from)}
@@ -163,7 +198,7 @@ def plan_store(
         else:
             about = {**store.about, "tokens": store.about["tokens"] + tokens}
             shard_rows = (*store.shard_rows, *added)
-            store = replace(store, shard_rows=shard_rows, index=store.index.joined(index), about=about)
+            store = replace(store, shard_rows=shard_rows, index=store.index.merge(index), about=about)
         store.save()
         return store
 
@@ -171,20 +206,12 @@ def plan_store(
 def check_folder(folder: Path) -> None:
     """Creates the folder, or raises InputError if it holds anything other than a cache."""
     if folder.exists():
-        theirs = [
+        others = [
             f.name for f in folder.iterdir() if not f.name.startswith(CACHE_FILE_PREFIXES) and f.suffix != ".partial"
         ]
-        if theirs:
+        if others:
             raise InputError(f"cache {str(folder)!r}: the folder holds something else; nothing was written")
     folder.mkdir(parents=True, exist_ok=True)
-
-
-def known_to(store: Store) -> Callable[[np.ndarray], np.ndarray]:
-    def known(keys: np.ndarray) -> np.ndarray:
-        first, last = store.index.candidates(keys)
-        return last > first
-
-    return known
 
 
 class Writer:
@@ -192,34 +219,10 @@ class Writer:
 
     def __init__(self, store: Store, samples: Samples, teacher: Teacher):
         self.store, self.samples, self.teacher = store, samples, teacher
-        self.asked = 0
+        self.queried = 0
         self.rows_of_prefix: dict[int, int] = {}
         for row, key in reversed(list(enumerate(samples.keys))):
             self.rows_of_prefix[int.from_bytes(key[:8], "little")] = row
-
-    def missing(self) -> tuple[list[int], list[str]]:
-        """Returns the numbers of the missing or damaged shards, and the faults of the damaged ones."""
-        numbers, damaged = [], []
-        for number in range(len(self.store.shard_rows)):
-            fault = self.fault(number)
-            if fault is not None:
-                numbers.append(number)
-                if shard_path(self.store.folder, number).exists():
-                    damaged.append(fault)
-        return numbers, damaged
-
-    def fault(self, number: int) -> str | None:
-        try:
-            found = self.open(number).damages(self.store.index.shard_prefixes(number))
-        except DamagedError as error:
-            return str(error)
-        if not found:
-            return None
-        rows = {row for damage in found for row in damage.rows}
-        return f"{shard_path(self.store.folder, number).name}: {len(rows)} samples damaged, {found[0].reason}"
-
-    def open(self, number: int) -> Shard:
-        return Shard(self.store.folder, number, self.store.shard_rows[number], self.store.identity)
 
     def sample_rows(self, number: int) -> list[int]:
         """Returns the sample number of each row of a shard.
@@ -240,68 +243,68 @@ class Writer:
     def lengths(self, rows: Sequence[int]) -> np.ndarray:
         return np.asarray([self.samples.lengths[i] for i in rows], np.int64)
 
-    def write(self, numbers: Sequence[int], on_progress: Callable[[int], None]) -> int:
+    def write(self, faults: Sequence[ShardFault], on_progress: Callable[[int], None]) -> int:
         """Writes the shards that no other writer has claimed, waits for the others, and returns how many it wrote."""
-        computed, left = 0, list(numbers)
+        computed, left = 0, list(faults)
         with ThreadPoolExecutor(1) as coder:
             while left:
-                states = {number: self.attempt(number, coder, on_progress) for number in left}
-                computed += sum(state == "computed" for state in states.values())
-                left = [number for number, state in states.items() if state == "claimed"]
+                states = [(fault, self.write_shard(fault, coder, on_progress)) for fault in left]
+                computed += sum(state == "computed" for _, state in states)
+                left = [fault for fault, state in states if state == "claimed"]
                 if left:
                     time.sleep(POLL_SECONDS)
         for stale in self.store.folder.glob("shard-*.partial"):
-            with claimed(stale):  # left by a killed process: claiming and releasing it removes it
+            with claim(stale):  # left by a killed process: claiming and releasing it removes it
                 pass
         return computed
 
-    def attempt(self, number: int, coder: ThreadPoolExecutor, on_progress: Callable[[int], None]) -> str:
-        """Returns `computed` (here), `found` (already intact) or `claimed` (by another process)."""
-        path = shard_path(self.store.folder, number)
-        with claimed(path) as file:
-            if self.fault(number) is None:
-                on_progress(self.store.shard_rows[number])
+    def write_shard(self, fault: ShardFault, coder: ThreadPoolExecutor, on_progress: Callable[[int], None]) -> str:
+        """Returns `computed` (here), `found` (published by another writer) or `claimed` (by another writer)."""
+        path = shard_path(self.store.folder, fault.number)
+        with claim(path) as file:
+            if is_published(self.store, fault):
+                on_progress(self.store.shard_rows[fault.number])
                 return "found"
             if file is None:
                 return "claimed"
-            publish(file, path, self.compute(number, coder, on_progress))
+            publish(file, path, self.compute(fault.number, coder, on_progress))
             return "computed"
 
     def compute(self, number: int, coder: ThreadPoolExecutor, on_progress: Callable[[int], None]) -> bytes:
         """Returns the shard's bytes; the teacher recomputes every batch that has a missing or damaged record."""
         rows, signals = self.sample_rows(number), self.store.identity.signals
-        kept = self.kept(number)
+        intact = self.read_intact(number)
         batches: list[tuple[range, Future[list[list[bytes]]] | None]] = []
         for batch in cut_batches(self.lengths(rows), self.store.batch_tokens):
-            if all(row in kept for row in batch):
+            if all(row in intact for row in batch):
                 batches.append((batch, None))
             else:
-                answer = run_teacher(self.teacher, self.samples, [rows[i] for i in batch])
-                taken = [signal.rows(answer) for signal in signals]
-                batches.append((batch, coder.submit(self.encode, taken)))
-                self.asked += len(batch)
+                outputs = run_teacher(self.teacher, self.samples, [rows[i] for i in batch])
+                extracted = [signal.rows(outputs) for signal in signals]
+                batches.append((batch, coder.submit(self.encode, extracted)))
+                self.queried += len(batch)
             on_progress(len(batch))
         records: dict[str, list[bytes]] = {signal.name: [] for signal in signals}
         for batch, future in batches:
             fresh = future.result() if future is not None else None
             for i, signal in enumerate(signals):
-                records[signal.name] += fresh[i] if fresh else [kept[row][i] for row in batch]
+                records[signal.name] += fresh[i] if fresh else [intact[row][i] for row in batch]
         return shard_bytes(self.store.identity, number, key_array([self.samples.keys[i] for i in rows]), records)
 
-    def encode(self, taken: Sequence[Sequence[Row]]) -> list[list[bytes]]:
+    def encode(self, extracted: Sequence[Sequence[Row]]) -> list[list[bytes]]:
         """Returns the encoded records by signal, then sample."""
-        pairs = zip(self.store.identity.signals, taken, strict=True)
+        pairs = zip(self.store.identity.signals, extracted, strict=True)
         return [
             [signal.encode(row, self.store.codebooks.get(signal.name, {})) for row in rows] for signal, rows in pairs
         ]
 
-    def kept(self, number: int) -> dict[int, list[bytes]]:
+    def read_intact(self, number: int) -> dict[int, list[bytes]]:
         """Returns the intact records of a damaged shard by row, each row's in the order of the signals."""
         try:
-            shard = self.open(number)
+            shard = open_shard(self.store, number)
         except DamagedError:
             return {}
-        found = shard.damages(self.store.index.shard_prefixes(number))
+        found = shard.find_damage(self.store.index.shard_prefixes(number))
         bad = {row for damage in found if len(damage.rows) == 1 for row in damage.rows}
         names = [signal.name for signal in self.store.identity.signals]
         return {row: [bytes(shard.record(row, name)) for name in names] for row in range(shard.rows) if row not in bad}

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from distill.errors import InputError
 
-Kind = Literal["spans", "sorted"]
+AcrossKind = Literal["spans", "sorted"]
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class AcrossConfig:
         temperature: Softens both distributions; the loss is scaled by its square.
     """
 
-    kind: Kind = "spans"
+    kind: AcrossKind = "spans"
     beta: float = 0.0
     shared_weight: float = 0.8
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise InputError(f"across.kind: expected {' or '.join(get_args(Kind))}, found {self.kind!r}")
+        if self.kind not in get_args(AcrossKind):
+            raise InputError(f"across.kind: expected {' or '.join(get_args(AcrossKind))}, found {self.kind!r}")
         if not 0 <= self.beta < 1:
             raise InputError(
                 f"across.beta: expected a share from 0 (forward KL) to below 1, found {self.beta}: at 1 nothing of the "

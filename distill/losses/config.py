@@ -7,15 +7,16 @@ from typing import Literal, NamedTuple
 from distill.errors import InputError
 
 TERMS = ("kl", "ce", "hidden", "attention", "relations", "embedding", "similarity")
+LAYER_TERMS = ("hidden", "attention", "relations")  # terms that compare layers
 DIVERGENCES = (
     "forward_kl", "reverse_kl", "jensen_shannon", "skewed_kl", "skewed_reverse_kl", "total_variation",
     "soft_cross_entropy", "decoupled_kl", "logit_mse", "logit_cosine",
 )  # fmt: skip
-OF_PART = ("forward_kl", "soft_cross_entropy")  # for which a sample or the likeliest classes are sufficient
+SPARSE_DIVERGENCES = ("forward_kl", "soft_cross_entropy")  # computable from a sample or the most probable classes
 DEFAULT_TEMPERATURE = 2.0
 DYNAMIC = "dynamic"
 LEARNED = "learned"
-MAPS = ("uniform", "skip", "last", DYNAMIC, LEARNED)
+LAYER_MAPS = ("uniform", "skip", "last", DYNAMIC, LEARNED)
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class LossConfig:
             projected to the teacher's width by a map that isn't part of the result.
         similarity: Weight of the distance between the student's and the teacher's cosines of every two texts of a batch
             (of each process's share of it).
-        temperature: Softens both distributions of `kl`; the term is scaled by its square. If left out it is 2, or 1 in
-            a run on a language model (`pipelines.settings.task_settings.resolve_task`): over its vocabulary there is
-            little left to learn at 2.
+        temperature: Softens both distributions of `kl`; the term is scaled by its square. If omitted it is 2, or 1 in a
+            run on a language model (`pipelines.settings.task_settings.resolve_task`): over a vocabulary there is little
+            left to learn at 2.
         divergence: Divergence of `kl`: forward_kl, reverse_kl, jensen_shannon, skewed_kl, skewed_reverse_kl,
             total_variation, soft_cross_entropy, decoupled_kl (DKD, needs labels), logit_mse or logit_cosine.
         beta: The teacher's share of jensen_shannon's mixture.
@@ -85,46 +86,68 @@ class LossConfig:
     balance: int = 0
 
     def __post_init__(self) -> None:
+        self._check_ramps()
+        for name, (first, last) in self.ramps.items():
+            object.__setattr__(self, name, max(first, last))  # determines the computed terms and the signals they read
+        if self.temperature is not None:
+            object.__setattr__(self, "temperature", float(self.temperature))  # 2 and 2.0 are the same setting
+        self._check_weights()
+        self._check_temperature()
+        self._check_divergence()
+        self._check_layer_settings()
+
+    def _check_ramps(self) -> None:
         for name, ends in self.ramps.items():
             if name not in (*TERMS, "temperature") or len(ends) != 2 or min(ends) < 0:
                 raise InputError(
                     f"loss.ramps: expected {', '.join(TERMS)} or temperature with two values >= 0, found {name}: {ends}"
                 )
-            object.__setattr__(self, name, max(ends))  # determines which terms are computed and which signals are read
-        if self.temperature is not None:
-            object.__setattr__(self, "temperature", float(self.temperature))  # 2 and 2.0 are the same setting
-        for place, when in enumerate(("start", "end") if self.ramps else ()):
-            if not sum(self.ramps[name][place] if name in self.ramps else getattr(self, name) for name in TERMS) > 0:
-                raise InputError(f"loss.ramps: the weights at the {when} sum to nothing: nothing would be learnt there")
+
+    def _check_weights(self) -> None:
+        for i, when in enumerate(("start", "end") if self.ramps else ()):
+            total = sum(self.ramps[name][i] if name in self.ramps else getattr(self, name) for name in TERMS)
+            if not total > 0:
+                raise InputError(
+                    f"loss.ramps: expected weights with a sum > 0 at the {when}, found {total:g}: nothing would be "
+                    "learnt there"
+                )
         if self.balance < 0:
             raise InputError(f"loss.balance: expected at least 0 steps, found {self.balance}")
         weights = {name: getattr(self, name) for name in TERMS}
         for name, weight in weights.items():
             if weight < 0:
                 raise InputError(
-                    f"loss.{name}: expected a weight of at least 0, found {weight:g}: the student would be driven away"
+                    f"loss.{name}: expected a weight of at least 0, found {weight:g}: the student would be pushed away "
+                    "from its target"
                 )
         if not sum(weights.values()) > 0:
             raise InputError(f"loss: expected weights with a sum > 0, found {weights}: nothing would be learnt")
-        if self.of_vectors and self.of_labels:
+        if self.uses_vectors and self.uses_logits:
             raise InputError(
                 f"loss.embedding, loss.similarity: expected kl and ce 0 beside them, found {self.kl} and {self.ce}: "
-                "what a model says of a text is a vector or a distribution over classes, and not both"
+                "the output of a model for a text is either a vector or a distribution over classes"
             )
-        if not min(self.ramps.get("temperature", (self.softness,))) > 0:
-            found = self.ramps.get("temperature", self.softness)
+
+    def _check_temperature(self) -> None:
+        temperatures = self.ramps.get("temperature", (self.resolved_temperature,))
+        if not min(temperatures) > 0:
+            found = self.ramps.get("temperature", self.resolved_temperature)
             raise InputError(f"loss.temperature: expected more than 0, found {found}: logits are divided by it")
-        for name, known in KINDS.items():
-            if getattr(self, name) not in known:
-                raise InputError(f"loss.{name}: expected {', '.join(known)}, found {getattr(self, name)!r}")
+
+    def _check_divergence(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise InputError(f"loss.{name}: expected {', '.join(choices)}, found {getattr(self, name)!r}")
         for name in ("beta", "skew"):
             if not 0 < getattr(self, name) < 1:
                 raise InputError(
                     f"loss.{name}: expected a share between 0 and 1, found {getattr(self, name)}: one of the two "
-                    "distributions would not count"
+                    "distributions would have no effect"
                 )
         if len(self.decoupled) != 2 or min(self.decoupled) < 0 or not sum(self.decoupled) > 0:
             raise InputError(f"loss.decoupled: expected two weights >= 0 with a sum > 0, found {self.decoupled}")
+
+    def _check_layer_settings(self) -> None:
         if self.relation_heads < 1 or self.relation_layer < 0:
             raise InputError(
                 "loss.relation_heads, loss.relation_layer: expected at least 1 and at least 0, found "
@@ -135,59 +158,62 @@ class LossConfig:
                 f"loss.layer_map {self.layer_map}: expected loss.attention 0, found "
                 f"{self.attention}: layers are matched by their hidden states; use uniform"
             )
-        if self.layer_map not in MAPS and not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", self.layer_map):
+        if self.layer_map not in LAYER_MAPS and not re.fullmatch(r"\d+:\d+(,\d+:\d+)*", self.layer_map):
             raise InputError(
-                f"loss.layer_map: expected {', '.join(MAPS)} or pairs like 0:0,2:6, found {self.layer_map!r}"
+                f"loss.layer_map: expected {', '.join(LAYER_MAPS)} or pairs like 0:0,2:6, found {self.layer_map!r}"
             )
 
     @property
-    def softness(self) -> float:
-        """The temperature, with its default if it was left out."""
+    def resolved_temperature(self) -> float:
+        """The temperature, or its default if it was omitted."""
         return DEFAULT_TEMPERATURE if self.temperature is None else self.temperature
 
     @property
     def needs_teacher(self) -> bool:
         """Whether any term reads the teacher's signals."""
-        return bool(self.teacher_answers)
+        return bool(self.teacher_outputs)
 
     @property
-    def teacher_answers(self) -> tuple[str, ...]:
-        """Names of the teacher's signals that the terms read."""
-        deep = self.attention > 0 or self.relations > 0
-        vectors = ("embedding",) * self.of_vectors
-        return ("logits",) * (self.kl > 0) + ("hidden",) * (self.hidden > 0) + ("relations",) * deep + vectors
+    def teacher_outputs(self) -> tuple[str, ...]:
+        """Names of the teacher's outputs that the terms read, as in `OnlineTeacher`."""
+        needed = {
+            "logits": self.kl > 0,
+            "hidden": self.hidden > 0,
+            "relations": self.attention > 0 or self.relations > 0,
+            "embedding": self.uses_vectors,
+        }
+        return tuple(name for name, is_needed in needed.items() if is_needed)
 
     @property
-    def reads_logits(self) -> bool:
+    def uses_outputs(self) -> bool:
         """Whether any term reads the student's final output."""
-        return self.of_labels or self.of_vectors
+        return self.uses_logits or self.uses_vectors
 
     @property
-    def of_labels(self) -> bool:
+    def uses_logits(self) -> bool:
         """Whether any term reads the student's final output as a distribution."""
         return self.kl > 0 or self.ce > 0
 
     @property
-    def of_vectors(self) -> bool:
+    def uses_vectors(self) -> bool:
         """Whether any term reads the student's final output as a text's vector."""
         return self.embedding > 0 or self.similarity > 0
 
     @property
-    def of_outputs(self) -> "LossConfig":
+    def without_layer_terms(self) -> "LossConfig":
         """These settings without the terms on layers."""
-        layered = ("hidden", "attention", "relations")
-        kept = {name: ends for name, ends in self.ramps.items() if name not in layered}
-        return replace(self, hidden=0.0, attention=0.0, relations=0.0, ramps=kept)
+        ramps = {name: ends for name, ends in self.ramps.items() if name not in LAYER_TERMS}
+        return replace(self, hidden=0.0, attention=0.0, relations=0.0, ramps=ramps)
 
-    def at(self, progress: float) -> "LossConfig":
-        """Returns the settings at a share of the training, from 0 to 1."""
+    def interpolate_ramps(self, progress: float) -> "LossConfig":
+        """Returns the settings without ramps at `progress`, the completed share of the training from 0 to 1."""
         if not self.ramps:
             return self
         values = {name: first + (last - first) * progress for name, (first, last) in self.ramps.items()}
         return replace(self, ramps={}, **values)  # type: ignore[arg-type]
 
 
-KINDS = {
+_CHOICES = {
     "divergence": DIVERGENCES,
     "hidden_kind": ("mse", "cosine", "normalized_mse"),
     "attention_kind": ("mse", "kl"),
@@ -206,57 +232,61 @@ class LayerPairs:
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """The teacher's layers whose hidden states are read."""
+        """The teacher's layers whose hidden states are compared, in ascending order."""
         return tuple(sorted({t for _, t in self.hidden}))
 
     @property
-    def vector_layers(self) -> tuple[int, ...]:
-        """The teacher's layers whose queries, keys and values are read."""
+    def attention_layers(self) -> tuple[int, ...]:
+        """The teacher's layers whose queries, keys and values are compared, in ascending order."""
         return tuple(sorted({t for _, t in (*self.attention, *self.relations)}))
 
 
 class LayerSizes(NamedTuple):
     """Sizes of a model.
 
-    These are its number of layers, the width of its hidden states, the heads of a layer, the width of a text's vector
-    (0: that of the hidden states), and the widths of a layer's queries, keys and values (empty: that of the hidden
-    states).
+    Attributes:
+        layers: Number of layers.
+        width: Width of the hidden states.
+        heads: Attention heads of a layer.
+        vector_width: Width of a text's vector; 0 is that of the hidden states.
+        attention_widths: Widths of a layer's queries, keys and values; empty is that of the hidden states.
     """
 
     layers: int
     width: int
     heads: int = 0
-    vector: int = 0
-    attended: tuple[int, ...] = ()
+    vector_width: int = 0
+    attention_widths: tuple[int, ...] = ()
 
 
 def match_layers(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> LayerPairs:
     """Returns the pairs of layers that the terms compare.
 
     Raises:
-        InputError: A layer doesn't exist, or heads can't be compared.
+        InputError: A layer doesn't exist, or the attention heads can't be compared.
     """
     if loss.attention and student.heads != teacher.heads:
         raise InputError(
             f"loss.attention: expected as many heads as the teacher's {teacher.heads}, found {student.heads}: scores "
-            "of one head would be compared with those of another; loss.relations cuts both into heads anew"
+            "of one head would be compared with those of another; use loss.relations, which has heads of its own"
         )
-    widths = sorted({width for each in (student, teacher) for width in each.attended or (each.width,)})
+    widths = sorted({width for each in (student, teacher) for width in each.attention_widths or (each.width,)})
     if loss.relations and any(width % loss.relation_heads for width in widths):
         raise InputError(
-            f"loss.relation_heads {loss.relation_heads}: expected a number that divides the widths "
-            f"{' and '.join(map(str, widths))} of queries, keys and values: the heads of teacher and student would "
-            "hold other parts of the vectors"
+            f"loss.relation_heads: expected a divisor of the widths {' and '.join(map(str, widths))} of queries, keys "
+            f"and values, found {loss.relation_heads}: the heads of teacher and student would contain different parts "
+            "of the vectors"
         )
     if loss.relation_layer > teacher.layers:
         raise InputError(
-            f"loss.relation_layer {loss.relation_layer}: out of range: the teacher has layers 1 to {teacher.layers}"
+            f"loss.relation_layer: expected a layer of the teacher from 1 to {teacher.layers}, found "
+            f"{loss.relation_layer}"
         )
     mapped = loss.hidden or loss.attention
-    pairs = tuple(layer_pairs(loss.layer_map, student.layers, teacher.layers)) if mapped else ()
+    pairs = tuple(pair_layers(loss.layer_map, student.layers, teacher.layers)) if mapped else ()
     if loss.attention and not any(s and t for s, t in pairs):
         raise InputError(
-            f"loss.layer_map {loss.layer_map}: expected a pair of layers for loss.attention, found the embeddings alone"
+            f"loss.layer_map {loss.layer_map}: expected a pair of layers for loss.attention, found only the embeddings"
         )
     last = (student.layers - 1, (loss.relation_layer or teacher.layers) - 1)
     return LayerPairs(
@@ -266,26 +296,27 @@ def match_layers(loss: LossConfig, student: LayerSizes, teacher: LayerSizes) -> 
     )
 
 
-def check_part(loss: LossConfig, form: str) -> None:
-    """Checks a loss against signals of `form` (sampled, topk), which contain only a part of the teacher's distribution.
+def check_sparse_signals(loss: LossConfig, form: str) -> None:
+    """Checks that a loss can be computed from signals of `form` (sampled, topk), a part of the teacher's distribution.
 
     Raises:
         InputError: The loss needs the whole distribution, or several temperatures.
     """
-    moved = loss.ramps.get("temperature", (loss.softness,))
-    if loss.kl and len({*moved}) > 1:
+    temperatures = loss.ramps.get("temperature", (loss.resolved_temperature,))
+    if loss.kl and len({*temperatures}) > 1:
         raise InputError(
-            f"loss.ramps: expected one temperature with cached {form} signals, which are written at it, found "
-            f"{moved[0]:g} to {moved[-1]:g}: only the student would be softened; keep.signals logits has them all"
+            f"loss.ramps: expected a constant temperature with cached {form} signals, which are written at one, found "
+            f"{temperatures[0]:g} to {temperatures[-1]:g}: only the student would be softened; use keep.signals logits"
         )
-    if loss.kl and loss.divergence not in OF_PART:
+    if loss.kl and loss.divergence not in SPARSE_DIVERGENCES:
         raise InputError(
-            f"loss.divergence: expected {' or '.join(OF_PART)} with cached {form} signals, found {loss.divergence}: "
-            "they tell too little of the teacher's distribution; use keep.signals logits, or teacher.signals online"
+            f"loss.divergence: expected {' or '.join(SPARSE_DIVERGENCES)} with cached {form} signals, found "
+            f"{loss.divergence}: they contain too little of the teacher's distribution; use keep.signals logits, or "
+            "teacher.signals online"
         )
 
 
-def layer_pairs(layer_map: str, student_layers: int, teacher_layers: int) -> list[tuple[int, int]]:
+def pair_layers(layer_map: str, student_layers: int, teacher_layers: int) -> list[tuple[int, int]]:
     """Returns pairs (student, teacher) of hidden-state numbers; 0 is the embeddings, the highest the last layer.
 
     For `skip` they are those of Sun et al. 2019, patient KD (arXiv 1908.09355, section 3.2): student layer i with the
@@ -304,24 +335,25 @@ def layer_pairs(layer_map: str, student_layers: int, teacher_layers: int) -> lis
     if layer_map == "skip":
         if student_layers < 2:
             raise InputError(
-                "loss.layer_map skip: expected at least 2 student layers, for the last learns nothing there"
+                f"loss.layer_map skip: expected at least 2 student layers, found {student_layers}: it skips the last "
+                "layer, and no layer would be left"
             )
         return [(i, i * max(1, teacher_layers // student_layers)) for i in range(1, student_layers)]
     if layer_map == LEARNED:
         return [(0, 0), *((i, t) for i in range(1, student_layers + 1) for t in range(1, teacher_layers + 1))]
     if layer_map == DYNAMIC:
-        spare = teacher_layers - student_layers
-        if spare < 0:
+        surplus = teacher_layers - student_layers
+        if surplus < 0:
             raise InputError(
-                f"loss.layer_map dynamic: expected at most {teacher_layers} student layers, the teacher's, found "
-                f"{student_layers}: each is matched to a higher layer than the one before; use uniform"
+                f"loss.layer_map dynamic: expected at most {teacher_layers} student layers, the teacher's number, "
+                f"found {student_layers}: each is matched to a higher layer than the one before; use uniform"
             )
-        return [(0, 0), *((i, i + k) for i in range(1, student_layers + 1) for k in range(spare + 1))]
+        return [(0, 0), *((i, i + k) for i in range(1, student_layers + 1) for k in range(surplus + 1))]
     pairs = [(int(s), int(t)) for s, t in (pair.split(":") for pair in layer_map.split(","))]
     for s, t in pairs:
         if s > student_layers or t > teacher_layers:
             raise InputError(
-                f"loss.layer_map: pair {s}:{t} is out of range: the student has layers 0 to {student_layers}, "
-                f"the teacher 0 to {teacher_layers} (0 is the embeddings)"
+                f"loss.layer_map: expected pairs of student layers 0 to {student_layers} and teacher layers 0 to "
+                f"{teacher_layers} (0 is the embeddings), found {s}:{t}"
             )
     return pairs

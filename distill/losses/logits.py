@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 IGNORED = -100
-Divergence = Callable[[Tensor, Tensor], Tensor]  # of log p and log q, each [rows, classes] -> [rows]
+RowDivergence = Callable[[Tensor, Tensor], Tensor]  # (log p, log q), each [rows, classes] -> [rows]
 
 
 def forward_kl(
@@ -24,17 +24,17 @@ def forward_kl(
 
     Source: Hinton et al. 2015 (arXiv 1503.02531), section 2; minus the teacher's entropy, a constant there.
     """
-    return softened(student, teacher, temperature, kl)
+    return _mean_softened(student, teacher, temperature, row_kl)
 
 
 def reverse_kl(
     student: Float[Tensor, "rows classes"], teacher: Float[Tensor, "rows classes"], *, temperature: float = 1.0
 ) -> Float[Tensor, ""]:
-    """T² · mean of KL(q ‖ p): mode-seeking, so the student may ignore some of what the teacher finds likely.
+    """T² · mean of KL(q ‖ p): mode-seeking, so the student may ignore some classes that the teacher finds likely.
 
     Source: Gu et al. 2024, MiniLLM (arXiv 2306.08543), section 2.1; here for each position separately.
     """
-    return softened(student, teacher, temperature, lambda p, q: kl(q, p))
+    return _mean_softened(student, teacher, temperature, lambda p, q: row_kl(q, p))
 
 
 def jensen_shannon(
@@ -53,10 +53,10 @@ def jensen_shannon(
     """
 
     def divergence(p: Tensor, q: Tensor) -> Tensor:
-        m = mixed(p, q, beta)
-        return beta * kl(p, m) + (1 - beta) * kl(q, m)
+        m = log_mixture(p, q, beta)
+        return beta * row_kl(p, m) + (1 - beta) * row_kl(q, m)
 
-    return softened(student, teacher, temperature, divergence)
+    return _mean_softened(student, teacher, temperature, divergence)
 
 
 def skewed_kl(
@@ -70,7 +70,7 @@ def skewed_kl(
 
     Source: Ko et al. 2024, DistiLLM (arXiv 2402.03898), equation 2.
     """
-    return softened(student, teacher, temperature, lambda p, q: kl(p, mixed(p, q, skew)))
+    return _mean_softened(student, teacher, temperature, lambda p, q: row_kl(p, log_mixture(p, q, skew)))
 
 
 def skewed_reverse_kl(
@@ -84,7 +84,7 @@ def skewed_reverse_kl(
 
     Source: Ko et al. 2024, DistiLLM (arXiv 2402.03898), section 3.1.
     """
-    return softened(student, teacher, temperature, lambda p, q: kl(q, mixed(q, p, skew)))
+    return _mean_softened(student, teacher, temperature, lambda p, q: row_kl(q, log_mixture(q, p, skew)))
 
 
 def total_variation(
@@ -94,7 +94,7 @@ def total_variation(
 
     Source: Wen et al. 2023, f-distill (arXiv 2307.15190), section 2.2, for each position separately.
     """
-    return softened(student, teacher, temperature, lambda p, q: 0.5 * (p.exp() - q.exp()).abs().sum(-1))
+    return _mean_softened(student, teacher, temperature, lambda p, q: 0.5 * (p.exp() - q.exp()).abs().sum(-1))
 
 
 def soft_cross_entropy(
@@ -104,7 +104,7 @@ def soft_cross_entropy(
 
     Source: Hinton et al. 2015 (arXiv 1503.02531), section 2.
     """
-    return softened(student, teacher, temperature, lambda p, q: -expected(p, q))
+    return _mean_softened(student, teacher, temperature, lambda p, q: -row_expectation(p, q))
 
 
 def decoupled_kl(
@@ -123,16 +123,16 @@ def decoupled_kl(
 
     Source: Zhao et al. 2022, DKD (arXiv 2203.08679), equation 7; the defaults are its values for CIFAR-100.
     """
-    rows = labels != IGNORED
-    column = labels[rows, None]
+    labelled = labels != IGNORED
+    column = labels[labelled, None]
 
     def divergence(p: Tensor, q: Tensor) -> Tensor:
-        (label_p, rest_p), (label_q, rest_q) = (split_at(column, each) for each in (p, q))
-        return alpha * kl(label_p, label_q) + beta * kl(rest_p, rest_q)
+        (label_p, rest_p), (label_q, rest_q) = (_split_label(column, each) for each in (p, q))
+        return alpha * row_kl(label_p, label_q) + beta * row_kl(rest_p, rest_q)
 
     if not len(column):
-        return softened(student, student.detach(), temperature, kl)  # 0, with a graph
-    return softened(student[rows], teacher[rows], temperature, divergence)
+        return _mean_softened(student, student.detach(), temperature, row_kl)  # 0, with an autograd graph
+    return _mean_softened(student[labelled], teacher[labelled], temperature, divergence)
 
 
 def logit_mse(
@@ -142,16 +142,16 @@ def logit_mse(
 
     Source: Ba and Caruana 2014 (arXiv 1312.6184), equation 1.
     """
-    own, taught, count = allowed(student, teacher)
-    return (own - taught).square().sum() / count.sum().clamp(min=1)
+    student, teacher, counts = _mask_impossible(student, teacher)
+    return (student - teacher).square().sum() / counts.sum().clamp(min=1)
 
 
 def logit_cosine(
     student: Float[Tensor, "rows classes"], teacher: Float[Tensor, "rows classes"], *, temperature: float = 1.0
 ) -> Float[Tensor, ""]:
     """Mean of 1 - cos(student, teacher) over rows, independent of the temperature."""
-    own, taught, _ = allowed(student, teacher)
-    return (1 - F.cosine_similarity(own, taught, dim=-1)).mean()
+    student, teacher, _ = _mask_impossible(student, teacher)
+    return (1 - F.cosine_similarity(student, teacher, dim=-1)).mean()
 
 
 def cross_entropy(
@@ -166,59 +166,59 @@ def squared_error(
     student: Float[Tensor, "rows 1"], labels: Float[Tensor, "rows"], *, ignored: float = IGNORED
 ) -> Float[Tensor, ""]:
     """Mean over labelled rows of (student - label)², for numeric labels; 0 if no row has a label."""
-    known = labels != ignored
-    return ((student.float()[:, 0] - labels).square() * known).sum() / known.sum().clamp(min=1)
+    labelled = labels != ignored
+    return ((student.float()[:, 0] - labels).square() * labelled).sum() / labelled.sum().clamp(min=1)
 
 
 def label_loss(student: Float[Tensor, "rows _"], labels: Num[Tensor, "rows"]) -> Float[Tensor, ""]:
-    """`cross_entropy` for classes, `squared_error` for numbers."""
+    """`cross_entropy` for classes, `squared_error` for numeric labels."""
     return squared_error(student, labels) if labels.is_floating_point() else cross_entropy(student, labels)
 
 
-def softened(student: Tensor, teacher: Tensor, temperature: float, divergence: Divergence) -> Tensor:
+def _mean_softened(student: Tensor, teacher: Tensor, temperature: float, divergence: RowDivergence) -> Tensor:
     """T² · mean over rows of a divergence of the softened distributions."""
-    p, q = (F.log_softmax(widened(logits) / temperature, dim=-1) for logits in (teacher, student))
+    p, q = (F.log_softmax(upcast(logits) / temperature, dim=-1) for logits in (teacher, student))
     return divergence(p, q).mean() * temperature**2
 
 
-def widened(logits: Tensor) -> Tensor:
+def upcast(logits: Tensor) -> Tensor:
     """Returns the logits in at least float32: in bf16 the tail of the log-softmax is lost."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def allowed(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns both logits with 0 where either is -inf, and the number of the other classes of each row."""
-    own, taught = widened(student), widened(teacher)
-    gone = (own == -torch.inf) | (taught == -torch.inf)
-    return own.masked_fill(gone, 0), taught.masked_fill(gone, 0), (~gone).sum(-1)
+def _mask_impossible(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns both logits with 0 where either is -inf, and each row's number of remaining classes."""
+    student, teacher = upcast(student), upcast(teacher)
+    impossible = (student == -torch.inf) | (teacher == -torch.inf)
+    return student.masked_fill(impossible, 0), teacher.masked_fill(impossible, 0), (~impossible).sum(-1)
 
 
-def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL of each row, from log-probabilities."""
-    return expected(p, p - q)
+def row_kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p ‖ q) of each row [rows], from log-probabilities [rows, classes]."""
+    return row_expectation(p, p - q)
 
 
-def expected(p: Tensor, values: Tensor) -> Tensor:
-    """Σ p · values of each row, for log-probabilities `p`; where p is 0 any value is ignored, even NaN."""
+def row_expectation(p: Tensor, values: Tensor) -> Tensor:
+    """Σ p · values of each row [rows], for log-probabilities `p`; where p is 0 the value is ignored, even NaN."""
     return (p.exp() * values.masked_fill(p == -torch.inf, 0)).sum(-1)
 
 
-def mixed(p: Tensor, q: Tensor, share: float) -> Tensor:
-    """Log of share · p + (1 - share) · q, from log-probabilities."""
-    neither = (p == -torch.inf) & (q == -torch.inf)  # the gradient of logaddexp would be NaN
-    sides = (p.masked_fill(neither, 0) + math.log(share), q.masked_fill(neither, 0) + math.log1p(-share))
-    return torch.logaddexp(*sides).masked_fill(neither, -torch.inf)
+def log_mixture(p: Tensor, q: Tensor, share: float) -> Tensor:
+    """Log of share · p + (1 - share) · q, from log-probabilities of any shape."""
+    impossible = (p == -torch.inf) & (q == -torch.inf)  # the gradient of logaddexp would be NaN
+    parts = (p.masked_fill(impossible, 0) + math.log(share), q.masked_fill(impossible, 0) + math.log1p(-share))
+    return torch.logaddexp(*parts).masked_fill(impossible, -torch.inf)
 
 
-def split_at(column: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns log-probabilities of (the class, any other) [rows, 2], and within the others [rows, classes]."""
-    own = log_p.gather(1, column)
+def _split_label(column: Tensor, log_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns log-probabilities of (the label, any other class) [rows, 2], and within the others [rows, classes]."""
+    label = log_p.gather(1, column)
     others = log_p.scatter(1, column, -torch.inf)
     total = others.logsumexp(-1, keepdim=True)
-    return torch.cat([own, total], -1), others - total
+    return torch.cat([label, total], -1), others - total
 
 
-DIVERGENCES: dict[str, Callable[..., Tensor]] = {
+DIVERGENCE_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "forward_kl": forward_kl,
     "reverse_kl": reverse_kl,
     "jensen_shannon": jensen_shannon,

@@ -7,15 +7,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Hidden = Float[Tensor, "batch length width"]
-Distance = Callable[[Tensor, Tensor, Tensor], Tensor]
+HiddenStates = Float[Tensor, "batch length width"]
+HiddenDistance = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @torch.no_grad()
-def layer_distances(
-    student: Sequence[Hidden], teacher: Sequence[Hidden], mask: Int[Tensor, "batch length"], distance: Distance
+def compute_layer_distances(
+    student: Sequence[HiddenStates],
+    teacher: Sequence[HiddenStates],
+    mask: Int[Tensor, "batch length"],
+    distance: HiddenDistance,
 ) -> Float[Tensor, "layers offsets"]:
-    """Returns the distances, [i, k] from the student's layer i to the teacher's layer i + k, both counted from 0.
+    """Returns the distances [i, k] between the student's layer i and the teacher's layer i + k, both counted from 0.
 
     In a strictly increasing map, layer i has at least i of the teacher's layers below its own, and enough above it for
     the following layers, so these are all possible pairs; their number is layers x (teacher layers - layers + 1).
@@ -23,15 +26,15 @@ def layer_distances(
     Args:
         student: Hidden states of the student's layers, projected to the teacher's width, the lowest first.
         teacher: Hidden states of the teacher's layers, at least as many.
-        mask: 1 at tokens.
-        distance: One of `DISTANCES`, between (student, teacher) under the mask.
+        mask: 1 at tokens, 0 at padding.
+        distance: One of `features.HIDDEN_DISTANCES`, called with (student, teacher, mask).
     """
-    spare = len(teacher) - len(student)
-    rows = [[distance(own, teacher[i + k], mask) for k in range(spare + 1)] for i, own in enumerate(student)]
+    surplus = len(teacher) - len(student)
+    rows = [[distance(state, teacher[i + k], mask) for k in range(surplus + 1)] for i, state in enumerate(student)]
     return torch.stack([torch.stack(row) for row in rows])
 
 
-def rising_map(distances: Float[Tensor, "layers offsets"]) -> list[int]:
+def find_increasing_map(distances: Float[Tensor, "layers offsets"]) -> list[int]:
     """Returns each student layer's teacher layer, from 0: the strictly increasing map of minimal total distance.
 
     distances[i, k] belongs to the pair (i, i + k), so a map is strictly increasing if its offsets k never decrease. The
@@ -46,12 +49,12 @@ def rising_map(distances: Float[Tensor, "layers offsets"]) -> list[int]:
     easiest to imitate, and a layer with residual connections then learns the identity.
     """
     costs = distances.double().tolist()
-    totals, reached = costs[0], []
+    totals, predecessors = costs[0], []
     for row in costs[1:]:
         best = list(accumulate(zip(totals, range(len(row)), strict=True), min))
-        reached.append([offset for _, offset in best])
+        predecessors.append([offset for _, offset in best])
         totals = [total + cost for (total, _), cost in zip(best, row, strict=True)]
     offsets = [min(range(len(totals)), key=totals.__getitem__)]
-    for before in reversed(reached):
-        offsets.append(before[offsets[-1]])
+    for offsets_before in reversed(predecessors):
+        offsets.append(offsets_before[offsets[-1]])
     return [layer + offset for layer, offset in enumerate(reversed(offsets))]

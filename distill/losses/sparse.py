@@ -1,12 +1,12 @@
 """Objectives on teacher distributions with only a few ids stored per position; no dense target is ever built."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import BackwardCFunction, once_differentiable
+
+from distill.losses.logits import upcast
 
 
 def sampled_cross_entropy(
@@ -30,16 +30,16 @@ def sampled_cross_entropy(
 
     Source: Anshumann et al. 2025, sparse logit sampling (arXiv 2503.16870); drawn at temperature 1.
     """
-    # float32: in bf16 the tail of the log-softmax is lost
-    logits = student if student.dtype == torch.float64 else student.float()
-    return _SampledCrossEntropy.apply(logits, ids.long(), weights.to(logits.dtype))
+    logits = upcast(student)
+    loss: Tensor = _SampledCrossEntropy.apply(logits, ids.long(), weights.to(logits.dtype))
+    return loss
 
 
 class _SampledCrossEntropy(torch.autograd.Function):
     """Log-softmax forward, one exp backward; autograd would also build a dense tensor of zeros for the gather."""
 
     @staticmethod
-    def forward(ctx: Any, student: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def forward(ctx: BackwardCFunction, student: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         log_q = F.log_softmax(student, dim=-1)
         ctx.save_for_backward(log_q, ids, weights)
         # A student's logit may be -inf, and padding refers to id 0: 0 · inf would be NaN.
@@ -48,8 +48,9 @@ class _SampledCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        log_q, ids, weights = ctx.saved_tensors  # not modified: gradient_shares runs backward before the step does
+    def backward(ctx: BackwardCFunction, upstream: Tensor) -> tuple[Tensor, None, None]:
+        # Not modified: compute_gradient_shares runs backward before the step does.
+        log_q, ids, weights = tuple(ctx.saved_tensors)
         scaled = weights * (upstream / max(1, len(weights)))
         grad = log_q.exp().mul_(scaled.sum(1, keepdim=True))
         return grad.scatter_add_(1, ids, -scaled), None, None
@@ -82,11 +83,11 @@ def topk_kl(
 
     Source: Hinton et al. 2015 (arXiv 1503.02531), section 2, on k + 1 buckets; at temperature 1.
     """
-    logits = student if student.dtype == torch.float64 else student.float()
-    kept = log_probs > -torch.inf
-    left = tail.masked_fill(kept.sum(-1) == student.shape[1], 0)
-    p = torch.cat([log_probs.exp(), left[:, None]], -1).to(logits.dtype)
-    log_q = F.log_softmax(_Buckets.apply(logits, ids.long(), kept), dim=-1).masked_fill(p == 0, 0)
+    logits = upcast(student)
+    stored = log_probs > -torch.inf
+    remaining = tail.masked_fill(stored.sum(-1) == student.shape[1], 0)
+    p = torch.cat([log_probs.exp(), remaining[:, None]], -1).to(logits.dtype)
+    log_q = F.log_softmax(_Buckets.apply(logits, ids.long(), stored), dim=-1).masked_fill(p == 0, 0)
     return F.kl_div(log_q, p, reduction="sum") / max(1, len(student))
 
 
@@ -97,20 +98,20 @@ class _Buckets(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
+    def forward(ctx: BackwardCFunction, logits: Tensor, ids: Tensor, stored: Tensor) -> Tensor:
         lowest = torch.finfo(logits.dtype).min  # not -inf: if no id is left, the log-softmax would be NaN
         # Padding refers to id 0, which is not masked by it: the minimum of its logit and +inf is its logit.
-        sources = torch.full_like(ids, torch.inf, dtype=logits.dtype).masked_fill_(kept, lowest)
+        sources = torch.full_like(ids, torch.inf, dtype=logits.dtype).masked_fill_(stored, lowest)
         others = logits.scatter_reduce(1, ids, sources, "amin")
         log_r = F.log_softmax(others, dim=-1)
-        ctx.save_for_backward(log_r, ids, kept)
+        ctx.save_for_backward(log_r, ids, stored)
         # log Σ exp z = z - log softmax(z) for any z: the largest loses least precision
         total = others.amax(-1, keepdim=True) - log_r.amax(-1, keepdim=True)
-        return torch.cat([logits.gather(1, ids).masked_fill_(~kept, lowest), total], -1)
+        return torch.cat([logits.gather(1, ids).masked_fill_(~stored, lowest), total], -1)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
-        log_r, ids, kept = ctx.saved_tensors
+    def backward(ctx: BackwardCFunction, upstream: Tensor) -> tuple[Tensor, None, None]:
+        log_r, ids, stored = tuple(ctx.saved_tensors)
         grad = log_r.exp().mul_(upstream[:, -1:])
-        return grad.scatter_add_(1, ids, upstream[:, :-1].masked_fill(~kept, 0)), None, None
+        return grad.scatter_add_(1, ids, upstream[:, :-1].masked_fill(~stored, 0)), None, None

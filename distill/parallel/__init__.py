@@ -1,1 +1,66 @@
-"""Distribution of a model over processes: tensor parallelism, FSDP2 and pipelines on a given mesh."""
+"""Layouts of models over processes: tensor parallelism, FSDP, pipeline stages; sharded loading and gathering.
+
+Public names are imported on first use, so that importing this package loads no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distill.parallel.apply import apply_layout, gather_state_dict, gather_tensor, reshard
+    from distill.parallel.clip import clip_gradients
+    from distill.parallel.layout import Layout, check_layout_fits, check_model_fits, parse_layout
+    from distill.parallel.load import load_sharded
+    from distill.parallel.mesh import build_mesh, find_data_rank
+    from distill.parallel.pipeline import PipelineForward, PipelineTrainer
+    from distill.parallel.pipeline_stage import freeze_embeddings, load_stage, split_layers
+    from distill.parallel.tensor_plan import build_tensor_plan, find_layer_names
+
+EXPORTS = {
+    "Layout": "layout",
+    "PipelineForward": "pipeline",
+    "PipelineTrainer": "pipeline",
+    "apply_layout": "apply",
+    "build_mesh": "mesh",
+    "build_tensor_plan": "tensor_plan",
+    "check_layout_fits": "layout",
+    "check_model_fits": "layout",
+    "clip_gradients": "clip",
+    "find_data_rank": "mesh",
+    "find_layer_names": "tensor_plan",
+    "freeze_embeddings": "pipeline_stage",
+    "gather_state_dict": "apply",
+    "gather_tensor": "apply",
+    "load_sharded": "load",
+    "load_stage": "pipeline_stage",
+    "parse_layout": "layout",
+    "reshard": "apply",
+    "split_layers": "pipeline_stage",
+}
+__all__ = [
+    "Layout",
+    "PipelineForward",
+    "PipelineTrainer",
+    "apply_layout",
+    "build_mesh",
+    "build_tensor_plan",
+    "check_layout_fits",
+    "check_model_fits",
+    "clip_gradients",
+    "find_data_rank",
+    "find_layer_names",
+    "freeze_embeddings",
+    "gather_state_dict",
+    "gather_tensor",
+    "load_sharded",
+    "load_stage",
+    "parse_layout",
+    "reshard",
+    "split_layers",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in EXPORTS:
+        return getattr(import_module(f"{__name__}.{EXPORTS[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,9 +12,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from transformers import PreTrainedModel
 
 from distill.errors import InputError
-from distill.parallel.layout import Layout, fitting_model
-from distill.parallel.mesh import data_mesh
-from distill.parallel.tensor_plan import layer_names, tensor_plan
+from distill.parallel.layout import Layout, check_model_fits
+from distill.parallel.mesh import select_data_mesh
+from distill.parallel.tensor_plan import build_tensor_plan, find_layer_names
 
 
 def apply_layout(
@@ -35,45 +35,46 @@ def apply_layout(
     Args:
         model: Frozen or to be trained. FSDP reshards the weights of a frozen model after every forward pass.
         layout: Layout without pp; a pipeline stage is not a complete model.
-        mesh: From `mesh_of(layout, ...)`.
+        mesh: From `build_mesh(layout, ...)`.
         exact: Shard products by columns only; bit-identical to the unsharded model for most sizes on CPU (see
-            `tensor_plan`).
+            `build_tensor_plan`).
         policy: Dtypes of FSDP's weights and reductions; its `output_dtype` applies to the output of the model only.
         offload: FSDP keeps its shards, their gradients and the optimizer state in CPU memory.
         prefetch: Number of layers whose weights are gathered ahead of the current layer.
 
     Raises:
         InputError: Heads or widths can't be divided evenly, the family has no plan, or the model has no list of layers.
+        ValueError: The layout has pipeline stages.
     """
     if layout.pp > 1:
-        raise ValueError(f"layout {layout}: a pipeline's stages are laid out by distill.parallel.pipeline")
+        raise ValueError(f"layout {layout}: expected a layout without pp: load_stage loads the stages of a pipeline")
     if layout.tp > 1:
-        apply_tensor_parallel(model, layout, mesh["tp"], exact=exact)
+        _apply_tensor_parallel(model, layout, mesh["tp"], exact=exact)
     if layout.fsdp > 1 or layout.zero == 2 or (layout.tp > 1 and layout.dp > 1):
         policy = policy or MixedPrecisionPolicy()
         offloading = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
-        groups = apply_fsdp(model, data_mesh(mesh, layout), policy, offloading, keep=layout.zero == 2)
-        gather_ahead(model, groups, prefetch)
+        groups = _apply_fsdp(model, select_data_mesh(mesh, layout), policy, offloading, keep=layout.zero == 2)
+        _set_prefetch(model, groups, prefetch)
     return model
 
 
-def apply_tensor_parallel(model: PreTrainedModel, layout: Layout, mesh: DeviceMesh, *, exact: bool) -> None:
+def _apply_tensor_parallel(model: PreTrainedModel, layout: Layout, mesh: DeviceMesh, *, exact: bool) -> None:
     """Applies tensor parallelism over the 1-D `mesh`; weights shared by several modules stay shared."""
-    fitting_model(layout, model.config, "layout")
-    plan = tensor_plan(model, exact=exact)
+    check_model_fits(layout, model.config, "layout")
+    plan = build_tensor_plan(model, exact=exact)
     for name, style in plan.items():
-        check_cut(model, name, style, mesh.size())
-    shared = shared_parameters(model)
+        _check_divisible(model, name, style, mesh.size())
+    shared = _find_shared_parameters(model)
     for name, style in plan.items():
         parallelize_module(model.get_submodule(name), mesh, style, src_data_rank=None)
-    for places in shared:
-        found = [getattr(module, name) for module, name in places]
-        cut = next((each for each in found if isinstance(each, DTensor)), found[0])
-        for module, name in places:
-            setattr(module, name, cut)
+    for registrations in shared:
+        parameters = [getattr(module, name) for module, name in registrations]
+        sharded = next((each for each in parameters if isinstance(each, DTensor)), parameters[0])
+        for module, name in registrations:
+            setattr(module, name, sharded)
 
 
-def check_cut(model: PreTrainedModel, name: str, style: ParallelStyle, parts: int) -> None:
+def _check_divisible(model: PreTrainedModel, name: str, style: ParallelStyle, parts: int) -> None:
     """Checks that torch can shard a module into `parts` equal slices.
 
     Raises:
@@ -84,27 +85,32 @@ def check_cut(model: PreTrainedModel, name: str, style: ParallelStyle, parts: in
     module = dict(model.named_modules()).get(name)
     if not isinstance(module, nn.Linear | nn.Embedding):
         found = "a bare parameter" if module is None else type(module).__name__
-        raise InputError(f"tp={parts}: {name} is {found}; only nn.Linear and nn.Embedding can be cut; use fsdp=N")
+        raise InputError(
+            f"tp={parts}: {name}: expected nn.Linear or nn.Embedding, found {found}: it can't be sharded; use fsdp=N"
+        )
     if isinstance(module, nn.Linear):
         sizes = {
             "inputs": (module.in_features, style.input_layouts),
             "outputs": (module.out_features, style.output_layouts),
         }
-        for what, (size, (placement,)) in sizes.items():
+        for kind, (size, (placement,)) in sizes.items():
             if isinstance(placement, Shard) and size % parts:
-                raise InputError(f"tp={parts}: {name} has {size} {what}, which can't be shared out evenly")
+                raise InputError(
+                    f"tp={parts}: {name}: expected a number of {kind} divisible by {parts}, found {size}: the shards "
+                    "would differ in size"
+                )
 
 
-def shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Returns the places (module, name) of each parameter that is registered in more than one."""
-    places: dict[Tensor, list[tuple[nn.Module, str]]] = defaultdict(list)
+def _find_shared_parameters(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Returns the registrations (module, name) of each parameter that has more than one."""
+    registrations: dict[Tensor, list[tuple[nn.Module, str]]] = defaultdict(list)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            places[parameter].append((module, name))
-    return [found for found in places.values() if len(found) > 1]
+            registrations[parameter].append((module, name))
+    return [each for each in registrations.values() if len(each) > 1]
 
 
-def apply_fsdp(
+def _apply_fsdp(
     model: PreTrainedModel, mesh: DeviceMesh, policy: MixedPrecisionPolicy, offloading: OffloadPolicy, *, keep: bool
 ) -> list[FSDPModule]:
     """Applies FSDP2 over `mesh` with one group per layer; returns the groups within the model in execution order.
@@ -113,20 +119,20 @@ def apply_fsdp(
     """
     # With output_dtype on layers, the next layer or the head would get inputs of another dtype than its weights.
     inner = replace(policy, output_dtype=None)
-    groups = [model.get_submodule(name) for name in layer_names(model)]
+    groups = [model.get_submodule(name) for name in find_layer_names(model)]
     embedding = model.get_input_embeddings()
-    if own_group(model, embedding, groups[0]):
+    if _needs_own_group(model, embedding, groups[0]):
         groups.insert(0, embedding)
     for group in groups:
         fully_shard(group, mesh=mesh, reshard_after_forward=not keep, mp_policy=inner, offload_policy=offloading)
-    trained = any(parameter.requires_grad for parameter in model.parameters())
+    is_trained = any(parameter.requires_grad for parameter in model.parameters())
     # In training the backward pass needs the head first; in a frozen model nothing else would free its weights.
-    free = not (keep or trained)
-    fully_shard(model, mesh=mesh, reshard_after_forward=free, mp_policy=policy, offload_policy=offloading)
+    reshard_root = not (keep or is_trained)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard_root, mp_policy=policy, offload_policy=offloading)
     return [group for group in groups if isinstance(group, FSDPModule)]
 
 
-def own_group(model: PreTrainedModel, embedding: nn.Module, layer: nn.Module) -> bool:
+def _needs_own_group(model: PreTrainedModel, embedding: nn.Module, layer: nn.Module) -> bool:
     """Returns whether the input embedding is larger than a layer and no other module uses its weight."""
     if not isinstance(embedding, nn.Embedding):
         return False
@@ -134,7 +140,7 @@ def own_group(model: PreTrainedModel, embedding: nn.Module, layer: nn.Module) ->
     return uses == 1 and embedding.weight.numel() > sum(each.numel() for each in layer.parameters())
 
 
-def gather_ahead(model: nn.Module, groups: list[FSDPModule], depth: int) -> None:
+def _set_prefetch(model: nn.Module, groups: list[FSDPModule], depth: int) -> None:
     """Makes each group prefetch the weights of the next `depth` groups, in the forward and the backward pass."""
     order = [model, *groups] if isinstance(model, FSDPModule) else groups
     for i, group in enumerate(order):
@@ -145,17 +151,19 @@ def gather_ahead(model: nn.Module, groups: list[FSDPModule], depth: int) -> None
 
 
 def reshard(model: nn.Module) -> None:
-    """Frees weights that FSDP left unsharded: the head's, and with zero2 all weights after a forward without
-    backward.
+    """Frees weights that FSDP left unsharded.
+
+    These are the head's, and with zero2 all weights after a forward pass without a backward pass.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def full_tensor(tensor: Tensor) -> Tensor:
-    """Returns the full tensor of a sharded weight or gradient, and a plain tensor unchanged; collective over its
-    mesh.
+def gather_tensor(tensor: Tensor) -> Tensor:
+    """Returns the full tensor of a sharded weight or gradient, and a plain tensor unchanged.
+
+    Every process of the tensor's mesh calls it.
     """
     if not isinstance(tensor, DTensor):
         return tensor
@@ -167,17 +175,18 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gather(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
+def gather_state_dict(model: nn.Module, *, keep: bool = True) -> dict[str, Tensor]:
     """Gathers the full state dict in CPU memory, one weight at a time; each process of the mesh calls it.
 
     Args:
+        model: A model on a mesh, or a plain one.
         keep: Whether this process needs the state dict; otherwise it only takes part in collectives and gets an empty
             dict.
     """
     reshard(model)
-    found = {}
+    gathered = {}
     for name, tensor in model.state_dict().items():
-        value = full_tensor(tensor)
+        value = gather_tensor(tensor)
         if keep:
-            found[name] = value.cpu()
-    return found
+            gathered[name] = value.cpu()
+    return gathered

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.utils import get_total_norm
 
-Place = tuple[DeviceMesh, tuple[Placement, ...]] | None
+_MeshPlacement = tuple[DeviceMesh, tuple[Placement, ...]] | None  # None: a plain tensor
 
 
 @torch.no_grad()
@@ -21,35 +21,39 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     The norm is that of the full gradient: shards are summed over the processes and replicas count once, so that the
     norm is equal on every process. Plain tensors are assumed to be replicated. All processes of the gradients' meshes
     call it; there is one reduction for each kind of placement, not for each tensor.
+
+    Raises:
+        ValueError: A gradient isn't reduced yet.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.tensor(0.0)
-    groups: dict[Place, list[Tensor]] = defaultdict(list)
+    groups: dict[_MeshPlacement, list[Tensor]] = defaultdict(list)
     for gradient in gradients:
-        groups[place_of(gradient)].append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+        groups[_find_placement(gradient)].append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
     device = next(iter(groups.values()))[0].device
-    norm = torch.stack([square(local, place).to(device) for place, local in groups.items()]).sum().sqrt().float()
+    norm = torch.stack([_square_norm(local, where).to(device) for where, local in groups.items()]).sum().sqrt().float()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for local in groups.values():
         torch._foreach_mul_(local, scale.to(local[0].device))
     return norm
 
 
-def place_of(gradient: Tensor) -> Place:
+def _find_placement(gradient: Tensor) -> _MeshPlacement:
     return (gradient.device_mesh, gradient.placements) if isinstance(gradient, DTensor) else None
 
 
-def square(local: list[Tensor], place: Place) -> Tensor:
-    """Returns the squared norm of gradients with the same placement; in float64, so that the order of summation does
-    not affect the result.
+def _square_norm(local: list[Tensor], where: _MeshPlacement) -> Tensor:
+    """Returns the squared norm of gradients with the same placement.
+
+    It is computed in float64, so that the order of summation does not affect the result.
     """
     total = get_total_norm(local).double().square()
-    if place is None:
+    if where is None:
         return total
-    mesh, placements = place
+    mesh, placements = where
     if any(each.is_partial() for each in placements):
-        raise ValueError(f"a gradient of placement {placements} isn't reduced yet: its norm isn't known")
+        raise ValueError(f"gradient: expected reduced placements, found {placements}: its norm is unknown")
     total = total.to(mesh.device_type)
     for axis, placement in enumerate(placements):
         if not placement.is_replicate():

@@ -3,12 +3,15 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from distill.errors import InputError
 
+if TYPE_CHECKING:  # transformers imports torch
+    from transformers import PretrainedConfig
+
 AXES: Final = ("pp", "dp", "fsdp", "tp")  # outermost first: ranks of a tensor-parallel group are adjacent
-FORMS: Final = (
+_SYNTAX: Final = (
     "replicated, zero1, zero2, fsdp=N (or zero3), hsdp=RxS, tp=N, pp=N, dp=N with tp or pp, fsdp=N,tp=M, or auto"
 )
 
@@ -33,6 +36,7 @@ class Layout:
 
     @property
     def processes(self) -> int:
+        """Number of processes."""
         return self.pp * self.dp * self.fsdp * self.tp
 
     @property
@@ -62,74 +66,82 @@ def parse_layout(text: str, processes: int, name: str = "layout") -> Layout:
         InputError: The text can't be parsed, the axes can't be combined, or their product isn't the number of
             processes.
     """
-    layout = read_layout(text, processes, name)
+    layout = _parse_axes(text, processes, name)
     if layout.processes != processes:
-        sizes = " x ".join(str(getattr(layout, axis)) for axis in AXES if getattr(layout, axis) > 1) or "1"
+        sizes = [str(getattr(layout, axis)) for axis in AXES if getattr(layout, axis) > 1]
+        product = f"{' x '.join(sizes)} = {layout.processes}" if len(sizes) > 1 else str(layout.processes)
         raise InputError(
-            f"{name} {text!r}: needs {sizes} = {layout.processes} processes, found {processes}: start "
-            f"{layout.processes} (--devices, or torchrun), or write another layout"
+            f"{name} {text!r}: expected {product} processes, found {processes}: start {layout.processes} (--devices "
+            "or torchrun), or choose another layout"
         )
     if layout.pp > 1 and layout.fsdp * layout.tp > 1:
         raise InputError(
-            f"{name} {text!r}: pp goes with dp only: a stage's weights would be gathered or reduced for every "
-            f"micro-batch; use pp={layout.processes}, or fsdp and tp without pp"
+            f"{name} {text!r}: expected pp with dp only, found fsdp or tp: a stage's weights would be gathered or "
+            f"reduced for every micro-batch; use pp={layout.processes}, or fsdp and tp without pp"
         )
     return layout
 
 
-def read_layout(text: str, processes: int, name: str) -> Layout:
+def _parse_axes(text: str, processes: int, name: str) -> Layout:
     """Parses a layout without checking the product of its axes.
 
     Raises:
-        InputError: The text can't be parsed, or an axis is given twice.
+        InputError: The text can't be parsed, or an axis occurs twice.
     """
-    word = text.strip().lower()
-    if word in ("auto", "zero3", "fsdp"):
+    spec = text.strip().lower()
+    if spec in ("auto", "zero3", "fsdp"):
         return Layout(fsdp=processes)
-    if word == "replicated":
+    if spec == "replicated":
         return Layout(dp=processes)
-    if word in ("zero1", "zero2"):
-        return Layout(dp=processes, zero=int(word[-1])) if processes > 1 else Layout()
+    if spec in ("zero1", "zero2"):
+        return Layout(dp=processes, zero=int(spec[-1])) if processes > 1 else Layout()
     sizes: dict[str, int] = {}
-    for part in word.split(","):
+    for part in spec.split(","):
         axis, _, value = part.strip().partition("=")
-        found = hybrid(value) if axis == "hsdp" else {axis: value}
+        found = _parse_hybrid(value) if axis == "hsdp" else {axis: value}
         if found is None or not all(key in AXES and re.fullmatch(r"[1-9]\d*", size) for key, size in found.items()):
-            raise InputError(f"{name} {text!r}: expected {FORMS}; found {part.strip()!r}")
-        twice = sizes.keys() & found.keys()
-        if twice:
-            raise InputError(f"{name} {text!r}: {', '.join(sorted(twice))} is given twice")
+            raise InputError(f"{name} {text!r}: expected {_SYNTAX}, found {part.strip()!r}")
+        repeated = sizes.keys() & found.keys()
+        if repeated:
+            raise InputError(f"{name} {text!r}: expected each axis once, found {', '.join(sorted(repeated))} twice")
         sizes |= {key: int(size) for key, size in found.items()}
     return Layout(**sizes)
 
 
-def hybrid(value: str) -> dict[str, str] | None:
-    copies, times, parts = value.partition("x")
-    return {"dp": copies, "fsdp": parts} if times else None
+def _parse_hybrid(value: str) -> dict[str, str] | None:
+    replicas, separator, shards = value.partition("x")
+    return {"dp": replicas, "fsdp": shards} if separator else None
 
 
-def fitting(layout: Layout, heads: int, kv_heads: int, layers: int, name: str) -> None:
+def check_layout_fits(layout: Layout, heads: int, kv_heads: int, layers: int, name: str) -> None:
     """Checks that a model of these sizes can have the layout.
 
     Raises:
         InputError: The heads can't be divided over tp, or there are more pipeline stages than layers.
     """
-    for what, size in (("attention heads", heads), ("key and value heads", kv_heads)):
-        if size % layout.tp:
+    for kind, count in (("attention heads", heads), ("key and value heads", kv_heads)):
+        if count % layout.tp:
             raise InputError(
-                f"{name} tp={layout.tp}: the model's {size} {what} can't be shared out evenly; tp may be "
-                f"{divisors(math.gcd(heads, kv_heads))}"
+                f"{name} tp={layout.tp}: expected a divisor of the model's {count} {kind}: they can't be divided "
+                f"evenly; tp may be {_list_divisors(math.gcd(heads, kv_heads))}"
             )
     if layout.pp > layers:
-        raise InputError(f"{name} pp={layout.pp}: the model has {layers} layers, fewer than stages")
+        raise InputError(
+            f"{name} pp={layout.pp}: expected at most {layers} stages, the model's number of layers: a stage would be "
+            "empty"
+        )
 
 
-def fitting_model(layout: Layout, config: Any, name: str) -> None:
-    """Calls `fitting` with the sizes in a model's transformers config."""
-    own = config.get_text_config()
-    heads = own.num_attention_heads
-    fitting(layout, heads, getattr(own, "num_key_value_heads", None) or heads, own.num_hidden_layers, name)
+def check_model_fits(layout: Layout, config: "PretrainedConfig", name: str) -> None:
+    """Checks that the model of a transformers config can have the layout.
+
+    Raises:
+        InputError: As in `check_layout_fits`.
+    """
+    text_config = config.get_text_config()
+    heads, layers = text_config.num_attention_heads, text_config.num_hidden_layers
+    check_layout_fits(layout, heads, getattr(text_config, "num_key_value_heads", None) or heads, layers, name)
 
 
-def divisors(number: int) -> str:
+def _list_divisors(number: int) -> str:
     return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

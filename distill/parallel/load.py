@@ -19,15 +19,16 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 from distill.checkpoint.headers import read_headers
 from distill.checkpoint.weights import is_whole_number, load_model, names_text
 from distill.errors import InputError
+from distill.models.auto_class import AutoClass
 from distill.parallel.apply import apply_layout
 from distill.parallel.layout import Layout
 
-SHOWN = 5  # maximum number of names in an error message
+_SHOWN = 5  # maximum number of names in an error message
 
 
 def load_sharded(
     folder: Path,
-    auto_class: Any,
+    auto_class: AutoClass,
     layout: Layout,
     mesh: DeviceMesh,
     *,
@@ -47,48 +48,57 @@ def load_sharded(
     Args:
         folder: Checkpoint with config.json and safetensors.
         auto_class: A transformers auto class that fits the checkpoint.
+        layout: Layout without pp.
+        mesh: From `build_mesh(layout, ...)`.
         dtype: Dtype of all weights.
         frozen: Load without gradients; FSDP then frees every weight after a forward pass, whereas training keeps some
             for the backward pass.
-        exact, policy, offload, prefetch: See `apply_layout`.
+        exact: See `apply_layout`.
+        policy: See `apply_layout`.
+        offload: See `apply_layout`.
+        prefetch: See `apply_layout`.
         from_config_kwargs: Passed to `auto_class.from_config`, such as `attn_implementation`.
 
     Raises:
-        InputError: Names or shapes in the files differ from the model's, or the files are damaged; and as
+        InputError: Names or shapes in the files differ from the model's, or the files are damaged; and as in
             `apply_layout`.
     """
     if not layout.sharded and layout.zero != 2:
-        model = load_model(auto_class, folder, dtype=dtype, **from_config_kwargs)
-        return model.requires_grad_(not frozen).to(mesh.device_type).eval()
-    with no_memory_for_parameters():
+        model: PreTrainedModel = load_model(auto_class, folder, dtype=dtype, **from_config_kwargs)
+        model.requires_grad_(not frozen).to(mesh.device_type)  # type: ignore[arg-type]
+        model.eval()
+        return model
+    with parameters_on_meta():
         config = AutoConfig.from_pretrained(folder)
         model = auto_class.from_config(config, dtype=dtype, **from_config_kwargs)
-    wanted = weights_to_read(model, folder)
+    names = match_weights(model, folder)
     model.requires_grad_(not frozen)
     apply_layout(model, layout, mesh, exact=exact, policy=policy, offload=offload, prefetch=prefetch)
-    give_memory(model, torch.device("cpu" if offload else mesh.device_type), torch.device(mesh.device_type))
-    read_slices(model, wanted, folder)
+    _allocate_parameters(model, torch.device("cpu" if offload else mesh.device_type), torch.device(mesh.device_type))
+    _read_slices(model, names, folder)
     if model.can_generate() and (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model.eval()
+    model.eval()
+    return model
 
 
-def read_slices(model: nn.Module, wanted: Mapping[str, str], folder: Path) -> None:
-    """Reads the model's weights, or this process's slices of them; `wanted` is name in the files -> in the model."""
+def _read_slices(model: nn.Module, names: Mapping[str, str], folder: Path) -> None:
+    """Reads the model's weights, or this process's slices of them; `names` maps names in the files to the model's."""
     tensors = model.state_dict()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended: processes read separately
         load_checkpoint(
-            {stored: tensors[name] for stored, name in wanted.items()},
+            {stored: tensors[name] for stored, name in names.items()},
             storage_reader=HuggingFaceStorageReader(str(folder)),
             no_dist=True,
         )
 
 
 @contextmanager
-def no_memory_for_parameters() -> Iterator[None]:
-    """Puts parameters registered within the context on the meta device; buffers stay real, since most of them are in no
-    file.
+def parameters_on_meta() -> Iterator[None]:
+    """Puts parameters registered within the context on the meta device.
+
+    Buffers stay real, since most of them are in no file.
     """
 
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
@@ -103,31 +113,33 @@ def no_memory_for_parameters() -> Iterator[None]:
         hook.remove()
 
 
-def give_memory(model: nn.Module, parameters: torch.device, buffers: torch.device) -> None:
+def _allocate_parameters(model: nn.Module, parameters: torch.device, buffers: torch.device) -> None:
     """Allocates uninitialised memory for parameters on the meta device and moves buffers; tied weights stay tied."""
-    made: dict[Tensor, nn.Parameter] = {}
+    allocated: dict[Tensor, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if parameter.is_meta and parameter not in made:
+            if parameter.is_meta and parameter not in allocated:
                 empty = torch.empty_like(parameter, device=parameters)
-                made[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                allocated[parameter] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             if parameter.is_meta:
-                setattr(module, name, made[parameter])
+                setattr(module, name, allocated[parameter])
         for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
             setattr(module, name, buffer.to(buffers))
 
 
-def weights_to_read(model: PreTrainedModel, folder: Path) -> dict[str, str]:
-    """Returns name in the files -> name in the model for each weight; for tied weights the name that the files contain.
+def match_weights(model: PreTrainedModel, folder: Path) -> dict[str, str]:
+    """Returns the name in the model of each weight by its name in the files.
+
+    Of the names of a tied weight, the one that the files contain is used.
 
     Raises:
         InputError: Weights are missing, unexpected or of another shape.
     """
-    stored = stored_shapes(folder)
+    stored = _read_shapes(folder)
     names: dict[Tensor, list[str]] = defaultdict(list)
     for name, tensor in model.state_dict(keep_vars=True).items():
         names[tensor].append(name)
-    wanted, missing, reshaped = {}, [], []
+    matched, missing, reshaped = {}, [], []
     for tensor, aliases in names.items():
         found = next((name for name in aliases if name in stored), None)
         if found is None:
@@ -135,32 +147,33 @@ def weights_to_read(model: PreTrainedModel, folder: Path) -> dict[str, str]:
         elif stored[found] != tuple(tensor.shape):
             reshaped.append(f"{found}: {list(stored[found])} in the files, {list(tensor.shape)} in the model")
         else:
-            wanted[found] = aliases[0]
-    made_here = {name for name, _ in model.named_buffers()}
-    left_over = sorted(stored.keys() - {name for aliases in names.values() for name in aliases} - made_here)
+            matched[found] = aliases[0]
+    buffers = {name for name, _ in model.named_buffers()}
+    unexpected = sorted(stored.keys() - {name for aliases in names.values() for name in aliases} - buffers)
     problems = [
-        f"{what} {len(found)} ({', '.join(found[:SHOWN])}{', ...' if len(found) > SHOWN else ''})"
-        for what, found in (("missing", missing), ("left over", left_over), ("of another shape", reshaped))
+        f"{kind} {len(found)} ({', '.join(found[:_SHOWN])}{', ...' if len(found) > _SHOWN else ''})"
+        for kind, found in (("missing", missing), ("unexpected", unexpected), ("of another shape", reshaped))
         if found
     ]
     if problems:
         raise InputError(
-            f"checkpoint {str(folder)!r}: doesn't hold the weights of a {type(model).__name__}: {'; '.join(problems)}"
+            f"checkpoint {str(folder)!r}: expected the weights of a {type(model).__name__}, found others: "
+            f"{'; '.join(problems)}"
         )
-    return wanted
+    return matched
 
 
-def stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each weight in the files that transformers would read.
 
     Raises:
-        InputError: As `read_headers`, or weights are integers.
+        InputError: As in `read_headers`, or weights are integers.
     """
     headers = read_headers(folder)
-    whole = [f"{name} as {header.dtype}" for name, header in sorted(headers.items()) if is_whole_number(name, header)]
-    if whole:
+    integers = [f"{name} as {each.dtype}" for name, each in sorted(headers.items()) if is_whole_number(name, each)]
+    if integers:
         raise InputError(
-            f"checkpoint {str(folder)!r}: expected weights as floating-point numbers, found {names_text(whole)}: "
+            f"checkpoint {str(folder)!r}: expected weights as floating-point numbers, found {names_text(integers)}: "
             "integers need the scales of a quantized checkpoint"
         )
     return {name: header.shape for name, header in headers.items()}

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from distill.parallel.layout import AXES, Layout
 
 
-def mesh_of(layout: Layout, device_type: str, ranks: Sequence[int] | None = None) -> DeviceMesh:
+def build_mesh(layout: Layout, device_type: str, ranks: Sequence[int] | None = None) -> DeviceMesh:
     """Returns the mesh of `layout` over some processes of the world, with the dimensions pp, dp, fsdp and tp.
 
     Every process of the world must call it, including those outside `ranks`: creating process groups is collective.
@@ -24,18 +24,18 @@ def mesh_of(layout: Layout, device_type: str, ranks: Sequence[int] | None = None
     """
     members = list(range(dist.get_world_size())) if ranks is None else list(ranks)
     if len(members) != layout.processes:
-        raise ValueError(f"layout {layout} needs {layout.processes} processes, found {len(members)}: {members}")
+        raise ValueError(f"layout {layout}: expected {layout.processes} ranks, found {len(members)}: {members}")
     sizes = [getattr(layout, axis) for axis in AXES]
     return DeviceMesh(device_type, torch.tensor(members).view(sizes), mesh_dim_names=AXES)
 
 
-def data_rank(mesh: DeviceMesh) -> tuple[int, int]:
+def find_data_rank(mesh: DeviceMesh) -> tuple[int, int]:
     """Returns the index of this process's share of a batch and the number of shares (dp x fsdp)."""
     fsdp = mesh["fsdp"].size()
     return mesh.get_local_rank("dp") * fsdp + mesh.get_local_rank("fsdp"), mesh["dp"].size() * fsdp
 
 
-def data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
+def select_data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
     """Returns the mesh that FSDP shards weights over: [shards], or [replicas, shards] for hybrid sharding."""
     if layout.zero:
         return mesh["dp"]

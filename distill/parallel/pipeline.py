@@ -7,27 +7,30 @@ Every process of the pipeline group calls with the same batch, and each gets the
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.utils import _pytree as pytree
 from transformers import PreTrainedModel
 
 from distill.errors import InputError
-from distill.models.inputs import INPUTS
-from distill.parallel.pipeline_stage import Relay, relay_of
+from distill.losses.teacher_signals import TeacherSignals
+from distill.models.inputs import select_inputs
+from distill.parallel.pipeline_stage import Relay, find_relay
 
-Loss = Callable[[Tensor, Any], Tensor]
+Targets = TypeVar("Targets")  # tensors and lists with one entry per row, in mappings and tuples
+_ScheduleLoss = Callable[[Tensor, Tensor], Tensor]  # (hidden states, row indices) -> the loss of a micro-batch
 
 
 class StageForward(nn.Module):
-    """A stage in the form that a schedule calls: the first stage takes token ids, all others take hidden states, and
-    every stage returns hidden states.
+    """A stage in the form that a schedule calls.
 
-    Logits and requested hidden states are stored here per micro-batch instead of being returned, so that the shape of
-    every stage's output is known in advance.
+    The first stage takes token ids, all others take hidden states, and every stage returns hidden states. Logits
+    and requested hidden states are stored here per micro-batch instead of being returned, so that the shape of every
+    stage's output is known in advance.
 
     Args:
         stage: From `load_stage`.
@@ -36,33 +39,33 @@ class StageForward(nn.Module):
 
     def __init__(self, stage: PreTrainedModel, hidden: Sequence[int] = ()):
         super().__init__()
-        self.stage, self.relay = stage, relay_of(stage)
+        self.stage, self.relay = stage, find_relay(stage)
         self.logits: list[Tensor] = []
-        self.hidden: dict[int, list[Tensor]] = {n: [] for n in hidden if owner_of(n, self.relay) == self.relay.index}
+        self.hidden: dict[int, list[Tensor]] = {n: [] for n in hidden if _find_owner(n, self.relay) == self.relay.index}
 
-    def forward(self, given: Tensor, **inputs: Tensor) -> Tensor:
+    def forward(self, received: Tensor, **inputs: Tensor) -> Tensor:
         """Runs the stage: [rows, length] or [rows, length, width] -> [rows, length, width]."""
-        if self.relay.first:
-            inputs["input_ids"] = given
-        self.relay.start(given, self.hidden)
-        model: Any = self.stage if self.relay.last else self.stage.base_model
+        if self.relay.is_first:
+            inputs["input_ids"] = received
+        self.relay.start(received, self.hidden)
+        model = self.stage if self.relay.is_last else self.stage.base_model
         settings = {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
-        out = model(**inputs, **settings)
-        if self.relay.last and "logits" in out:
-            self.logits.append(out.logits)
+        output = model(**inputs, **settings)
+        if self.relay.is_last and "logits" in output:
+            self.logits.append(output.logits)
         return self.relay.finish().to(self.stage.dtype).contiguous()  # autocast may have changed the dtype
 
 
-def owner_of(number: int, relay: Relay) -> int:
+def _find_owner(number: int, relay: Relay) -> int:
     """Returns the index of the stage that computes hidden state `number`."""
     return next(i for i, layers in enumerate(relay.stages) if number == 0 or number - 1 in layers)
 
 
 class PipelineForward:
-    """Forward pass of a model whose stages are on the processes of `group`: a frozen teacher, or a student in
-    validation.
+    """Forward pass of a model whose stages are on the processes of `group`.
 
-    The stage's mode and gradients are unchanged, and no autograd graph is recorded.
+    The model is a frozen teacher, or a student in validation. The stage's mode and gradients are unchanged, and
+    no autograd graph is recorded.
 
     Args:
         stage: From `load_stage`, with this process's rank in `group` as its index.
@@ -83,15 +86,16 @@ class PipelineForward:
         micro_batches: int = 4,
         hidden: Sequence[int] = (),
     ):
-        check_group(relay_of(stage), group)
-        layers = relay_of(stage).stages[-1].stop
+        relay = find_relay(stage)
+        _check_group(relay, group)
+        layers = relay.stages[-1].stop
         unknown = [number for number in hidden if not 0 <= number <= layers]
         if unknown:
-            raise InputError(f"hidden states: expected numbers from 0 to {layers}, found {unknown[0]}")
+            raise InputError(f"hidden states: expected indices from 0 to {layers}, found {unknown[0]}")
         self.stage, self.group, self.micro_batches, self.hidden = stage, group, micro_batches, tuple(hidden)
 
     @torch.no_grad()
-    def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
         """Returns the model's outputs for a padded batch, on every process.
 
         Args:
@@ -102,32 +106,35 @@ class PipelineForward:
             mapping from index to [rows, length, width].
         """
         forward = StageForward(self.stage, self.hidden)
-        run_schedule(forward, self.group, self.micro_batches, batch)
+        _run_schedule(forward, self.group, self.micro_batches, batch)
         rows, last = len(batch["input_ids"]), forward.relay.count - 1
-        logits = self.from_owner(last, forward.logits, rows)
-        out: dict[str, Any] = {} if logits is None else {"logits": logits}
+        logits = self._broadcast_rows(last, forward.logits, rows)
+        outputs = TeacherSignals() if logits is None else TeacherSignals(logits=logits)
         if self.hidden:
-            out["hidden"] = {
-                number: self.from_owner(owner_of(number, forward.relay), forward.hidden.get(number, []), rows)
-                for number in self.hidden
-            }
-        return out
+            states = {}
+            for number in self.hidden:
+                owner, parts = _find_owner(number, forward.relay), forward.hidden.get(number, [])
+                state = self._broadcast_rows(owner, parts, rows)
+                if state is not None:
+                    states[number] = state
+            outputs["hidden"] = states
+        return outputs
 
-    def from_owner(self, owner: int, parts: list[Tensor], rows: int) -> Tensor | None:
-        return from_rank(owner, torch.cat(parts)[:rows] if parts else None, self.group, self.stage.device)
+    def _broadcast_rows(self, owner: int, parts: list[Tensor], rows: int) -> Tensor | None:
+        return _broadcast(owner, torch.cat(parts)[:rows] if parts else None, self.group, self.stage.device)
 
 
 class PipelineTrainer:
     """Training steps of a model whose stages are on the processes of `group`.
 
-    Each process optimises the parameters of its own stage. A matrix that the first and the last stage share gets the
+    Each process optimizes the parameters of its own stage. A matrix that the first and the last stage share gets the
     sum of both gradients on both, bit-identical, so that equal optimizers keep it equal. Dropout draws from each
     process's own generator; seed them differently.
 
     Args:
         stage: From `load_stage`, with this process's rank in `group` as its index.
         group: The pipeline's processes; all processes of the world if None.
-        copies: Processes with the same stage of other replicas of the model, which get different data.
+        replicas: Processes with the same stage of other replicas of the model, which get different data.
         micro_batches: Maximum number of micro-batches per batch. If the number is at least that of the stages, the
             schedule is 1F1B, which keeps the activations of at most as many micro-batches as there are stages;
             otherwise GPipe.
@@ -141,14 +148,14 @@ class PipelineTrainer:
         stage: PreTrainedModel,
         group: dist.ProcessGroup | None = None,
         *,
-        copies: dist.ProcessGroup | None = None,
+        replicas: dist.ProcessGroup | None = None,
         micro_batches: int = 4,
     ):
-        self.stage, self.group, self.micro_batches, self.relay = stage, group, micro_batches, relay_of(stage)
-        self.copies = copies
-        check_group(self.relay, group)
+        self.stage, self.group, self.micro_batches, self.relay = stage, group, micro_batches, find_relay(stage)
+        self.replicas = replicas
+        _check_group(self.relay, group)
 
-    def step(self, batch: Mapping[str, Tensor], targets: Any, loss: Loss) -> Tensor:
+    def step(self, batch: Mapping[str, Tensor], targets: Targets, loss: Callable[[Tensor, Targets], Tensor]) -> Tensor:
         """Runs the forward and backward passes of a batch and accumulates the gradients.
 
         Args:
@@ -164,38 +171,41 @@ class PipelineTrainer:
         """
         forward, rows = StageForward(self.stage), len(batch["input_ids"])
 
-        def loss_of_rows(hidden: Tensor, numbers: Tensor) -> Tensor:
-            first, stop = int(numbers[0]), min(int(numbers[-1]) + 1, rows)
-            return loss(forward.logits.pop()[: stop - first], slice_rows(targets, first, stop))
+        def compute_loss(hidden: Tensor, indices: Tensor) -> Tensor:
+            first, stop = int(indices[0]), min(int(indices[-1]) + 1, rows)
+            return loss(forward.logits.pop()[: stop - first], _slice_rows(targets, first, stop))
 
-        with self.tied_gradients():
-            losses = run_schedule(forward, self.group, self.micro_batches, batch, loss_of_rows)
-        known = torch.stack(losses).detach() if losses else None
-        found = from_rank(self.relay.count - 1, known, self.group, self.stage.device)
-        assert found is not None
-        return found
+        with self._sum_tied_gradients():
+            losses = _run_schedule(forward, self.group, self.micro_batches, batch, compute_loss)
+        own = torch.stack(losses).detach() if losses else None
+        broadcast = _broadcast(self.relay.count - 1, own, self.group, self.stage.device)
+        if broadcast is None:
+            raise RuntimeError("pipeline: expected losses on the last stage, found none")
+        return broadcast
 
     @contextmanager
-    def tied_gradients(self) -> Iterator[None]:
-        """Sums the tied weights' gradients of the step within the context over first and last stage; gradients
-        accumulated earlier are already summed.
+    def _sum_tied_gradients(self) -> Iterator[None]:
+        """Sums the tied weights' gradients of the step within the context over the first and the last stage.
+
+        Gradients accumulated earlier are already summed.
         """
-        tied = [self.stage.get_parameter(name) for name in self.relay.tied if self.relay.first or self.relay.last]
+        is_end = self.relay.is_first or self.relay.is_last
+        tied = [self.stage.get_parameter(name) for name in self.relay.tied if is_end]
         tied = [weight for weight in tied if weight.requires_grad]
         earlier = [weight.grad for weight in tied]
         for weight in tied:
             weight.grad = None
         yield
         for weight, before in zip(tied, earlier, strict=True):
-            mine = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            weight.grad = mine + self.swapped(mine)
+            own = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            weight.grad = own + self._exchange_ends(own)
             if before is not None:
                 weight.grad += before
 
-    def swapped(self, mine: Tensor) -> Tensor:
+    def _exchange_ends(self, own: Tensor) -> Tensor:
         """Exchanges a tensor between the first and the last stage and returns the other stage's."""
-        other, peer = torch.empty_like(mine), self.relay.count - 1 if self.relay.first else 0
-        ops = [dist.P2POp(dist.isend, mine, group=self.group, group_peer=peer)]
+        other, peer = torch.empty_like(own), self.relay.count - 1 if self.relay.is_first else 0
+        ops = [dist.P2POp(dist.isend, own, group=self.group, group_peer=peer)]
         ops.append(dist.P2POp(dist.irecv, other, group=self.group, group_peer=peer))
         for work in dist.batch_isend_irecv(ops):
             work.wait()
@@ -203,34 +213,36 @@ class PipelineTrainer:
 
     def average_gradients(self) -> None:
         """Averages the gradients over all replicas; to be called once per step, after accumulation."""
-        if self.copies is None or dist.get_world_size(self.copies) == 1:
+        if self.replicas is None or dist.get_world_size(self.replicas) == 1:
             return
-        found = [each.grad for each in self.stage.parameters() if each.grad is not None]
-        under_way = [dist.all_reduce(each, group=self.copies, async_op=True) for each in found]
-        for work in under_way:
+        gradients = [each.grad for each in self.stage.parameters() if each.grad is not None]
+        reductions = [dist.all_reduce(each, group=self.replicas, async_op=True) for each in gradients]
+        for work in reductions:
             work.wait()
-        torch._foreach_div_(found, dist.get_world_size(self.copies))
+        torch._foreach_div_(gradients, dist.get_world_size(self.replicas))
 
-    def clip_gradients(self, most: float) -> Tensor:
-        """Scales the gradients of all stages so that their total norm is at most `most`; returns the norm before []."""
-        counted_before = set(self.relay.tied) if self.relay.last else set()
+    def clip_gradients(self, max_norm: float) -> Tensor:
+        """Scales the gradients of all stages so that their total norm is at most `max_norm`.
+
+        Gradients of tied weights count once. Returns the norm before, a scalar.
+        """
+        counted = set(self.relay.tied) if self.relay.is_last else set()
         weights = {name: each for name, each in self.stage.named_parameters() if each.grad is not None}
-        own: list[Any] = [each.grad for name, each in weights.items() if name not in counted_before]
+        own = [each.grad for name, each in weights.items() if name not in counted and each.grad is not None]
         square = nn.utils.get_total_norm(own).square()
         dist.all_reduce(square, group=self.group)
-        nn.utils.clip_grads_with_norm_(weights.values(), most, square.sqrt())
+        nn.utils.clip_grads_with_norm_(weights.values(), max_norm, square.sqrt())
         return square.sqrt()
 
 
-def run_schedule(
+def _run_schedule(
     forward: StageForward,
     group: dist.ProcessGroup | None,
     micro_batches: int,
     batch: Mapping[str, Tensor],
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    loss: _ScheduleLoss | None = None,
 ) -> list[Tensor]:
-    """Runs one batch through the stages, including the backward pass if a `loss` of (hidden states, row indices) is
-    given.
+    """Runs one batch through the stages, with a backward pass if there is a `loss`.
 
     Returns:
         Losses of the micro-batches, on the last stage.
@@ -240,28 +252,28 @@ def run_schedule(
     """
     if "documents" in batch:
         raise InputError(
-            "packing: a model in pipeline stages hands on no masks, and documents of a row would see each other; "
-            "train it unpacked, or lay it out in another way"
+            "packing: expected an unpacked batch, found documents: pipeline stages pass on no masks, and documents "
+            "of a row would attend to each other; train it unpacked, or in another layout"
         )
     relay, device = forward.relay, forward.stage.device
-    inputs: dict[str, Any] = {name: batch[name].to(device) for name in INPUTS if name in batch}
+    inputs: dict[str, Any] = {name: value.to(device) for name, value in select_inputs(batch).items()}
     rows = len(inputs["input_ids"])
     size = -(-rows // micro_batches)
     count = -(-rows // size)
-    inputs = {name: filled_up(value, size * count) for name, value in inputs.items()}
-    schedule = schedule_of(forward, group, inputs["input_ids"][:size], count, loss)
-    args = (inputs.pop("input_ids"),) if relay.first else ()
+    inputs = {name: _pad_rows(value, size * count) for name, value in inputs.items()}
+    schedule = _build_schedule(forward, group, inputs["input_ids"][:size], count, loss)
+    args = (inputs.pop("input_ids"),) if relay.is_first else ()
     if loss is None:
         schedule.eval(*args, return_outputs=False, **inputs)
         return []
     losses: list[Tensor] = []
-    numbers = torch.arange(size * count) if relay.last else None
-    schedule.step(*args, target=numbers, losses=losses, return_outputs=False, **inputs)
+    indices = torch.arange(size * count) if relay.is_last else None
+    schedule.step(*args, target=indices, losses=losses, return_outputs=False, **inputs)
     return losses
 
 
-def schedule_of(
-    forward: StageForward, group: dist.ProcessGroup | None, ids: Tensor, count: int, loss: Any
+def _build_schedule(
+    forward: StageForward, group: dist.ProcessGroup | None, ids: Tensor, count: int, loss: _ScheduleLoss | None
 ) -> ScheduleGPipe | Schedule1F1B:
     """Builds a schedule for `count` micro-batches with the shape of `ids`.
 
@@ -269,49 +281,48 @@ def schedule_of(
     messages, which is cheaper than keeping a schedule and its receive buffers for every shape.
     """
     stage, relay = forward.stage, forward.relay
-    wire = torch.empty(
+    states = torch.empty(
         *ids.shape, stage.config.hidden_size, dtype=stage.dtype, device="meta", requires_grad=loss is not None
     )
-    given = ids.to("meta") if relay.first else wire
-    part = PipelineStage(forward, relay.index, relay.count, stage.device, given, wire, group=group)
-    kind = Schedule1F1B if loss is not None and count >= relay.count else ScheduleGPipe
-    return kind(part, count, loss_fn=loss, scale_grads=False)
+    inputs = ids.to("meta") if relay.is_first else states
+    part = PipelineStage(forward, relay.index, relay.count, stage.device, inputs, states, group=group)
+    schedule_class = Schedule1F1B if loss is not None and count >= relay.count else ScheduleGPipe
+    return schedule_class(part, count, loss_fn=loss, scale_grads=False)
 
 
-def filled_up(tensor: Tensor, rows: int) -> Tensor:
-    """Returns the tensor padded to `rows` rows with copies of its last row, so that all micro-batches have the same
-    shape.
+def _pad_rows(tensor: Tensor, rows: int) -> Tensor:
+    """Returns the tensor padded to `rows` rows with copies of its last row.
+
+    All micro-batches then have the same shape.
     """
     return tensor[torch.arange(rows, device=tensor.device).clamp(max=len(tensor) - 1)] if rows > len(tensor) else tensor
 
 
-def slice_rows(targets: Any, first: int, stop: int) -> Any:
+def _slice_rows(targets: Targets, first: int, stop: int) -> Targets:
     """Returns rows `first` to `stop` (exclusive) of the tensors and lists in `targets`."""
-    if isinstance(targets, Mapping):
-        return {name: slice_rows(value, first, stop) for name, value in targets.items()}
-    if isinstance(targets, tuple):
-        return tuple(slice_rows(value, first, stop) for value in targets)
-    return targets[first:stop]
+    leaves, structure = pytree.tree_flatten(targets, is_leaf=lambda node: isinstance(node, list))
+    sliced: Targets = pytree.tree_unflatten([leaf[first:stop] for leaf in leaves], structure)
+    return sliced
 
 
-def from_rank(
+def _broadcast(
     owner: int, tensor: Tensor | None, group: dist.ProcessGroup | None, device: torch.device
 ) -> Tensor | None:
     """Broadcasts the `tensor` of the group's process `owner`, or None, to all processes of the group."""
-    form = [None if tensor is None else (tensor.shape, tensor.dtype)]
-    dist.broadcast_object_list(form, group=group, device=device, group_src=owner)
-    if form[0] is None:
+    shape_and_dtype = [None if tensor is None else (tensor.shape, tensor.dtype)]
+    dist.broadcast_object_list(shape_and_dtype, group=group, device=device, group_src=owner)
+    if shape_and_dtype[0] is None:
         return None
-    shape, dtype = form[0]
+    shape, dtype = shape_and_dtype[0]
     tensor = torch.empty(shape, dtype=dtype, device=device) if tensor is None else tensor.contiguous()
     dist.broadcast(tensor, group=group, group_src=owner)
     return tensor
 
 
-def check_group(relay: Relay, group: dist.ProcessGroup | None) -> None:
+def _check_group(relay: Relay, group: dist.ProcessGroup | None) -> None:
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     if (size, rank) != (relay.count, relay.index):
         raise InputError(
-            f"pipeline: stage {relay.index} of {relay.count} was loaded in process {rank} of a group of {size}: "
-            "the stages wouldn't find each other"
+            f"pipeline: expected stage {rank} of {size} in this process of the group, found stage {relay.index} of "
+            f"{relay.count}: the stages wouldn't receive each other's states"
         )

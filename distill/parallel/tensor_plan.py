@@ -1,7 +1,7 @@
 """Tensor-parallel plans: how each module of a transformers model is sharded over a tensor-parallel group."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from distill.errors import InputError
 
-BERT: Final = {
+_BERT: Final = {
     "attention.self.query": "colwise",
     "attention.self.key": "colwise",
     "attention.self.value": "colwise",
@@ -21,7 +21,7 @@ BERT: Final = {
     "intermediate.dense": "colwise",
     "output.dense": "rowwise",
 }
-DISTILBERT: Final = {
+_DISTILBERT: Final = {
     "attention.q_lin": "colwise",
     "attention.k_lin": "colwise",
     "attention.v_lin": "colwise",
@@ -30,42 +30,42 @@ DISTILBERT: Final = {
     "ffn.lin2": "rowwise",
 }
 # Plans within a layer, by model type: transformers has none for encoders.
-ENCODERS: Final[Mapping[str, Mapping[str, str]]] = {
-    "bert": BERT,
-    "roberta": BERT,
-    "xlm-roberta": BERT,
-    "camembert": BERT,
-    "electra": BERT,
-    "distilbert": DISTILBERT,
+_ENCODERS: Final[Mapping[str, Mapping[str, str]]] = {
+    "bert": _BERT,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
+    "camembert": _BERT,
+    "electra": _BERT,
+    "distilbert": _DISTILBERT,
 }
 
 
-class SummedGradients(ParallelStyle):
+class _SummedGradients(ParallelStyle):
     """Replicates weights and all-reduces their partial gradients, as for a per-head norm with sharded heads."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         group = device_mesh.get_group()
         hooked: dict[str, Tensor] = {}
 
-        def summed(gradient: Tensor) -> Tensor:
+        def sum_gradient(gradient: Tensor) -> Tensor:
             total = gradient.clone()
             dist.all_reduce(total, group=group)
             return total
 
-        def hook(module: nn.Module, inputs: Any) -> None:
+        def hook_parameters(module: nn.Module, inputs: tuple[object, ...]) -> None:
             if not torch.is_grad_enabled():
                 return
             for name, parameter in module.named_parameters(recurse=False):
                 # Checked in each forward pass, since FSDP and loading replace the parameter's tensor.
                 if parameter.requires_grad and hooked.get(name) is not parameter:
-                    parameter.register_hook(summed)
+                    parameter.register_hook(sum_gradient)
                     hooked[name] = parameter
 
-        module.register_forward_pre_hook(hook)
+        module.register_forward_pre_hook(hook_parameters)
         return module
 
 
-def styles(*, exact: bool) -> dict[str, ParallelStyle | None]:
+def _parallel_styles(*, exact: bool) -> dict[str, ParallelStyle | None]:
     """Returns torch's parallel styles by their names in transformers' plans; None leaves the module unchanged."""
     gathered = ColwiseParallel(output_layouts=Replicate())
     after_gather = ColwiseParallel(input_layouts=Shard(-1), output_layouts=Replicate())
@@ -79,13 +79,15 @@ def styles(*, exact: bool) -> dict[str, ParallelStyle | None]:
         "rowwise_rep": split_input,
         "embedding_rowwise": RowwiseParallel(input_layouts=Replicate()),
         "embedding_colwise": gathered,
-        "replicated_with_grad_allreduce": SummedGradients(),
+        "replicated_with_grad_allreduce": _SummedGradients(),
         "replicate": None,
     }
 
 
-def tensor_plan(model: PreTrainedModel, *, exact: bool) -> dict[str, ParallelStyle]:
-    """Returns the parallel style of each sharded module by its name: transformers' own plan, or ours for encoders.
+def build_tensor_plan(model: PreTrainedModel, *, exact: bool) -> dict[str, ParallelStyle]:
+    """Returns the parallel style of each sharded module by its name.
+
+    For decoders this is transformers' own plan, for encoders one of this module.
 
     The input embedding is sharded by its width, or by its vocabulary if the output shares it. The vocabulary output is
     gathered, so that logits are plain tensors that are equal on all processes. Modules outside the plan are replicated.
@@ -103,58 +105,59 @@ def tensor_plan(model: PreTrainedModel, *, exact: bool) -> dict[str, ParallelSty
     Raises:
         InputError: The family has no plan, or its plan uses an unsupported style.
     """
-    known = styles(exact=exact)
-    names = dict(named_styles(model))
+    styles = _parallel_styles(exact=exact)
+    names = dict(_list_planned_styles(model))
     if not names:
         raise InputError(
-            f"tp: {type(model).__name__} ({model.config.model_type}) has no tensor-parallel plan in transformers, and "
-            f"none is known here (ours are for {', '.join(ENCODERS)}); use fsdp=N instead"
+            f"tp: expected a model type with a tensor-parallel plan in transformers, or {', '.join(_ENCODERS)}, "
+            f"found {type(model).__name__} ({model.config.model_type}): its modules can't be sharded; use fsdp=N"
         )
-    names |= vocabulary_styles(model)
+    names |= _find_vocabulary_styles(model)
     plan: dict[str, ParallelStyle] = {}
-    for name, style in names.items():
-        if style not in known:
+    for name, style_name in names.items():
+        if style_name not in styles:
             raise InputError(
-                f"tp: {type(model).__name__} cuts {name} by {style!r}, which isn't known here (known are "
-                f"{', '.join(known)}); use fsdp=N instead"
+                f"tp: {type(model).__name__}: expected a plan with the styles {', '.join(styles)}, found "
+                f"{style_name!r} for {name}: it can't be sharded; use fsdp=N"
             )
-        found = known[style]
-        if found is not None:
-            plan[name] = found
+        style = styles[style_name]
+        if style is not None:
+            plan[name] = style
     return plan
 
 
-def named_styles(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
+def _list_planned_styles(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
     """Yields the name and style of each module or bare parameter in the plan."""
-    own = ENCODERS.get(model.config.model_type)
-    if own is not None:
-        for name in layer_names(model):
-            yield from ((f"{name}.{part}", style) for part, style in own.items())
+    layer_plan = _ENCODERS.get(model.config.model_type)
+    if layer_plan is not None:
+        for name in find_layer_names(model):
+            yield from ((f"{name}.{part}", style) for part, style in layer_plan.items())
         return
-    theirs = model.tp_plan or {}
+    model_plan = model.tp_plan or {}
     modules = [name for name, _ in model.named_modules()]
     for name in [*modules, *(name for name, _ in model.named_parameters())]:
-        style = theirs.get(".".join("*" if part.isdigit() else part for part in name.split(".")))
+        style = model_plan.get(".".join("*" if part.isdigit() else part for part in name.split(".")))
         if style is not None:
             yield name, style
 
 
-def vocabulary_styles(model: PreTrainedModel) -> dict[str, str]:
+def _find_vocabulary_styles(model: PreTrainedModel) -> dict[str, str]:
     """Returns the styles of the input embedding and of the vocabulary output, if the model has them."""
     names = {module: name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    found = {}
+    styles = {}
     if isinstance(embedding, nn.Embedding):
-        tied = head is not None and head.weight is embedding.weight
-        found[names[embedding]] = "embedding_rowwise" if tied else "embedding_colwise"
+        is_tied = head is not None and head.weight is embedding.weight
+        styles[names[embedding]] = "embedding_rowwise" if is_tied else "embedding_colwise"
     if isinstance(head, nn.Linear):
-        found[names[head]] = "colwise_gather_output"
-    return found
+        styles[names[head]] = "colwise_gather_output"
+    return styles
 
 
-def layer_names(model: PreTrainedModel) -> list[str]:
-    """Returns the names of the model's layers in order: the entries of each outermost list of `num_hidden_layers`
-    modules.
+def find_layer_names(model: PreTrainedModel) -> list[str]:
+    """Returns the names of the model's layers in order.
+
+    These are the entries of each outermost list of `num_hidden_layers` modules.
 
     Raises:
         InputError: The model has no such list, for example because all layers share their weights.
@@ -162,11 +165,12 @@ def layer_names(model: PreTrainedModel) -> list[str]:
     count = model.config.get_text_config().num_hidden_layers
     lists: list[str] = []
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in lists)
-        if isinstance(module, nn.ModuleList) and len(module) == count and not inside:
+        is_nested = any(name.startswith(f"{outer}.") for outer in lists)
+        if isinstance(module, nn.ModuleList) and len(module) == count and not is_nested:
             lists.append(name)
     if not lists:
         raise InputError(
-            f"layout: {type(model).__name__} has no list of {count} layers, so its weights can't be cut layer by layer"
+            f"layout: {type(model).__name__}: expected a list of {count} layers, found none: weights can't be sharded "
+            "by layer"
         )
     return [f"{name}.{i}" for name in lists for i in range(count)]

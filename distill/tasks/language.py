@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from distill.data.batches.encode import IGNORED
@@ -24,8 +23,8 @@ from distill.data.rows.conversations import Conversations, load_bare_conversatio
 from distill.data.rows.documents import load_bare_documents, load_documents
 from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
-from distill.tasks.row_accuracy import RowAccuracy
-from distill.tasks.task import Scorer, Task
+from distill.tasks.scorer import RowAccuracy, Scorer
+from distill.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Language(Task):
         return load_documents(config, seed)
 
     @classmethod
-    def read_bare(cls, config: DataConfig) -> Examples:
+    def read_unlabelled(cls, config: DataConfig) -> Examples:
         return load_bare_documents(config)
 
     def longest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
@@ -59,13 +58,10 @@ class Language(Task):
 
     def encode_train(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
         rows = self.encode(tokenizer, part, max_length)
-        return PackedRows.of(rows, max_length) if self.packing == "documents" else rows
+        return PackedRows.build(rows, max_length) if self.packing == "documents" else rows
 
-    def metric(self) -> Metric:
-        return RowAccuracy()
-
-    def scorer(self, rows: Any) -> Scorer:
-        return TokenScorer(len(rows))
+    def scorer(self, rows: Any = None) -> Scorer:
+        return TokenScorer(0 if rows is None else len(rows))
 
     @classmethod
     def check(cls, config: PretrainedConfig, path: str) -> None:
@@ -98,7 +94,7 @@ class CausalLM(Language):
     heads: ClassVar[tuple[str, ...]] = ("ForCausalLM", "LMHeadModel")
 
     @classmethod
-    def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
+    def build(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
         return cls(tuple(labels), how.get("packing", "stream"))
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Any:
@@ -119,7 +115,7 @@ class Chatting(CausalLM):
     chat: ChatConfig = field(default_factory=ChatConfig)
 
     @classmethod
-    def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
+    def build(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
         return cls(tuple(labels), how.get("packing", "documents"), ChatConfig(**how.get("chat", {})))
 
     @classmethod
@@ -127,7 +123,7 @@ class Chatting(CausalLM):
         return load_conversations(config, seed)
 
     @classmethod
-    def read_bare(cls, config: DataConfig) -> Any:
+    def read_unlabelled(cls, config: DataConfig) -> Any:
         return load_bare_conversations(config)
 
     def longest(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
@@ -155,36 +151,35 @@ class MaskedLM(Language):
     masking: MaskConfig = field(default_factory=MaskConfig)
 
     @classmethod
-    def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
+    def build(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
         return cls(tuple(labels), how.get("packing", "stream"), MaskConfig(**how.get("masking", {})))
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Examples, max_length: int) -> MaskedBlocks:
-        return MaskedBlocks.of(self.rows(tokenizer, part.texts, max_length), self.masking, tokenizer)
+        return MaskedBlocks.build(self.rows(tokenizer, part.texts, max_length), self.masking, tokenizer)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        MaskedBlocks.of(LanguageBlocks([]), self.masking, tokenizer)
+        MaskedBlocks.build(LanguageBlocks([]), self.masking, tokenizer)
 
 
-class TokenScorer:
+class TokenScorer(RowAccuracy):
     """Share of the labelled tokens that the model ranks first, and the perplexity: exp of the mean cross-entropy."""
 
-    def __init__(self, rows: int):
-        self.said: list[np.ndarray] = [np.zeros(0, np.int64)] * rows
-        self.nats, self.right, self.count = 0.0, 0, 0
+    def __init__(self, rows: int = 0):
+        super().__init__()
+        self.predictions: list[np.ndarray] = [np.zeros(0, np.int64)] * rows
+        self.nats = 0.0
 
-    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
-        asked = batch["labels"] != IGNORED
-        labels, found = batch["labels"][asked], logits[asked].float()
-        guesses = found.argmax(-1)
+    def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        labelled = batch["labels"] != IGNORED
+        labels, found = batch["labels"][labelled], logits[labelled].float()
+        self.update(found, labels)
         self.nats += F.cross_entropy(found, labels, reduction="sum").item()
-        self.right += int((guesses == labels).sum())
-        self.count += len(labels)
-        for row, own in zip(rows, guesses.split(asked.sum(1).tolist()), strict=True):
-            self.said[row] = own.numpy()
+        for row, own in zip(rows, found.argmax(-1).split(labelled.sum(1).tolist()), strict=True):
+            self.predictions[row] = own.numpy()
 
     def scores(self) -> dict[str, float]:
-        count = max(1, self.count)
-        return {"token accuracy": self.right / count, "perplexity": float(np.exp(self.nats / count))}
+        perplexity = float(np.exp(self.nats / max(1, int(self.total))))
+        return {"token accuracy": self.accuracy(), "perplexity": perplexity}
 
     def decisions(self) -> np.ndarray:
-        return np.concatenate(self.said)
+        return np.concatenate(self.predictions)

@@ -1,14 +1,14 @@
 """Conversion of a batch's logits, labels and teacher signals into rows with one label each."""
 
-from collections.abc import Mapping
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from distill.data.batches.share import loss_mask
-from distill.losses.compose import distribution_loss, divergence
+from distill.losses.compose import distribution_loss, select_divergence
 from distill.losses.config import LossConfig
+from distill.losses.teacher_signals import TeacherSignals
 
 Batch = dict[str, Tensor]
 
@@ -26,14 +26,15 @@ def rows_of(batch: Batch, values: Tensor, dims: int) -> Tensor:
     return values.flatten(0, 1) if mask.all() else values[mask]
 
 
-def facts_of(signals: Mapping[str, Any]) -> dict[str, Any]:
+def facts_of(signals: TeacherSignals) -> TeacherSignals:
     """Returns the temperature of stored distributions and the teacher's number of classes, if the signals contain
     them.
     """
-    return {name: signals[name] for name in ("temperature", "classes") if name in signals}
+    facts = {name: value for name, value in signals.items() if name in ("temperature", "classes")}
+    return cast(TeacherSignals, facts)
 
 
-def by_row(batch: Batch, signals: Mapping[str, Any]) -> dict[str, list[Tensor]]:
+def by_row(batch: Batch, signals: TeacherSignals) -> dict[str, list[Tensor]]:
     """Splits the signals by row of the batch, each [1, ...] or [positions of the row, ...]."""
     spoken = loss_mask(batch).sum(1).tolist()
     found = {}
@@ -55,14 +56,14 @@ class OutputRows:
         """Returns the labels [rows]."""
         return rows_of(batch, batch["labels"], 1)
 
-    def signals(self, batch: Batch, given: Mapping[str, Any]) -> dict[str, Any]:
+    def signals(self, batch: Batch, given: TeacherSignals) -> TeacherSignals:
         """Returns the teacher's signals as rows, with the entries of `facts_of`."""
         rows = {
             name: self.logits(batch, value) if name == "logits" else rows_of(batch, value, 2)
             for name, value in given.items()
             if isinstance(value, Tensor)
         }
-        return rows | facts_of(given)
+        return cast(TeacherSignals, rows) | facts_of(given)
 
     def counts(self, batch: Batch) -> list[int]:
         """Returns the number of rows of each sample."""
@@ -73,7 +74,7 @@ class OutputRows:
         """Returns values [rows, width] in the form in which they are compared if a row is not a distribution."""
         return values
 
-    def distance(self, own: Tensor, given: Mapping[str, Any], labels: Tensor, temperature: float) -> Tensor:
+    def distance(self, own: Tensor, given: TeacherSignals, labels: Tensor, temperature: float) -> Tensor:
         """Returns the mean over rows of the distance between student and teacher: `distribution_loss`, or the squared
         difference for regression, where labels are floats.
 
@@ -83,7 +84,7 @@ class OutputRows:
             labels: [rows].
             temperature: Temperature of both distributions.
         """
-        return distribution_loss(own, given, temperature, divergence(LossConfig(), labels))
+        return distribution_loss(own, given, temperature, select_divergence(LossConfig(), labels))
 
 
 class LabelRows(OutputRows):

@@ -1,45 +1,16 @@
 """Names of the tasks and of their stock heads, available without importing the tasks themselves."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 WRITING = ("causal-lm", "chat")  # tasks whose models can generate text
 LANGUAGE = ("masked-lm", *WRITING)  # tasks whose models predict tokens
-HEADS: Mapping[str, str] = {  # class name suffix -> task; bodies and language-modelling heads are no trained task
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "PooledModel": "sentence-embedding",
-}
-CLASSIFICATION_HEAD = "ForSequenceClassification"  # for single-label, multi-label and regression
 LANGUAGE_HEADS: Mapping[str, tuple[str, ...]] = {
     "masked-lm": ("ForMaskedLM", "ForPreTraining"),
     "causal-lm": ("ForCausalLM", "LMHeadModel"),
     "chat": ("ForCausalLM", "LMHeadModel"),
-}
-PROBLEMS: Mapping[str, str] = {
-    "single_label_classification": "text-classification",
-    "multi_label_classification": "multi-label",
-    "regression": "regression",
 }
 
 
 def default_signal(task: str) -> str:
     """Returns the signal that a cache stores by default for the task."""
     return "sampled" if task in LANGUAGE else "embedding" if task == "sentence-embedding" else "logits"
-
-
-def task_of_head(architectures: Iterable[str], problem: str | None, labels: int | None) -> str:
-    """Returns the task that a checkpoint was trained for; empty for a pre-trained body or an ambiguous config.
-
-    Args:
-        architectures, problem: `architectures` and `problem_type` of its config.
-        labels: Number of labels of its head, if the config contains it.
-    """
-    for name in architectures:
-        if name.endswith(CLASSIFICATION_HEAD):
-            if problem is None and labels is None:
-                return ""
-            return PROBLEMS.get(problem or ("regression" if labels == 1 else "single_label_classification"), "")
-        task = next((task for end, task in HEADS.items() if name.endswith(end)), None)
-        if task is not None:
-            return task
-    return ""

@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
-from torchmetrics import Metric
 from torchmetrics.functional.text import squad
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
@@ -15,10 +14,12 @@ from distill.data.rows.questions import Questions, Windows, encode_questions, lo
 from distill.data.splits.labelled import Splits
 from distill.tasks.baseline import Baseline, no_answers
 from distill.tasks.logit_rows import OutputRows, SpanRows
-from distill.tasks.row_accuracy import RowAccuracy
-from distill.tasks.task import Scorer, Task
+from distill.tasks.scorer import RowAccuracy, Scorer
+from distill.tasks.task import Task
 
 LONGEST = 30  # maximum number of tokens of an answer
+NONE = np.zeros(0, np.int64)
+NO_WINDOWS = Windows([], None, [], NONE, NONE, NONE, [], Questions([], []), 0)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class QuestionAnswering(Task):
         return load_questions(config, seed)
 
     @classmethod
-    def read_bare(cls, config: DataConfig) -> Questions:
+    def read_unlabelled(cls, config: DataConfig) -> Questions:
         return load_bare_questions(config)
 
     def check_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -45,11 +46,12 @@ class QuestionAnswering(Task):
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Windows:
         return encode_questions(tokenizer, part, max_length)
 
-    def metric(self) -> Metric:
-        """Returns the metric used in training: the share of starts and ends predicted at the correct token."""
-        return RowAccuracy()
+    def scorer(self, rows: Windows | None = None) -> Scorer:
+        """Returns the scorer of answers.
 
-    def scorer(self, rows: Windows) -> Scorer:
+        In validation it scores the share of starts and ends at the correct token, as the windows of a question may be
+        in different batches and on different processes.
+        """
         return AnswerScorer(rows)
 
     def baseline(self, train: Any) -> Baseline | None:
@@ -65,7 +67,7 @@ class QuestionAnswering(Task):
         return [] if any(name.endswith(self.head) for name in config.architectures or []) else None
 
 
-class AnswerScorer:
+class AnswerScorer(RowAccuracy):
     """Exact match and word F1 as computed by the SQuAD script, the best over the accepted answers.
 
     The prediction for a question is the span with the largest sum of logits over its windows, with at most LONGEST
@@ -74,16 +76,17 @@ class AnswerScorer:
     Source: Devlin et al. 2019, BERT (arXiv 1810.04805), sections 4.2 and 4.3.
     """
 
-    def __init__(self, rows: Windows):
-        self.rows = rows
-        self.spans: list[tuple[float, int, int]] = [(-np.inf, 0, 0)] * len(rows)
-        self.none = np.full(len(rows), np.inf)
+    def __init__(self, rows: Windows | None = None):
+        super().__init__()
+        self.rows = rows if rows is not None else NO_WINDOWS
+        self.spans: list[tuple[float, int, int]] = [(-np.inf, 0, 0)] * len(self.rows)
+        self.none = np.full(len(self.rows), np.inf)
 
-    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
-        said = logits.float().numpy()
+    def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        values = logits.float().numpy()
         for place, row in enumerate(rows):
             inside = self.rows.allowed[row].copy()
-            starts, ends = said[place, : len(inside), 0], said[place, : len(inside), 1]
+            starts, ends = values[place, : len(inside), 0], values[place, : len(inside), 1]
             self.none[row] = starts[0] + ends[0]
             inside[0] = False
             self.spans[row] = best_span(starts, ends, inside)
@@ -103,12 +106,12 @@ class AnswerScorer:
         return [text if score > other else "" for text, score, other in zip(found, best, none, strict=True)]
 
     def scores(self) -> dict[str, float]:
-        said: list[Any] = [{"id": str(i), "prediction_text": text} for i, text in enumerate(self.texts())]
+        predicted: list[Any] = [{"id": str(i), "prediction_text": text} for i, text in enumerate(self.texts())]
         true: list[Any] = [
             {"id": str(i), "answers": {"text": [each.text for each in answers] or [""], "answer_start": [0]}}
             for i, answers in enumerate(self.rows.part.labels)
         ]
-        found = squad(said, true)
+        found = squad(predicted, true)
         return {"F1": float(found["f1"]) / 100, "exact match": float(found["exact_match"]) / 100}
 
     def decisions(self) -> np.ndarray:

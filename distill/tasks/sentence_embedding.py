@@ -1,6 +1,6 @@
 """Sentence embedding: one vector per text, such that texts of similar meaning have vectors of similar direction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
-from torchmetrics import Metric
-from torchmetrics.functional import spearman_corrcoef
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from distill.checkpoint.config import load_config
@@ -20,9 +18,12 @@ from distill.data.batches.encode import IGNORED, Encoded
 from distill.data.config import DataConfig
 from distill.data.rows.sentences import encode_sentences, load_bare_sentences, load_sentences
 from distill.data.splits.labelled import Examples, Splits
-from distill.models.sentence_encoder import PooledModel, check_projections, pooled_class
+from distill.losses.teacher_signals import TeacherSignals
+from distill.models.sentence_encoder import PooledModel, check_projections, derive_pooled_class
+from distill.tasks.correlation import pearson, spearman
 from distill.tasks.logit_rows import Batch, OutputRows
-from distill.tasks.task import Scorer, Task
+from distill.tasks.scorer import Scorer, gathered_rows
+from distill.tasks.task import Task
 
 
 class VectorRows(OutputRows):
@@ -37,14 +38,14 @@ class VectorRows(OutputRows):
     def labels(self, batch: Batch) -> Tensor:
         return batch["labels"]
 
-    def signals(self, batch: Batch, given: Mapping[str, Any]) -> dict[str, Any]:
+    def signals(self, batch: Batch, given: TeacherSignals) -> TeacherSignals:
         """Returns the vectors as `logits`; a cache stores them as `embedding`."""
         return {"logits": given["logits"] if "logits" in given else given["embedding"]}
 
     def counts(self, batch: Batch) -> list[int]:
         return [1] * len(batch["labels"])
 
-    def distance(self, own: Tensor, given: Mapping[str, Any], labels: Tensor, temperature: float) -> Tensor:
+    def distance(self, own: Tensor, given: TeacherSignals, labels: Tensor, temperature: float) -> Tensor:
         """Returns the mean squared distance of the unit vectors, 2 · (1 - cosine)."""
         return 2 - 2 * cosine_similarity(own, given["logits"]).mean()
 
@@ -68,7 +69,7 @@ class SentenceEmbedding(Task):
         return load_sentences(config, seed)
 
     @classmethod
-    def read_bare(cls, config: DataConfig) -> Examples:
+    def read_unlabelled(cls, config: DataConfig) -> Examples:
         return load_bare_sentences(config)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
@@ -87,7 +88,7 @@ class SentenceEmbedding(Task):
                 unsupported computation.
         """
         super().check(config, path)
-        pooled_class(config)
+        derive_pooled_class(config)
         if Path(path).is_dir():
             read_form(Path(path))
 
@@ -107,8 +108,8 @@ class SentenceEmbedding(Task):
     def load_headed(self, path: str, rows: Sequence[int]) -> Any:
         return load_model(PooledModel, path, new_head=True, dtype=torch.float32)
 
-    def whole(self, folder: Path, *, new_head: bool = False) -> Any:
-        return super().whole(folder, new_head=True)
+    def load_checkpoint(self, folder: Path, *, new_head: bool = False) -> Any:
+        return super().load_checkpoint(folder, new_head=True)
 
     def check_weights(self, folder: Path, role: str, *, new_head: bool = False, finite: bool = True) -> None:
         super().check_weights(folder, role, new_head=True, finite=finite)  # the body's own pooler is not used
@@ -117,75 +118,67 @@ class SentenceEmbedding(Task):
     def missing_head(self, folder: Path) -> str:
         return ""
 
-    def metric(self) -> Metric:
-        return PairRanks()
-
-    def scorer(self, rows: Encoded) -> Scorer:
+    def scorer(self, rows: Encoded | None = None) -> Scorer:
         return PairScorer(rows)
 
 
-class PairRanks(Metric):
-    """Spearman's correlation of the cosines of text pairs with their similarity scores.
+class PairScorer(Scorer):
+    """Spearman's and, of the recorded samples, Pearson's correlation of the cosines of text pairs with their scores.
 
-    Vectors are stored until the end, since the two texts of a pair may be in different batches or on different
-    processes.
+    In validation, vectors are stored until the end, since the two texts of a pair may be in different batches or on
+    different processes.
     """
 
-    higher_is_better = True
-    full_state_update = False
     vectors: list[Tensor]
     labels: list[Tensor]
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Encoded | None = None):
         super().__init__()
         for name in ("vectors", "labels"):
             self.add_state(name, [], dist_reduce_fx="cat")
+        self.numbers = rows.labels[::2, 1].astype(np.float64) if rows is not None else np.zeros(0)
+        self.recorded: list[np.ndarray] = [np.zeros(0)] * (len(rows) if rows is not None else 0)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Adds the vectors of paired texts [rows, width]; labels [rows, 2] as in `VectorRows`."""
         known = labels[:, 0] != IGNORED
         self.vectors.append(logits[known].float())
         self.labels.append(labels[known])
 
     def compute(self) -> Tensor:
-        """Returns the correlation over complete pairs; 0 for fewer than two pairs."""
-        # After synchronisation over processes a state is one tensor.
-        vectors, labels = (torch.cat(each) if isinstance(each, list) else each for each in (self.vectors, self.labels))
+        """Returns Spearman's correlation over complete pairs; 0 for fewer than two pairs."""
+        vectors, labels = gathered_rows(self.vectors), gathered_rows(self.labels)
+        if not len(labels):
+            return vectors.new_zeros(())
         _, pairs, counts = labels[:, 0].unique(return_inverse=True, return_counts=True)
-        whole = (counts[pairs] == 2).nonzero()[:, 0]
-        order = whole[labels[whole, 0].argsort()]
+        complete = (counts[pairs] == 2).nonzero()[:, 0]
+        order = complete[labels[complete, 0].argsort()]
         if len(order) < 4:
             return vectors.new_zeros(())
-        first, second = vectors[order].unflatten(0, (-1, 2)).unbind(1)
-        return spearman_corrcoef(cosine_similarity(first, second), labels[order[::2], 1])
+        ordered = vectors[order].double().cpu().numpy()
+        found = spearman(cosines(ordered[::2], ordered[1::2]), labels[order[::2], 1].double().cpu().numpy())
+        return vectors.new_tensor(np.nan_to_num(found))
 
-
-class PairScorer:
-    """Spearman's and Pearson's correlations of the cosines of text pairs with their similarity scores."""
-
-    def __init__(self, rows: Encoded):
-        self.numbers = rows.labels[::2, 1].astype(np.float64)
-        self.said: list[np.ndarray] = [np.zeros(0)] * len(rows)
-
-    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+    def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
         for row, vector in zip(rows, logits.double().numpy(), strict=True):
-            self.said[row] = vector
+            self.recorded[row] = vector
 
     def cosines(self) -> np.ndarray:
-        """Returns the cosines [pairs], 0 where a vector is 0; rounded to six decimals, so that rounding errors do not
-        rank equal pairs.
-        """
-        first, second = np.stack(self.said[::2]), np.stack(self.said[1::2])
-        lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-        return ((first * second).sum(1) / np.maximum(lengths, 1e-12)).round(6)
+        """Returns the cosines of the recorded pairs [pairs]."""
+        return cosines(np.stack(self.recorded[::2]), np.stack(self.recorded[1::2]))
 
     def scores(self) -> dict[str, float]:
-        from scipy.stats import pearsonr, spearmanr
-
-        said = self.cosines()
-        return {
-            "Spearman": float(spearmanr(said, self.numbers).statistic),
-            "Pearson": float(pearsonr(said, self.numbers).statistic),
-        }
+        found = self.cosines()
+        return {"Spearman": spearman(found, self.numbers), "Pearson": pearson(found, self.numbers)}
 
     def decisions(self) -> np.ndarray:
         return self.cosines().round(1)
+
+
+def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns the cosines of vectors [pairs, width], 0 where a vector is 0; rounded to six decimals, so that rounding
+    errors do not rank equal pairs.
+    """
+    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    found: np.ndarray = (first * second).sum(1) / np.maximum(lengths, 1e-12)
+    return found.round(6)

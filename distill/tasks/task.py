@@ -4,13 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
 import torch
 import transformers
-from torch import Tensor, nn
-from torchmetrics import Metric
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from distill.checkpoint.config import load_config
@@ -20,22 +18,11 @@ from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.baseline import Baseline
 from distill.tasks.logit_rows import OutputRows
+from distill.tasks.scorer import Scorer
 
+Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
 # Class name suffixes of pre-trained bodies; any other head was trained for another task.
 BODIES = ("Model", "ForMaskedLM", "ForPreTraining", "LMHeadModel", "ForCausalLM")
-
-
-class Scorer(Protocol):
-    """Accumulates a model's predictions on a split, batch by batch, and scores them."""
-
-    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
-        """Adds the logits of a batch; `rows` are the indices of its rows in the split."""
-
-    def scores(self) -> dict[str, float]:
-        """Returns the scores by name, the task's metric first."""
-
-    def decisions(self) -> np.ndarray:
-        """Returns the model's decisions, in an order independent of the batches, for comparison with another model."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +38,9 @@ class Task(ABC):
     head: ClassVar[str]  # suffix of the stock classes, such as ForTokenClassification
     heads: ClassVar[tuple[str, ...]]  # all suffixes of stock classes with such a head
     metric_name: ClassVar[str]
-    problem: ClassVar[str | None] = None  # `problem_type` in stock configs
+    problem: ClassVar[Problem | None] = None  # `problem_type` in stock configs
     answers: ClassVar[OutputRows] = OutputRows()
-    form: ClassVar[Any] = Examples  # class of a split, with `table` and, to restore it, `of`
+    form: ClassVar[Any] = Examples  # class of a split, with `table` and, to restore it, `from_table`
     kept: ClassVar[str] = "logits"  # signal that a cache stores by default
     keeps_width: ClassVar[bool] = False  # whether the student's output vectors must be as wide as the teacher's
     at_once: ClassVar[int] = 32  # rows scored per batch
@@ -69,7 +56,7 @@ class Task(ABC):
 
     @classmethod
     @abstractmethod
-    def read_bare(cls, config: DataConfig) -> Any:
+    def read_unlabelled(cls, config: DataConfig) -> Any:
         """Loads the rows to query a teacher with: all training rows, including those held out later, and the unlabelled
         rows, all without labels.
         """
@@ -87,19 +74,17 @@ class Task(ABC):
         return min(max_length, tokenizer.model_max_length)
 
     @classmethod
-    def of(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
+    def build(cls, labels: Sequence[str], how: Mapping[str, Any]) -> Self:
         """Returns the task with these labels and the task settings of a run; see `task_arguments`."""
         return cls(tuple(labels))
 
     @abstractmethod
-    def metric(self) -> Metric:
-        """Returns the validation metric, called as `update(logits [rows, classes], labels [rows])`; higher is
-        better.
-        """
+    def scorer(self, rows: Any = None) -> Scorer:
+        """Returns the task's scorer, for validation during training or, with `rows`, for evaluation on a split.
 
-    @abstractmethod
-    def scorer(self, rows: Any) -> Scorer:
-        """Returns a scorer for an encoded split."""
+        Args:
+            rows: The encoded split whose samples `Scorer.record` will be given.
+        """
 
     def baseline(self, train: Any) -> Baseline | None:
         """Returns the best constant prediction according to the training split; None where there is none."""
@@ -126,11 +111,11 @@ class Task(ABC):
             InputError: The tokenizer can't be used for this task.
         """
 
-    def whole(self, folder: Path, *, new_head: bool = False) -> PreTrainedModel:
+    def load_checkpoint(self, folder: Path, *, new_head: bool = False) -> PreTrainedModel:
         """Loads the checkpoint unchanged, with its head for this task; with `new_head` a missing head is
         initialised.
         """
-        model = load_model(self.auto, folder, new_head=new_head)
+        model: PreTrainedModel = load_model(self.auto, folder, new_head=new_head)
         self.settle(model.config, folder)
         return model
 
@@ -171,7 +156,7 @@ class Task(ABC):
         Raises:
             InputError: The checkpoint was trained for another task.
         """
-        config: Any = load_config(Path(path))
+        config = load_config(Path(path))
         self.check(config, path)
         if self.labels:
             config.num_labels = len(self.labels)
@@ -186,7 +171,9 @@ class Task(ABC):
         """Loads a body with a new head for these labels, initialised from `seed`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return load_model(self.auto, path, new_head=True, config=self.config(path), dtype=torch.float32)
+            config = self.config(path)
+            model: PreTrainedModel = load_model(self.auto, path, new_head=True, config=config, dtype=torch.float32)
+            return model
 
     def head_rows(self, config: PretrainedConfig) -> list[int] | None:
         """Returns the row of the checkpoint's head for each label of the task, matched by name; None if a label has no
@@ -200,7 +187,7 @@ class Task(ABC):
 
     def load_headed(self, path: str, rows: Sequence[int]) -> PreTrainedModel:
         """Loads a checkpoint with its head, whose rows are reordered to match the task's labels."""
-        model = load_model(self.auto, path, dtype=torch.float32)
+        model: PreTrainedModel = load_model(self.auto, path, dtype=torch.float32)
         self.settle(model.config, Path(path))
         if not self.labels:
             return model
@@ -210,7 +197,7 @@ class Task(ABC):
         if layer.bias is not None:
             layer.bias = nn.Parameter(layer.bias.detach()[keep].clone())
         layer.out_features = len(rows)
-        model.num_labels = len(rows)
+        model.num_labels = len(rows)  # type: ignore[assignment]
         model.config.id2label = dict(enumerate(self.labels))
         model.config.label2id = {name: i for i, name in enumerate(self.labels)}
         return model

@@ -7,9 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
-from torchmetrics.regression import SpearmanCorrCoef
+from torchmetrics.classification import MulticlassF1Score
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from distill.checkpoint.tokenizer import agree_on_padding
@@ -17,8 +15,10 @@ from distill.data.batches.encode import IGNORED, Encoded, encode
 from distill.data.config import DataConfig
 from distill.data.splits.labelled import Examples, Splits, load_bare, load_labelled, load_numbers, load_splits
 from distill.tasks.baseline import Baseline, same_for_rows
+from distill.tasks.correlation import pearson, spearman
 from distill.tasks.logit_rows import LabelRows, OutputRows
-from distill.tasks.task import Scorer, Task, check_head, label_name, output_layer
+from distill.tasks.scorer import InsideF1, RowAccuracy, Scorer, gathered_rows
+from distill.tasks.task import Problem, Task, check_head, label_name, output_layer
 
 __all__ = ["HEAD", "Regression", "MultiLabel", "TextClassification", "check_task", "output_layer", "label_name"]
 HEAD = "ForSequenceClassification"
@@ -32,14 +32,14 @@ class TextClassification(Task):
     name: ClassVar[str] = "text-classification"
     head: ClassVar[str] = HEAD
     metric_name: ClassVar[str] = "accuracy"
-    problem: ClassVar[str | None] = "single_label_classification"
+    problem: ClassVar[Problem | None] = "single_label_classification"
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
         return load_splits(config, seed)
 
     @classmethod
-    def read_bare(cls, config: DataConfig) -> Examples:
+    def read_unlabelled(cls, config: DataConfig) -> Examples:
         return load_bare(config)
 
     def settle(self, config: PretrainedConfig, folder: Path) -> None:
@@ -48,15 +48,11 @@ class TextClassification(Task):
     def encode(self, tokenizer: PreTrainedTokenizerBase, part: Any, max_length: int) -> Encoded:
         return encode(tokenizer, part, max_length)
 
-    def metric(self) -> Metric:
-        """Returns the accuracy over rows."""
-        return MulticlassAccuracy(num_classes=len(self.labels), average="micro", ignore_index=IGNORED)
-
     def score(self, logits: Tensor, labels: Tensor) -> float:
         """Returns the share of rows whose largest logit is the label's; logits [rows, classes], labels [rows]."""
         return (logits.argmax(-1) == labels).double().mean().item()
 
-    def scorer(self, rows: Encoded) -> Scorer:
+    def scorer(self, rows: Encoded | None = None) -> Scorer:
         return ClassScorer(rows)
 
     def baseline(self, train: Any) -> Baseline | None:
@@ -66,25 +62,27 @@ class TextClassification(Task):
         return Baseline("majority class", answer, same_for_rows(np.eye(len(counts))[most]))
 
 
-class ClassScorer:
-    """Accuracy and macro F1."""
+class ClassScorer(RowAccuracy):
+    """Accuracy and, of the recorded samples, macro F1."""
 
-    def __init__(self, rows: Encoded):
-        self.labels = rows.labels
-        self.said = np.full(len(rows), -1, np.int64)
+    def __init__(self, rows: Encoded | None = None):
+        super().__init__()
+        self.labels = rows.labels if rows is not None else np.zeros(0, np.int64)
+        self.predictions = np.full(len(self.labels), -1, np.int64)
         self.classes = 0
 
-    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+    def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
         self.classes = logits.shape[-1]
-        self.said[rows] = logits.argmax(-1).numpy()
+        self.predictions[rows] = logits.argmax(-1).numpy()
+        self.update(logits, torch.from_numpy(self.labels[rows]))
 
     def scores(self) -> dict[str, float]:
         f1 = MulticlassF1Score(num_classes=self.classes, average="macro")
-        macro = float(f1(torch.from_numpy(self.said), torch.from_numpy(self.labels)))
-        return {"accuracy": float((self.said == self.labels).mean()), "macro F1": macro}
+        macro = float(f1(torch.from_numpy(self.predictions), torch.from_numpy(self.labels)))
+        return {"accuracy": self.accuracy(), "macro F1": macro}
 
     def decisions(self) -> np.ndarray:
-        return self.said
+        return self.predictions
 
 
 def check_task(config: PretrainedConfig, path: str) -> None:
@@ -96,18 +94,14 @@ class MultiLabel(TextClassification):
     """Multi-label classification: any number of classes per text."""
 
     metric_name: ClassVar[str] = "micro F1"
-    problem: ClassVar[str | None] = "multi_label_classification"
+    problem: ClassVar[Problem | None] = "multi_label_classification"
     answers: ClassVar[OutputRows] = LabelRows()
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
         return load_labelled(config, seed)
 
-    def metric(self) -> Metric:
-        """Returns the micro F1 over all pairs of a text and a label."""
-        return PositiveF1()
-
-    def scorer(self, rows: Encoded) -> Scorer:
+    def scorer(self, rows: Encoded | None = None) -> Scorer:
         return LabelScorer(rows)
 
     def baseline(self, train: Any) -> Baseline | None:
@@ -116,50 +110,33 @@ class MultiLabel(TextClassification):
         return Baseline("most frequent label", answer, same_for_rows(2 * np.eye(len(self.labels))[most] - 1))
 
 
-class PositiveF1(Metric):
-    """F1 of the second of two classes over rows; rows without a label are ignored."""
+class LabelScorer(InsideF1):
+    """Micro F1 over all pairs of a text and a label and, of the recorded samples, macro F1 and the exact match.
 
-    higher_is_better = True
-    full_state_update = False
-    right: Tensor
-    said: Tensor
-    true: Tensor
+    A row is a pair; its classes are 0 (the text doesn't have the label) and 1.
+    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("right", "said", "true"):
-            self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
+    def __init__(self, rows: Encoded | None = None):
+        super().__init__(outside=0)
+        self.labels = rows.labels.astype(bool) if rows is not None else np.zeros((0, 0), bool)
+        self.predictions = np.zeros_like(self.labels)
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        said, true = (logits[:, 1] > logits[:, 0]) & (labels != IGNORED), labels == 1
-        self.right += (said & true).sum()
-        self.said += said.sum()
-        self.true += true.sum()
-
-    def compute(self) -> Tensor:
-        return 2 * self.right / (self.said + self.true).clamp(min=1)
-
-
-class LabelScorer:
-    """Micro and macro F1, and the share of texts with all labels correct."""
-
-    def __init__(self, rows: Encoded):
-        self.labels = rows.labels.astype(bool)
-        self.said = np.zeros_like(self.labels)
-
-    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
-        self.said[rows] = (logits > 0).numpy()
+    def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        self.predictions[rows] = (logits > 0).numpy()
+        labels = torch.from_numpy(self.labels[rows]).long().flatten()
+        self.update(MultiLabel.answers.logits(batch, logits), labels)
 
     def scores(self) -> dict[str, float]:
-        right, said, true = ((each).sum(0) for each in (self.said & self.labels, self.said, self.labels))
+        counts = (each.sum(0) for each in (self.predictions & self.labels, self.predictions, self.labels))
+        right, predicted, true = counts
         return {
-            "micro F1": float(2 * right.sum() / max(1, said.sum() + true.sum())),
-            "macro F1": float((2 * right / np.maximum(1, said + true)).mean()),
-            "all right": float((self.said == self.labels).all(1).mean()),
+            "micro F1": self.f1(),
+            "macro F1": float((2 * right / np.maximum(1, predicted + true)).mean()),
+            "all right": float((self.predictions == self.labels).all(1).mean()),
         }
 
     def decisions(self) -> np.ndarray:
-        return self.said
+        return self.predictions
 
 
 @dataclass(frozen=True)
@@ -167,7 +144,7 @@ class Regression(TextClassification):
     """Regression: a number for a text or a pair of texts."""
 
     metric_name: ClassVar[str] = "Spearman"
-    problem: ClassVar[str | None] = "regression"
+    problem: ClassVar[Problem | None] = "regression"
 
     @classmethod
     def read(cls, config: DataConfig, seed: int) -> Splits:
@@ -186,10 +163,7 @@ class Regression(TextClassification):
         # replaces it.
         return replace(rows, labels=np.where(rows.labels == IGNORED, NEAR_IGNORED, rows.labels))
 
-    def metric(self) -> Metric:
-        return RankCorrelation()
-
-    def scorer(self, rows: Encoded) -> Scorer:
+    def scorer(self, rows: Encoded | None = None) -> Scorer:
         return NumberScorer(rows)
 
     def baseline(self, train: Any) -> Baseline | None:
@@ -197,34 +171,41 @@ class Regression(TextClassification):
         return Baseline("mean", f"{mean:.4g}, the mean of train", same_for_rows(np.array([mean])))
 
 
-class RankCorrelation(SpearmanCorrCoef):
-    """Spearman's correlation of logits [rows, 1] with labels [rows]."""
+class NumberScorer(Scorer):
+    """Spearman's correlation and, of the recorded samples, Pearson's and the root of the mean squared error."""
+
+    predicted: list[Tensor]
+    true: list[Tensor]
+
+    def __init__(self, rows: Encoded | None = None):
+        super().__init__()
+        for name in ("predicted", "true"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+        self.labels = rows.labels.astype(np.float64) if rows is not None else np.zeros(0)
+        self.predictions = np.zeros_like(self.labels)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Adds the labelled rows; logits [rows, 1], labels [rows]."""
         known = labels != IGNORED
-        super().update(logits[known, 0].float(), labels[known].float())
+        self.predicted.append(logits[known, 0].float())
+        self.true.append(labels[known].float())
 
+    def compute(self) -> Tensor:
+        """Returns Spearman's correlation over all processes, 0 where it is undefined."""
+        predicted, true = (gathered_rows(each) for each in (self.predicted, self.true))
+        found = spearman(predicted.double().cpu().numpy(), true.double().cpu().numpy())
+        return predicted.new_tensor(np.nan_to_num(found))
 
-class NumberScorer:
-    """Spearman's and Pearson's correlations, and the root of the mean squared error."""
-
-    def __init__(self, rows: Encoded):
-        self.labels = rows.labels.astype(np.float64)
-        self.said = np.zeros_like(self.labels)
-
-    def update(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
-        self.said[rows] = logits[:, 0].numpy()
+    def record(self, rows: np.ndarray, batch: dict[str, Tensor], logits: Tensor) -> None:
+        self.predictions[rows] = logits[:, 0].numpy()
 
     def scores(self) -> dict[str, float]:
-        from scipy.stats import pearsonr, spearmanr
-
-        varied = np.ptp(self.said) > 0 and np.ptp(self.labels) > 0  # correlation with a constant is undefined
         return {
-            "Spearman": float(spearmanr(self.said, self.labels).statistic) if varied else np.nan,
-            "Pearson": float(pearsonr(self.said, self.labels).statistic) if varied else np.nan,
-            "RMSE": float(np.sqrt(np.mean((self.said - self.labels) ** 2))),
+            "Spearman": spearman(self.predictions, self.labels),
+            "Pearson": pearson(self.predictions, self.labels),
+            "RMSE": float(np.sqrt(np.mean((self.predictions - self.labels) ** 2))),
         }
 
     def decisions(self) -> np.ndarray:
         """Returns the predictions rounded to one decimal, the usual precision of labels."""
-        return self.said.round(1)
+        return self.predictions.round(1)

@@ -14,7 +14,7 @@ class TeacherConfig:
         model: A hub id or a local folder with config.json, safetensors and a tokenizer.
         also: Further teachers, checkpoints of the same kind, whose predictions are mixed with the first one's; terms on
             layers aren't available with them.
-        weights: Weight of each teacher, starting with `model`; equal if left out.
+        weights: Weight of each teacher, starting with `model`; equal if omitted.
         mix: `weighted`, or `confidence`, which for each text gives more weight to the more confident teachers.
         sharpness: For `confidence`: how strongly a teacher's weight falls with its entropy, per nat.
         finetune: `auto` fine-tunes the teacher first if it has no head for the data's labels; `always`; `never` stops
@@ -50,12 +50,13 @@ class TeacherConfig:
             raise InputError(f"teacher.sharpness: expected at least 0, found {self.sharpness}")
         if self.also and (self.ranks or self.signals == "online"):
             raise InputError(
-                f"teacher.also: {count} teachers are asked once, and cached; leave --teacher.signals and ranks alone"
+                f"teacher.also: expected cached signals and no ranks with {count} teachers, found signals "
+                f"{self.signals} and ranks {self.ranks}: several teachers are only queried to write a cache"
             )
         if self.ranks < 0:
             raise InputError(f"teacher.ranks: expected at least 0, found {self.ranks}")
         if self.ranks and self.signals != "online":
             raise InputError(
-                f"teacher.ranks {self.ranks}: cached signals are read without a teacher, whose processes would stand "
-                "idle; add --teacher.signals online, or leave ranks at 0"
+                f"teacher.ranks {self.ranks}: expected teacher.signals online, found {self.signals}: cached signals "
+                "are read without a teacher, whose processes would be idle"
             )

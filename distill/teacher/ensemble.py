@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from distill.losses.teachers import by_confidence, by_weight, mixture
+from distill.losses.teachers import confidence_weights, constant_weights, mix_logits
 
-READ = (  # config fields copied from the first member
+_COPIED_FIELDS = (  # config fields copied from the first member
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "pad_token_id", "type_vocab_size",
     "max_position_embeddings",
 )  # fmt: skip
@@ -35,15 +35,18 @@ class EnsembleConfig(PretrainedConfig):
         mix: str = "weighted",
         sharpness: float = 1.0,
         mix_temperature: float = 1.0,
-        **more: Any,
+        **settings: Any,
     ):
-        super().__init__(**more)
+        super().__init__(**settings)
         self.members, self.weights = list(members), list(weights)
         self.mix, self.sharpness, self.mix_temperature = mix, sharpness, mix_temperature
 
 
 class Ensemble(PreTrainedModel):
-    """Classifiers with the same inputs and the same labels in the same order."""
+    """Classifiers with the same inputs and the same labels in the same order.
+
+    Source: You et al. 2017 (doi 10.1145/3097983.3098135), section 3.2; see `distill.losses.teachers`.
+    """
 
     config_class = EnsembleConfig
     base_model_prefix = "members"
@@ -55,37 +58,35 @@ class Ensemble(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def of(cls, models: Sequence[PreTrainedModel], **settings: Any) -> "Ensemble":
-        """Builds an ensemble with the models' weights; `settings` are those of `EnsembleConfig`."""
+    def from_models(cls, models: Sequence[PreTrainedModel], **settings: Any) -> "Ensemble":
+        """Builds an ensemble with the models' weights, in eval mode; `settings` are those of `EnsembleConfig`."""
         first = models[0].config
-        read = {name: getattr(first, name) for name in READ if hasattr(first, name)}
+        copied = {name: getattr(first, name) for name in _COPIED_FIELDS if hasattr(first, name)}
         config = EnsembleConfig(
             [model.config.to_dict() for model in models], id2label=first.id2label, label2id=first.label2id,
-            **read, **settings,
+            **copied, **settings,
         )  # fmt: skip
-        made = cls(config)
-        for own, model in zip(made.members, models, strict=True):
-            own.load_state_dict(model.state_dict())
-        return made.eval()
+        ensemble = cls(config)
+        for member, model in zip(ensemble.members, models, strict=True):
+            member.load_state_dict(model.state_dict())
+        ensemble.eval()
+        return ensemble
 
-    def forward(self, **inputs: Any) -> SequenceClassifierOutput:
-        answers = [member(**inputs).logits for member in self.members]
-        return SequenceClassifierOutput(logits=self.mixed(answers))
-
-    def mixed(self, answers: Sequence[Tensor]) -> Tensor:
-        """Returns the logits of the mixture, [batch, classes]."""
-        own = self.config
-        if own.mix == "confidence":
-            shares = by_confidence(answers, own.weights, sharpness=own.sharpness)
+    def forward(self, **inputs: object) -> SequenceClassifierOutput:
+        """Returns the logits of the mixture [batch, classes]; the inputs are those of the members."""
+        logits: list[Tensor] = [member(**inputs).logits for member in self.members]
+        config = self.config
+        if config.mix == "confidence":
+            weights = confidence_weights(logits, config.weights, sharpness=config.sharpness)
         else:
-            shares = by_weight(answers, own.weights)
-        return mixture(answers, shares, temperature=own.mix_temperature)
+            weights = constant_weights(logits, config.weights)
+        return SequenceClassifierOutput(logits=mix_logits(logits, weights, temperature=config.mix_temperature))
 
     def _init_weights(self, module: nn.Module) -> None:
         """Does nothing, because members always have weights of their own."""
 
 
-def register() -> None:
+def register_ensemble() -> None:
     """Registers the ensemble with the auto classes of this process."""
     AutoConfig.register(EnsembleConfig.model_type, EnsembleConfig, exist_ok=True)
     AutoModelForSequenceClassification.register(EnsembleConfig, Ensemble, exist_ok=True)

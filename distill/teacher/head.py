@@ -7,34 +7,39 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.losses.logits import label_loss
-from distill.models.inputs import INPUTS
+from distill.models.inputs import select_inputs
 from distill.tasks.logit_rows import OutputRows, rows_of
 
-STEPS, RATE = 200, 3e-2
+_STEPS, _LEARNING_RATE = 200, 3e-2
 
 
 def probe_head(
     model: PreTrainedModel,
     head: nn.Linear,
     batches: Iterable[dict[str, Tensor]],
-    answers: OutputRows | None = None,
-    on_progress: Callable[[int], None] = lambda rows: None,
+    output_rows: OutputRows | None = None,
+    on_progress: Callable[[int], None] = lambda samples: None,
 ) -> None:
-    """Fits `head`, the model's last linear layer, to the labels on features from one forward pass of the frozen model.
-
-    `answers` define the rows of the logits, as in training.
+    """Fits the model's head to the labels, on features from one forward pass of the frozen model.
 
     A random head would send random gradients through the body and damage its features; with a fitted head, the
     following fine-tuning preserves them and needs fewer epochs.
 
+    Args:
+        model: The model, on any device.
+        head: Its last linear layer.
+        batches: Padded batches with labels.
+        output_rows: Defines a row of the logits, as in training.
+        on_progress: Called with the number of samples of each batch.
+
     Source: Kumar et al. 2022, LP-FT (arXiv 2202.10054), section 4; the probe is fitted by full-batch AdamW.
     """
-    answers = answers or OutputRows()
-    features, labels = collect(model, head, batches, answers, on_progress)
+    output_rows = output_rows or OutputRows()
+    features, labels = collect_features(model, head, batches, output_rows, on_progress)
     with torch.enable_grad():
-        optimizer = torch.optim.AdamW(head.parameters(), lr=RATE, weight_decay=0.01)
-        for _ in range(STEPS):
-            loss = label_loss(answers.logits({}, head(features)), labels)
+        optimizer = torch.optim.AdamW(head.parameters(), lr=_LEARNING_RATE, weight_decay=0.01)
+        for _ in range(_STEPS):
+            loss = label_loss(output_rows.logits({}, head(features)), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -42,30 +47,30 @@ def probe_head(
 
 
 @torch.no_grad()
-def collect(
+def collect_features(
     model: PreTrainedModel,
     head: nn.Linear,
     batches: Iterable[dict[str, Tensor]],
-    answers: OutputRows,
+    output_rows: OutputRows,
     on_progress: Callable[[int], None],
 ) -> tuple[Tensor, Tensor]:
     """Returns the inputs of `head` [samples or positions, width] and the labels of the rows computed from them."""
-    seen: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+    features: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].clone()))
     labels = []
     model.eval()
     try:
         for batch in batches:
-            model(**{name: batch[name].to(model.device) for name in INPUTS if name in batch})
-            seen[-1] = rows_of(batch, select_label_positions(model, batch, seen[-1]), 2)
-            labels.append(answers.labels(batch).to(model.device))
+            model(**{name: value.to(model.device) for name, value in select_inputs(batch).items()})
+            features[-1] = rows_of(batch, _select_label_positions(model, batch, features[-1]), 2)
+            labels.append(output_rows.labels(batch).to(model.device))
             on_progress(len(batch["labels"]))
     finally:
         hook.remove()
-    return torch.cat(seen), torch.cat(labels)
+    return torch.cat(features), torch.cat(labels)
 
 
-def select_label_positions(model: PreTrainedModel, batch: dict[str, Tensor], values: Tensor) -> Tensor:
+def _select_label_positions(model: PreTrainedModel, batch: dict[str, Tensor], values: Tensor) -> Tensor:
     """Returns `values` unchanged, or for a decoder's classifier those of the token that its output comes from.
 
     Such a classifier applies its head to every token of [batch, length, width], but outputs only the logits of the last
@@ -75,6 +80,6 @@ def select_label_positions(model: PreTrainedModel, batch: dict[str, Tensor], val
     if values.dim() < 3 or (labels.dim() > 1 and not labels.is_floating_point()):  # float labels belong to samples
         return values
     padding = model.config.get_text_config().pad_token_id
-    read = batch["attention_mask"].bool() if padding is None else batch["input_ids"] != padding
-    last = (read * torch.arange(read.shape[1])).argmax(1).to(values.device)
+    tokens = batch["attention_mask"].bool() if padding is None else batch["input_ids"] != padding
+    last = (tokens * torch.arange(tokens.shape[1])).argmax(1).to(values.device)
     return values[torch.arange(len(values), device=values.device), last]

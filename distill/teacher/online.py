@@ -2,107 +2,111 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from distill.checkpoint.outputs import find_logits
+from distill.checkpoint.outputs import find_logits, logits_of
 from distill.errors import InputError
-from distill.models.attention import Vectors, attention_maps, watching
+from distill.losses.teacher_signals import AttentionVectors, TeacherSignals
+from distill.models.attention import capture_attention_vectors, find_attention_projections
 from distill.models.generation import generate
-from distill.models.inputs import INPUTS, model_inputs
+from distill.models.inputs import build_inputs
 from distill.models.output_head import restrict_logits
 from distill.models.sentence_encoder import PooledModel
-from distill.teacher.fingerprint import frozen
+from distill.teacher.fingerprint import freeze
 
-TEACHER_INPUTS = (*INPUTS, "positions", "position_ids", "documents")  # fields of a batch that determine the outputs
-ANSWERS = ("logits", "hidden", "relations", "embedding", "generated")
+OUTPUTS = ("logits", "hidden", "relations", "embedding", "generated")
 
 
 class OnlineTeacher:
-    """A teacher that computes the requested tensors among logits, hidden, relations, embedding and generated.
+    """A teacher that computes the requested outputs among logits, hidden, relations, embedding and generated.
 
     It is no submodule of any module, because optimizers, checkpoints and gradient synchronization must not see it.
 
     Args:
         model: The teacher; it is frozen here.
-        answers: Names of the requested tensors.
+        outputs: Names of the requested outputs.
         new_tokens: Maximum length of a generated sequence.
         temperature: Temperature of the generation; 0 decodes greedily.
         seed: Seed of the generation; each prompt has its own random stream, independent of its batch.
-        device: Device to which batches are moved, with the teacher already on it; if left out, the teacher is moved to
+        device: Device to which batches are moved, with the teacher already on it; if omitted, the teacher is moved to
             the device of the batch.
+
+    Raises:
+        InputError: An output is unknown, or the model's attention projections, which `relations` needs, aren't found.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
-        answers: Sequence[str] = ("logits",),
+        outputs: Sequence[str] = ("logits",),
         *,
         new_tokens: int = 64,
         temperature: float = 0.0,
         seed: int = 0,
         device: torch.device | None = None,
     ):
-        unknown = [name for name in answers if name not in ANSWERS]
+        unknown = [name for name in outputs if name not in OUTPUTS]
         if unknown:
-            raise InputError(f"teacher: expected answers among {', '.join(ANSWERS)}, found {', '.join(unknown)}")
-        self.model, self.answers = frozen(model), tuple(answers)
+            raise InputError(f"teacher: expected outputs among {', '.join(OUTPUTS)}, found {', '.join(unknown)}")
+        self.model, self.outputs = freeze(model), tuple(outputs)
         self.new_tokens, self.temperature, self.seed = new_tokens, temperature, seed
-        if "relations" in answers:
-            attention_maps(model)  # raises if the model has none
+        if "relations" in outputs:
+            find_attention_projections(model)  # raises if there are none
         self.device = device
 
     @torch.no_grad()
-    def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Computes the requested tensors of a padded batch.
+    def __call__(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
+        """Computes the requested outputs for a padded batch.
 
         Returns:
             logits [batch, classes] or [batch, length, classes], or [positions, vocabulary], sample by sample, if only
-                some
-            `positions` of a vocabulary are requested; hidden (layers + 1) x [batch, length, width]; relations layers x
-                (query,
-            key, value), each [batch, length, width]; embedding [batch, width], the output of a sentence encoder, or for
-                any
-            other model the mean of the last layer over the tokens; generated (ids, log-probabilities), each with a
-                [tokens]
-            tensor per sample.
+            some `positions` of a vocabulary are requested; hidden (layers + 1) x [batch, length, width]; relations
+            layers x (query, key, value), each [batch, length, width]; embedding [batch, width], the output of a
+            sentence encoder, or for any other model the mean of the last layer over the tokens; generated (ids,
+            log-probabilities), each with a [tokens] tensor per sample.
         """
         device = self.device or batch["input_ids"].device
         batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
         if self.device is None and self.model.device != device:
             self.model.to(device)  # type: ignore[arg-type]
-        out: dict[str, Any] = {}
-        if set(self.answers) - {"generated"}:
-            out = self.forward(batch)
-        if "generated" in self.answers:
-            out["generated"] = self.generate(batch)
-        return out
+        signals = TeacherSignals()
+        if set(self.outputs) - {"generated"}:
+            signals = self._forward(batch)
+        if "generated" in self.outputs:
+            signals["generated"] = self._generate(batch)
+        return signals
 
-    def forward(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        deep = "hidden" in self.answers or "embedding" in self.answers
-        asked = "relations" in self.answers
-        watched: AbstractContextManager[list[Vectors]] = watching(self.model) if asked else nullcontext([])
-        words = restrict_logits(self.model, batch) if "positions" in batch else nullcontext()
-        with watched as caught, words:
-            found = self.model(**model_inputs(self.model, batch), output_hidden_states=deep)
-        said = find_logits(found)
-        out: dict[str, Any] = {"logits": said} if said is not None else {}
-        if "hidden" in self.answers:
-            out["hidden"] = found.hidden_states
-        if "embedding" in self.answers and isinstance(self.model, PooledModel):
-            out["embedding"] = said
-        elif "embedding" in self.answers:
-            mask = batch["attention_mask"][..., None].to(found.hidden_states[-1].dtype)
-            out["embedding"] = (found.hidden_states[-1] * mask).sum(1) / mask.sum(1)
-        if "relations" in self.answers:
-            out["relations"] = [tuple(layer) for layer in caught]
-        return out
+    def _forward(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
+        needs_states = "hidden" in self.outputs or "embedding" in self.outputs
+        capture: AbstractContextManager[list[AttentionVectors]] = (
+            capture_attention_vectors(self.model) if "relations" in self.outputs else nullcontext([])
+        )
+        restriction = restrict_logits(self.model, batch) if "positions" in batch else nullcontext()
+        with capture as vectors, restriction:
+            output = self.model(**build_inputs(self.model, batch), output_hidden_states=needs_states)
+        logits = find_logits(output)
+        signals = TeacherSignals() if logits is None else TeacherSignals(logits=logits)
+        if "hidden" in self.outputs:
+            signals["hidden"] = output.hidden_states
+        if "embedding" in self.outputs:
+            is_vector = isinstance(self.model, PooledModel)
+            signals["embedding"] = logits_of(output) if is_vector else _average_tokens(output.hidden_states[-1], batch)
+        if "relations" in self.outputs:
+            signals["relations"] = vectors
+        return signals
 
-    def generate(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def _generate(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Continues each prompt up to and including the end token, or for `new_tokens`."""
         prompts = [ids[mask] for ids, mask in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)]
-        settings = {"new_tokens": self.new_tokens, "temperature": self.temperature, "seed": self.seed}
-        return generate(self.model, prompts, **settings).rows()  # type: ignore[arg-type]
+        continuations = generate(
+            self.model, prompts, new_tokens=self.new_tokens, temperature=self.temperature, seed=self.seed
+        )
+        return continuations.split_rows()
+
+
+def _average_tokens(states: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    mask = batch["attention_mask"][..., None].to(states.dtype)
+    return (states * mask).sum(1) / mask.sum(1)

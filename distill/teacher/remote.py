@@ -3,15 +3,16 @@
 import math
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from distill.teacher.online import TEACHER_INPUTS
+from distill.losses.teacher_signals import SignalSource, TeacherSignals
+from distill.models.inputs import OUTPUT_FIELDS
 
 
 @dataclass(frozen=True)
@@ -24,67 +25,76 @@ class Bridge:
         students, teachers: Number of processes of each kind.
     """
 
-    group: Any
+    group: Any  # a ProcessGroupGloo, whose type stub lacks send and recv
     rank: int
     students: int
     teachers: int
 
-    def teacher(self) -> "RemoteTeacher":
+    def connect_teacher(self) -> "RemoteTeacher":
         """Returns the teacher that this student process queries."""
         return RemoteTeacher(self, self.students + self.rank % self.teachers)
 
-    def pupils(self) -> list[int]:
-        """Returns the ranks of the student processes that this teacher process serves."""
+    @property
+    def student_ranks(self) -> list[int]:
+        """The ranks of the student processes that this teacher process serves."""
         return list(range(self.rank - self.students, self.students, self.teachers))
 
-    def send(self, value: Any, to: int) -> None:
-        """Sends any nested structure of tensors and plain values; returns when the memory may be reused."""
-        leaves, form = pytree.tree_flatten(value)
+    def send(self, value: object, target: int) -> None:
+        """Sends a nested structure of tensors and plain values to the process `target`.
+
+        The memory of the tensors may be reused afterwards.
+        """
+        leaves, structure = pytree.tree_flatten(value)
         tensors = [leaf.detach().cpu().contiguous() for leaf in leaves if isinstance(leaf, Tensor)]
-        rest = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
-        head = pickle.dumps((form, rest, [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]))
-        self._put(torch.tensor([len(head)]), to)
-        self._put(torch.frombuffer(bytearray(head), dtype=torch.uint8), to)
+        plain = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
+        header = pickle.dumps((structure, plain, [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]))
+        self._send_bytes(torch.tensor([len(header)]), target)
+        self._send_bytes(torch.frombuffer(bytearray(header), dtype=torch.uint8), target)
         for tensor in tensors:
-            self._put(tensor.reshape(-1).view(torch.uint8), to)
+            self._send_bytes(tensor.reshape(-1).view(torch.uint8), target)
 
-    def receive(self, source: int) -> Any:
+    def receive(self, source: int) -> object:
         """Returns the next message of the process `source`, waiting for it as long as necessary."""
-        head = self._get(int(self._get(8, source).view(torch.int64)), source)
-        form, rest, shapes = pickle.loads(head.numpy().tobytes())
-        places = iter(shapes)
-        leaves = [self._tensor(next(places), source) if plain is None else plain[0] for plain in rest]
-        return pytree.tree_unflatten(leaves, form)
+        header = self._receive_bytes(int(self._receive_bytes(8, source).view(torch.int64)), source)
+        structure, plain, formats = pickle.loads(header.numpy().tobytes())  # noqa: S301, from a process of this run
+        remaining = iter(formats)
+        leaves = [self._receive_tensor(next(remaining), source) if leaf is None else leaf[0] for leaf in plain]
+        return pytree.tree_unflatten(leaves, structure)
 
-    def _tensor(self, place: tuple[torch.dtype, tuple[int, ...]], source: int) -> Tensor:
-        dtype, shape = place
-        return self._get(math.prod(shape) * dtype.itemsize, source).view(dtype).view(shape)
+    def _receive_tensor(self, dtype_and_shape: tuple[torch.dtype, tuple[int, ...]], source: int) -> Tensor:
+        dtype, shape = dtype_and_shape
+        return self._receive_bytes(math.prod(shape) * dtype.itemsize, source).view(dtype).view(shape)
 
-    def _put(self, tensor: Tensor, to: int) -> None:
+    def _send_bytes(self, tensor: Tensor, target: int) -> None:
         if tensor.nbytes:
-            self.group.send([tensor], to, 0).wait()
+            self.group.send([tensor], target, 0).wait()
 
-    def _get(self, size: int, source: int) -> Tensor:
-        found = torch.empty(size, dtype=torch.uint8)
+    def _receive_bytes(self, size: int, source: int) -> Tensor:
+        received = torch.empty(size, dtype=torch.uint8)
         if size:
-            self.group.recv([found], source, 0).wait()
-        return found
+            self.group.recv([received], source, 0).wait()
+        return received
 
 
 class RemoteTeacher:
     """Client of a teacher in another process, called like a teacher in memory; concurrent threads wait for each other.
 
-    As the `signals` of a data module it is called ahead: the teacher computes while the students train on the previous
-    batch.
+    As the `signals` of a data module it is called one batch ahead: the teacher computes while the students train on the
+    previous batch.
+
+    Args:
+        bridge: The connection of this process.
+        rank: The teacher's rank in the bridge's group.
     """
 
     def __init__(self, bridge: Bridge, rank: int):
         self.bridge, self.rank, self.lock = bridge, rank, threading.Lock()
 
-    def __call__(self, batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
+    def __call__(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
+        """Returns the teacher's signals for a padded batch."""
         with self.lock:
-            self.bridge.send({name: batch[name] for name in TEACHER_INPUTS if name in batch}, self.rank)
-            return self.bridge.receive(self.rank)
+            self.bridge.send({name: batch[name] for name in OUTPUT_FIELDS if name in batch}, self.rank)
+            return cast(TeacherSignals, self.bridge.receive(self.rank))
 
     def finish(self) -> None:
         """Notifies the teacher's process that no further batches follow."""
@@ -92,15 +102,15 @@ class RemoteTeacher:
             self.bridge.send(None, self.rank)
 
 
-def serve(bridge: Bridge, answer: Callable[[Mapping[str, Tensor]], Mapping[str, Any]]) -> int:
+def serve_students(bridge: Bridge, teacher: SignalSource) -> int:
     """Serves this process's students, one after the other, until all have finished; returns the number of batches."""
-    pupils, answered = bridge.pupils(), 0
-    while pupils:
-        for pupil in list(pupils):
-            question = bridge.receive(pupil)
-            if question is None:
-                pupils.remove(pupil)
+    students, served = bridge.student_ranks, 0
+    while students:
+        for student in list(students):
+            batch = cast(Mapping[str, Tensor] | None, bridge.receive(student))
+            if batch is None:
+                students.remove(student)
             else:
-                bridge.send(answer(question), pupil)
-                answered += 1
-    return answered
+                bridge.send(teacher(batch), student)
+                served += 1
+    return served

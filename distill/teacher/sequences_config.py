@@ -13,7 +13,7 @@ class SequencesConfig:
         share: Share of the training conversations, drawn using the seed; 0 leaves all unchanged.
         new_tokens: Maximum number of tokens per answer; an answer that hasn't ended by then is discarded.
         temperature: Temperature of the generation; 0 decodes greedily.
-        top_p: Sample only from the smallest set of likeliest tokens with this total probability.
+        top_p: Sampling is restricted to the smallest set of most probable tokens with this total probability.
         at_once: Number of answers generated in one batch.
     """
 

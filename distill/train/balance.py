@@ -2,36 +2,53 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict
 
 from torch import Tensor
 
-from distill.losses.compose import balanced, gradient_norms
+from distill.losses.compose import compute_balance_factors, compute_gradient_norms
 from distill.losses.config import LossConfig
 
 
-class Balance:
-    """Factors on the term weights, updated every `every` steps; disabled where `every` is 0."""
+class BalanceState(TypedDict):
+    """The state of a `GradientBalance` in a training checkpoint."""
 
-    def __init__(self, every: int):
-        self.every, self.set_at = every, -1
+    factors: dict[str, float]
+    set_at: int
+
+
+class GradientBalance:
+    """Factors on the term weights, updated every `interval` steps; disabled where `interval` is 0."""
+
+    def __init__(self, interval: int):
+        self.interval, self.last_step = interval, -1
         self.factors: dict[str, float] = {}
 
     def update(
         self, step: int, terms: Mapping[str, Tensor], parameters: Iterable[Tensor], mean: Callable[[float], float]
     ) -> None:
-        """Updates the factors from the gradients of one batch; `mean` averages a norm over the processes."""
-        if not self.every or len(terms) < 2 or step % self.every or step == self.set_at:
-            return
-        norms = {name: mean(norm) for name, norm in gradient_norms(terms, parameters).items()}
-        self.factors, self.set_at = balanced(norms, self.factors), step
+        """Updates the factors from the gradients of one batch, in the steps in which they are due.
 
-    def scaled(self, loss: LossConfig) -> LossConfig:
+        Args:
+            step: Optimizer step; further batches of the same step change nothing.
+            terms: Unweighted values with an autograd graph.
+            parameters: Parameters whose gradients are measured.
+            mean: Averages a norm over the processes.
+        """
+        if not self.interval or len(terms) < 2 or step % self.interval or step == self.last_step:
+            return
+        norms = {name: mean(norm) for name, norm in compute_gradient_norms(terms, parameters).items()}
+        self.factors, self.last_step = compute_balance_factors(norms, self.factors), step
+
+    def scale_weights(self, loss: LossConfig) -> LossConfig:
+        """Returns the settings with the weights multiplied by the factors."""
         weights = {name: getattr(loss, name) * factor for name, factor in self.factors.items()}
         return replace(loss, **weights) if weights else loss
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"factors": dict(self.factors), "set_at": self.set_at}
+    def state_dict(self) -> BalanceState:
+        """Returns the state that a resumed training continues from."""
+        return {"factors": dict(self.factors), "set_at": self.last_step}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.factors, self.set_at = dict(state["factors"]), int(state["set_at"])
+    def load_state_dict(self, state: BalanceState) -> None:
+        """Restores the state of `state_dict`."""
+        self.factors, self.last_step = dict(state["factors"]), int(state["set_at"])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from distill.errors import InputError
+from distill.errors import expect
 
 # Version of the training code: losses, module, optimizer, schedule, order of batches. It is part of the key of every
 # stage that trains; raise it when the same settings produce different weights, as after a fix in a loss
@@ -25,7 +25,7 @@ class TrainConfig:
         weight_decay: Weight decay of AdamW, applied to matrices only.
         max_grad_norm: Gradients with a larger norm are clipped to this norm; 0 disables clipping.
         head_rate: Factor on the learning rate of the output head.
-        dropout: Replaces the model's own dropout rates during training; if omitted, they are retained. Each process
+        dropout: Replaces the model's own dropout rates during training; if omitted, they are kept. Each process
             draws its own dropout masks, so only at 0 do all layouts and numbers of processes train the same student, up
             to rounding.
         freeze_embeddings: Exclude the token embeddings from training.
@@ -50,14 +50,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate", "checkpoint_every"):
-            self._expect(name, getattr(self, name) >= 1, "at least 1")
+            expect(self, f"train.{name}", getattr(self, name) >= 1, "at least 1")
         for name in ("learning_rate", "head_rate"):
-            self._expect(name, getattr(self, name) > 0, "more than 0")
+            expect(self, f"train.{name}", getattr(self, name) > 0, "more than 0")
         for name in ("weight_decay", "max_grad_norm", "patience"):
-            self._expect(name, getattr(self, name) >= 0, "at least 0")
-        self._expect("warmup", 0 <= self.warmup < 1, "a share from 0 to below 1")
-        self._expect("dropout", self.dropout is None or 0 <= self.dropout < 1, "a rate from 0 to below 1")
-
-    def _expect(self, name: str, good: bool, wanted: str) -> None:
-        if not good:
-            raise InputError(f"train.{name}: expected {wanted}, found {getattr(self, name)}")
+            expect(self, f"train.{name}", getattr(self, name) >= 0, "at least 0")
+        expect(self, "train.warmup", 0 <= self.warmup < 1, "a share from 0 to below 1")
+        expect(self, "train.dropout", self.dropout is None or 0 <= self.dropout < 1, "a rate from 0 to below 1")

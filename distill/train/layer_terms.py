@@ -1,19 +1,20 @@
 """Selection and projection of the student and teacher layers that the layer terms compare."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from distill.errors import InputError
-from distill.losses.config import DYNAMIC, LEARNED, LayerSizes, LossConfig, layer_pairs, match_layers
-from distill.losses.features import DISTANCES, attention_scores
-from distill.losses.matching import layer_distances, rising_map
-from distill.models.attention import Vectors
+from distill.losses.compose import TensorPair
+from distill.losses.config import DYNAMIC, LEARNED, LayerSizes, LossConfig, match_layers, pair_layers
+from distill.losses.features import HIDDEN_DISTANCES, attention_scores
+from distill.losses.matching import compute_layer_distances, find_increasing_map
+from distill.losses.teacher_signals import AttentionVectors, TeacherSignals
 
-Pairs = list[tuple[Tensor, Tensor]]
-SIGNALS = {"hidden": "hidden states", "relations": "queries, keys and values"}
+TensorPairs = list[TensorPair]
+_States = Mapping[int, Tensor] | Sequence[Tensor]  # hidden states by layer
+_CONTENTS = {"hidden": "hidden states", "relations": "queries, keys and values"}  # of a signal
 
 
 class LayerTerms(nn.Module):
@@ -30,141 +31,153 @@ class LayerTerms(nn.Module):
     def __init__(self, loss: LossConfig, student: LayerSizes, teacher: LayerSizes):
         super().__init__()
         self.loss, self.heads = loss, student.heads
-        self.lessons = match_layers(loss, student, teacher)
-        self.uniform = layer_pairs("uniform", student.layers, teacher.layers)
+        self.layer_pairs = match_layers(loss, student, teacher)
+        self.uniform_pairs = pair_layers("uniform", student.layers, teacher.layers)
         self.matched: list[tuple[int, float]] = []  # (student layer, teacher layer) of the last step, if they change
-        self.turn = 0  # the only student layer being trained, counted from 1; 0 trains all layers
-        taught = [s for s, _ in self.lessons.hidden]
+        self.active_layer = 0  # the only student layer being trained, counted from 1; 0 trains all layers
+        trained = [s for s, _ in self.layer_pairs.hidden]
         # One projection per student layer where the matched teacher layer can change, otherwise one per pair.
-        count = len(set(taught)) if loss.layer_map in (DYNAMIC, LEARNED) else len(taught)
-        narrow = student.width != teacher.width
+        count = len(set(trained)) if loss.layer_map in (DYNAMIC, LEARNED) else len(trained)
+        needs_projection = student.width != teacher.width
         self.projections = nn.ModuleList(
-            nn.Linear(student.width, teacher.width, bias=False) if narrow else nn.Identity() for _ in range(count)
+            nn.Linear(student.width, teacher.width, bias=False) if needs_projection else nn.Identity()
+            for _ in range(count)
         )
-        widths = student.vector or student.width, teacher.vector or teacher.width
-        other = loss.embedding > 0 and widths[0] != widths[1]
-        self.vectors = nn.Linear(*widths, bias=False) if other else nn.Identity()
-        self.mixes = nn.ParameterList()
+        widths = student.vector_width or student.width, teacher.vector_width or teacher.width
+        needs_projection = loss.embedding > 0 and widths[0] != widths[1]
+        self.vector_projection = nn.Linear(*widths, bias=False) if needs_projection else nn.Identity()
+        self.mixture_logits = nn.ParameterList()
         if loss.hidden and loss.layer_map == LEARNED:
-            steps = torch.arange(1, teacher.layers + 1) / teacher.layers
-            self.mixes.extend(
-                nn.Parameter(-teacher.layers * (steps - (s + 1) / student.layers).abs()) for s in range(student.layers)
+            depths = torch.arange(1, teacher.layers + 1) / teacher.layers
+            self.mixture_logits.extend(
+                nn.Parameter(-teacher.layers * (depths - (s + 1) / student.layers).abs()) for s in range(student.layers)
             )
 
-    def check(self, signals: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    def find_needed_layers(self, signals: TeacherSignals) -> dict[str, tuple[int, ...]]:
         """Returns the teacher layers that the terms need, by name of the signal.
 
         Raises:
             InputError: The signals lack one of these layers.
         """
-        read = {"hidden": self.lessons.hidden_layers, "relations": self.lessons.vector_layers}
-        for name, layers in read.items():
-            held = signals.get(name, {})
-            for layer in layers:
-                if layer not in (held if isinstance(held, Mapping) else range(len(held))):
-                    raise InputError(
-                        f"loss: the teacher's signals hold no {SIGNALS[name]} of layer {layer}; use "
-                        f'OnlineTeacher(model, ("logits", "{name}")), or a cache with that layer'
-                    )
-        return read
+        hidden, relations = self.layer_pairs.hidden_layers, self.layer_pairs.attention_layers
+        _check_layers("hidden", hidden, signals.get("hidden", {}))
+        _check_layers("relations", relations, signals.get("relations", {}))
+        return {"hidden": hidden, "relations": relations}
 
-    def pairs(
+    def build_pairs(
         self,
         mask: Tensor,
         hidden: Sequence[Tensor],
-        vectors: Sequence[Vectors],
-        signals: Mapping[str, Any],
+        vectors: Sequence[AttentionVectors],
+        signals: TeacherSignals,
         mean: Callable[[Tensor], Tensor],
-    ) -> dict[str, Pairs]:
-        """Returns the pairs (student's, teacher's) of each layer term, see `loss_terms`.
+    ) -> dict[str, TensorPairs]:
+        """Returns the pairs (student's, teacher's) of each layer term, see `compute_loss_terms`.
 
-        `mean` averages layer distances over all processes.
+        Args:
+            mask: Attention mask of the batch [batch, length].
+            hidden: The student's hidden states [batch, length, width] by layer, where 0 is the embeddings' output.
+            vectors: The student's attention vectors by layer, where 0 is the first layer.
+            signals: The teacher's signals.
+            mean: Averages layer distances over all processes.
         """
-        taught, found = signals.get("relations", {}), {}
-        if self.lessons.hidden:
-            found["hidden"] = self.hidden_pairs(mask, hidden, signals["hidden"], mean)
-        if self.lessons.attention:
-            found["attention"] = [
+        pairs: dict[str, TensorPairs] = {}
+        if self.layer_pairs.hidden:
+            pairs["hidden"] = self._pair_hidden(mask, hidden, signals["hidden"], mean)
+        if self.layer_pairs.attention:
+            teacher = signals["relations"]
+            pairs["attention"] = [
                 (
                     attention_scores(vectors[s][0], vectors[s][1], self.heads),
-                    attention_scores(taught[t][0], taught[t][1], self.heads),
+                    attention_scores(teacher[t][0], teacher[t][1], self.heads),
                 )
-                for s, t in self.lessons.attention
-                if self.has_turn(s + 1)
+                for s, t in self.layer_pairs.attention
+                if self._is_active(s + 1)
             ]
-        if self.lessons.relations:
-            (s, t), *_ = self.lessons.relations
-            if self.turn:
-                s, t = self.turn - 1, self.uniform[self.turn][1] - 1
-            found["relations"] = list(zip(vectors[s], taught[t], strict=True))
-        return found
+        if self.layer_pairs.relations:
+            (s, t), *_ = self.layer_pairs.relations
+            if self.active_layer:
+                s, t = self.active_layer - 1, self.uniform_pairs[self.active_layer][1] - 1
+            pairs["relations"] = list(zip(vectors[s], signals["relations"][t], strict=True))
+        return pairs
 
-    def vector_pairs(self, own: Tensor, signals: Mapping[str, Any]) -> dict[str, Pairs]:
-        """Returns the pairs (student's, teacher's) of text vectors of each term, see `loss_terms`.
+    def build_vector_pairs(self, vectors: Tensor, signals: TeacherSignals) -> dict[str, TensorPairs]:
+        """Returns the pairs (student's, teacher's) of text vectors of each term, see `compute_loss_terms`.
 
-        The vectors of an online teacher are its logits.
+        Args:
+            vectors: The student's vectors [batch, width].
+            signals: The teacher's signals; the vectors of an online teacher are its logits.
 
         Raises:
             InputError: The signals contain no text vectors, or the width of the teacher's vectors differs from that of
                 the student's projected vectors.
         """
-        taught = signals.get("logits", signals.get("embedding"))
-        if taught is None:
+        teacher = signals["logits"] if "logits" in signals else signals.get("embedding")
+        if teacher is None:
             raise InputError(
-                "loss: the teacher's signals hold no vectors of texts; use a teacher that gives them, or a cache with "
-                f"embedding; found {', '.join(sorted(signals)) or 'nothing'}"
+                f"loss: expected vectors of texts in the teacher's signals, found "
+                f"{', '.join(sorted(signals)) or 'nothing'}: there is nothing to compare with; use a sentence encoder "
+                "as the teacher, or a cache with embedding"
             )
-        found: dict[str, Pairs] = {"similarity": [(own, taught)]} if self.loss.similarity else {}
+        pairs: dict[str, TensorPairs] = {"similarity": [(vectors, teacher)]} if self.loss.similarity else {}
         if self.loss.embedding:
-            projected = self.vectors(own)
-            if projected.shape[-1] != taught.shape[-1]:
+            projected = self.vector_projection(vectors)
+            if projected.shape[-1] != teacher.shape[-1]:
                 raise InputError(
                     f"loss.embedding: expected vectors of width {projected.shape[-1]}, found the teacher's of "
-                    f"{taught.shape[-1]}: give teacher_sizes, for which the student's are projected, or use similarity"
+                    f"{teacher.shape[-1]}: they can't be compared; pass teacher_sizes, so that the student's are "
+                    "projected, or use similarity"
                 )
-            found["embedding"] = [(projected, taught)]
-        return found
+            pairs["embedding"] = [(projected, teacher)]
+        return pairs
 
-    def has_turn(self, layer: int) -> bool:
-        return not self.turn or layer == self.turn or (self.turn == 1 and layer == 0)
+    def _is_active(self, layer: int) -> bool:
+        active = self.active_layer
+        return not active or layer == active or (active == 1 and layer == 0)
 
-    def hidden_pairs(
-        self,
-        mask: Tensor,
-        own: Sequence[Tensor],
-        taught: Mapping[int, Tensor] | Sequence[Tensor],
-        mean: Callable[[Tensor], Tensor],
-    ) -> Pairs:
-        """Returns the pairs (student's, teacher's) of hidden states to compare, the student's projected."""
+    def _pair_hidden(
+        self, mask: Tensor, student: Sequence[Tensor], teacher: _States, mean: Callable[[Tensor], Tensor]
+    ) -> TensorPairs:
+        """Returns the pairs of hidden states to compare, with the student's projected."""
         if self.loss.layer_map == LEARNED:
-            return self.mixed(own, taught)
+            return self._pair_with_mixtures(student, teacher)
         if self.loss.layer_map != DYNAMIC:
-            mapped = zip(self.projections, self.lessons.hidden, strict=True)
-            return [(project(own[s]), taught[t]) for project, (s, t) in mapped if self.has_turn(s)]
-        projected = [project(each) for project, each in zip(self.projections, own, strict=True)]
-        pairs = self.nearest(mask, projected, [taught[t] for t in self.lessons.hidden_layers], mean)
-        self.matched = [(s, float(t)) for s, t in pairs]
-        return [(projected[s], taught[t]) for s, t in pairs]
+            mapped = zip(self.projections, self.layer_pairs.hidden, strict=True)
+            return [(project(student[s]), teacher[t]) for project, (s, t) in mapped if self._is_active(s)]
+        projected = [project(state) for project, state in zip(self.projections, student, strict=True)]
+        layers = self._match_nearest(mask, projected, [teacher[t] for t in self.layer_pairs.hidden_layers], mean)
+        self.matched = [(s, float(t)) for s, t in layers]
+        return [(projected[s], teacher[t]) for s, t in layers]
 
-    def nearest(
-        self, mask: Tensor, projected: Sequence[Tensor], taught: Sequence[Tensor], mean: Callable[[Tensor], Tensor]
+    def _match_nearest(
+        self, mask: Tensor, projected: Sequence[Tensor], teacher: Sequence[Tensor], mean: Callable[[Tensor], Tensor]
     ) -> list[tuple[int, int]]:
-        """Returns the layer pairs with the smallest distances over the whole batch, so that they are the same on every
-        process.
-        """
-        distances = mean(layer_distances(projected[1:], taught[1:], mask, DISTANCES[self.loss.hidden_kind]))
-        return [(0, 0), *((s + 1, t + 1) for s, t in enumerate(rising_map(distances)))]
+        """Returns the layer pairs with the smallest distances over the whole batch, the same on every process."""
+        distance = HIDDEN_DISTANCES[self.loss.hidden_kind]
+        distances = mean(compute_layer_distances(projected[1:], teacher[1:], mask, distance))
+        return [(0, 0), *((s + 1, t + 1) for s, t in enumerate(find_increasing_map(distances)))]
 
-    def mixed(self, own: Sequence[Tensor], taught: Mapping[int, Tensor] | Sequence[Tensor]) -> Pairs:
+    def _pair_with_mixtures(self, student: Sequence[Tensor], teacher: _States) -> TensorPairs:
         """Returns each student layer paired with its own mixture of all teacher layers.
 
         Source: Passban et al. 2021, ALP-KD (arXiv 2012.14022), equation 4: each layer is trained to match a weighted
         mean of all teacher layers instead of a single one. The weights here are parameters, trained with the student
-        and initialised around the uniform map, instead of products of hidden states.
+        and initialized around the uniform map, instead of products of hidden states.
         """
-        layers = torch.stack([taught[t] for t in self.lessons.hidden_layers[1:]])
-        shares = [mix.float().softmax(0) for mix in self.mixes]
+        layers = torch.stack([teacher[t] for t in self.layer_pairs.hidden_layers[1:]])
+        weights = [logits.float().softmax(0) for logits in self.mixture_logits]
         numbers = torch.arange(1, len(layers) + 1, device=layers.device)
-        self.matched = [(s + 1, float((share.detach() * numbers).sum())) for s, share in enumerate(shares)]
-        targets = [taught[0], *(torch.tensordot(share.to(layers), layers, 1) for share in shares)]
-        return [(project(each), target) for project, each, target in zip(self.projections, own, targets, strict=True)]
+        self.matched = [(s + 1, float((each.detach() * numbers).sum())) for s, each in enumerate(weights)]
+        targets = [teacher[0], *(torch.tensordot(each.to(layers), layers, 1) for each in weights)]
+        states = zip(self.projections, student, targets, strict=True)
+        return [(project(state), target) for project, state, target in states]
+
+
+def _check_layers(name: str, layers: Sequence[int], found: Mapping[int, object] | Sequence[object]) -> None:
+    available = found if isinstance(found, Mapping) else range(len(found))
+    for layer in layers:
+        if layer not in available:
+            raise InputError(
+                f"loss: expected {_CONTENTS[name]} of layer {layer} in the teacher's signals, found none; use "
+                f'OnlineTeacher(model, ("logits", "{name}")), or a cache with that layer'
+            )

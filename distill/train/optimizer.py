@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
@@ -25,18 +25,22 @@ def build_optimizer(
 ) -> Optimizer:
     """Returns AdamW with weight decay on matrices only and a separate learning rate for the head.
 
-    `extra` are parameters outside the student that are trained with it. With `shard` each process of the world stores
-    the optimizer state of a part of the parameters and broadcasts its updates (ZeRO-1). If given, `make` is called with
-    the parameter groups and lr instead of AdamW.
+    Args:
+        student: The model; only parameters that require gradients are trained.
+        extra: Parameters outside the student that are trained with it.
+        config: Learning rates and weight decay.
+        shard: Each process of the world stores the optimizer state of a part of the parameters and broadcasts its
+            updates (ZeRO-1).
+        make: Called with the parameter groups and `lr` instead of AdamW.
     """
     body = {id(p) for p in student.base_model.parameters()}
-    groups: dict[tuple[float, float, Any], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float, DeviceMesh | None], list[nn.Parameter]] = {}
     for p in [*student.parameters(), *extra]:
         if p.requires_grad:
             rate = config.learning_rate if id(p) in body else config.learning_rate * config.head_rate
             # One fused call can't update tensors on different meshes, or DTensors together with plain tensors.
-            place = p.device_mesh if isinstance(p, DTensor) else None
-            groups.setdefault((rate, config.weight_decay if p.dim() > 1 else 0.0, place), []).append(p)
+            mesh = p.device_mesh if isinstance(p, DTensor) else None
+            groups.setdefault((rate, config.weight_decay if p.dim() > 1 else 0.0, mesh), []).append(p)
     settings = [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay, _), params in groups.items()]
     if make is not None:
         return make(settings, lr=config.learning_rate)
@@ -47,13 +51,14 @@ def build_optimizer(
 
 def build_schedule(optimizer: Optimizer, config: TrainConfig, steps: int) -> LambdaLR:
     """Returns a schedule of `steps` steps: linear warm-up, then the decay chosen in the config."""
-    warm = max(1, math.ceil(config.warmup * steps)) if config.warmup else 0
+    warmup = max(1, math.ceil(config.warmup * steps)) if config.warmup else 0
 
     def factor(step: int) -> float:
-        if step < warm:
-            return (step + 1) / (warm + 1)
-        left = max(0.0, (steps - step) / max(1, steps - warm))
-        return {"linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2, "constant": 1.0}[config.schedule]
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        remaining = max(0.0, (steps - step) / max(1, steps - warmup))
+        decay = {"linear": remaining, "cosine": (1 - math.cos(math.pi * remaining)) / 2, "constant": 1.0}
+        return decay[config.schedule]
 
     return LambdaLR(optimizer, factor)
 

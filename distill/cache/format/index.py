@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from distill.cache.format.key import KEY_BYTES
-
-ABSENT = -1
 
 
 @dataclass(frozen=True)
@@ -28,35 +27,51 @@ class Index:
         return len(self.prefixes)
 
     @staticmethod
-    def of(keys: np.ndarray, places: np.ndarray) -> "Index":
+    def build(keys: np.ndarray, places: np.ndarray) -> "Index":
         """Builds an index from keys uint8 [samples, 16] and their places uint64 [samples]."""
-        prefixes = prefixes_of(keys)
-        order = np.lexsort((places, prefixes))
-        return Index(prefixes[order], places[order])
+        return sort_entries(key_prefixes(keys), places)
 
-    def joined(self, other: "Index") -> "Index":
+    def merge(self, other: "Index") -> "Index":
+        """Returns an index with the entries of both."""
         prefixes = np.concatenate([self.prefixes, other.prefixes])
-        places = np.concatenate([self.places, other.places])
-        order = np.lexsort((places, prefixes))
-        return Index(prefixes[order], places[order])
+        return sort_entries(prefixes, np.concatenate([self.places, other.places]))
 
-    def candidates(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def find_candidates(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the range of entries (first, last + 1) with the prefix of each key, for keys uint8 [wanted, 16].
 
         First and last + 1 are equal if there are none.
         """
-        wanted = prefixes_of(keys)
+        wanted = key_prefixes(keys)
         first = np.searchsorted(self.prefixes, wanted)
         last = np.searchsorted(self.prefixes, wanted, side="right")
         return first, last
 
+    def contains(self, keys: np.ndarray) -> np.ndarray:
+        """Returns which of keys uint8 [wanted, 16] have an entry, bool [wanted], by prefix; no record is read."""
+        first, last = self.find_candidates(keys)
+        return last > first
+
     def shard_prefixes(self, shard: int) -> np.ndarray:
         """Returns the prefixes of a shard's rows in row order, uint64."""
-        mine = np.flatnonzero((self.places >> np.uint64(32)) == shard)
-        return self.prefixes[mine][np.argsort(self.places[mine])]
+        places, prefixes = self.in_place_order
+        bounds = np.array([shard, shard + 1], np.uint64) << np.uint64(32)
+        first, last = np.searchsorted(places, bounds)
+        return prefixes[first:last]
+
+    @cached_property
+    def in_place_order(self) -> tuple[np.ndarray, np.ndarray]:
+        """(places, prefixes) sorted by place: all entries are read once, not once for each shard."""
+        order = np.argsort(self.places, kind="stable")
+        return np.asarray(self.places)[order], np.asarray(self.prefixes)[order]
 
 
-def prefixes_of(keys: np.ndarray) -> np.ndarray:
+def sort_entries(prefixes: np.ndarray, places: np.ndarray) -> Index:
+    order = np.lexsort((places, prefixes))
+    return Index(prefixes[order], places[order])
+
+
+def key_prefixes(keys: np.ndarray) -> np.ndarray:
+    """Returns the first 8 bytes of keys uint8 [samples, 16] as little-endian numbers, uint64 [samples]."""
     return np.ascontiguousarray(keys[:, :8]).view("<u8")[:, 0]
 
 
@@ -65,6 +80,6 @@ def key_array(keys: Sequence[bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
 
 
-def place(shard: int, rows: int) -> np.ndarray:
-    """Returns the places of the first `rows` rows of a shard."""
+def shard_places(shard: int, rows: int) -> np.ndarray:
+    """Returns the places of the first `rows` rows of a shard, uint64 [rows]."""
     return (np.uint64(shard) << np.uint64(32)) + np.arange(rows, dtype=np.uint64)

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 from safetensors.numpy import save
 
 from distill.cache.format.identity import Identity
-from distill.cache.format.index import prefixes_of
+from distill.cache.format.index import key_prefixes
 from distill.cache.format.key import KEY_BYTES
 
 
@@ -29,7 +29,7 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[IO[bytes] | None]:
+def claim(path: Path) -> Iterator[IO[bytes] | None]:
     """Yields the empty file that will become `path`, or None while another process works on it.
 
     The lock is released when the process that holds it ends, for whatever reason; the partial file of a killed process
@@ -43,18 +43,19 @@ def claimed(path: Path) -> Iterator[IO[bytes] | None]:
             yield None
             return
         # Between opening and locking, the previous process may have finished and renamed this very file.
-        if not still_named(file, partial):
+        if not is_linked(file, partial):
             yield None
             return
         try:
             file.truncate(0)
             yield file
         finally:
-            if still_named(file, partial):
+            if is_linked(file, partial):
                 partial.unlink()
 
 
-def still_named(file: IO[bytes], path: Path) -> bool:
+def is_linked(file: IO[bytes], path: Path) -> bool:
+    """Returns whether `path` still names the opened file."""
     try:
         return os.fstat(file.fileno()).st_ino == path.stat().st_ino
     except FileNotFoundError:
@@ -73,15 +74,15 @@ def shard_bytes(identity: Identity, number: int, keys: np.ndarray, records: Mapp
     """Returns the file: keys uint8 [rows, 16] and, per signal, `payload`, `ends` uint64 and `crc` uint32 [rows]."""
     tensors = {"keys": np.ascontiguousarray(keys)}
     for name, parts in records.items():
-        stored = [packed(part, identity) for part in parts]
+        stored = [compress_record(part, identity) for part in parts]
         tensors[f"{name}.payload"] = np.frombuffer(b"".join(stored), np.uint8)
         tensors[f"{name}.ends"] = np.cumsum([len(part) for part in stored], dtype=np.uint64)
         sums = (checksum(part, key.tobytes(), name, identity) for part, key in zip(stored, keys, strict=True))
         tensors[f"{name}.crc"] = np.fromiter(sums, np.uint32, len(stored))
-    return save(tensors, metadata=metadata_of(identity, number))
+    return save(tensors, metadata=shard_metadata(identity, number))
 
 
-def metadata_of(identity: Identity, number: int) -> dict[str, str]:
+def shard_metadata(identity: Identity, number: int) -> dict[str, str]:
     # A single entry: safetensors writes several in no fixed order, and files have to be bit-identical.
     return {"cache": f"{identity.digest.hex()} shard {number}"}
 
@@ -91,13 +92,14 @@ def checksum(stored: bytes | memoryview, key: bytes, name: str, identity: Identi
     return zlib.crc32(stored, zlib.crc32(key + name.encode() + identity.digest))
 
 
-def packed(record: bytes, identity: Identity) -> bytes:
+def compress_record(record: bytes, identity: Identity) -> bytes:
     if identity.compression == "none":
         return record
-    return len(record).to_bytes(4, "little") + pa.compress(record, "zstd", asbytes=True)
+    compressed: bytes = pa.compress(record, "zstd", asbytes=True)
+    return len(record).to_bytes(4, "little") + compressed
 
 
-def unpacked(stored: memoryview, identity: Identity) -> memoryview:
+def decompress_record(stored: memoryview, identity: Identity) -> memoryview:
     if identity.compression == "none":
         return stored
     size = int.from_bytes(stored[:4], "little")
@@ -127,11 +129,11 @@ class Shard:
             self.data = np.memmap(self.path, np.uint8, "r")
         except (OSError, ValueError) as error:
             raise DamagedError(f"{self.path.name}: missing or unreadable ({error})") from error
-        header = self.header()
-        self.places: dict[str, tuple[int, int]] = {}
-        self.metadata = metadata_of(identity, number)
+        header = self.read_header()
+        self.ranges: dict[str, tuple[int, int]] = {}
+        self.metadata = shard_metadata(identity, number)
         if header.pop("__metadata__", None) != self.metadata:
-            raise DamagedError(f"{self.path.name}: a shard of another place or teacher, or its header changed")
+            raise DamagedError(f"{self.path.name}: a shard of another number or cache, or its header changed")
         keys = self.tensor(header, "keys", np.uint8)
         if len(keys) != rows * KEY_BYTES:
             raise DamagedError(f"{self.path.name}: expected {rows} rows, found {len(keys) / KEY_BYTES:g}")
@@ -146,28 +148,28 @@ class Shard:
                     f"{self.path.name}: expected {rows} rows, found {len(ends)} ends, {len(crc)} checksums"
                 )
 
-    def header(self) -> dict:
+    def read_header(self) -> dict[str, Any]:
         try:
             (size,) = struct.unpack("<Q", self.data[:8].tobytes())
             self.begin = 8 + size
             header = json.loads(self.data[8 : self.begin].tobytes())
             if not isinstance(header, dict):
-                raise ValueError("it is no table")
+                raise ValueError("it is not a JSON object")
             return header
         except (struct.error, ValueError) as error:
             raise DamagedError(f"{self.path.name}: its header can't be read ({error})") from error
 
-    def tensor(self, header: dict, name: str, dtype: type) -> np.ndarray:
+    def tensor(self, header: dict[str, Any], name: str, dtype: type) -> np.ndarray:
         try:
             first, last = header[name]["data_offsets"]
             if not 0 <= first <= last <= len(self.data) - self.begin:
                 raise DamagedError(f"{self.path.name}: truncated, or its header changed")
-            self.places[name] = (self.begin + first, self.begin + last)
+            self.ranges[name] = (self.begin + first, self.begin + last)
             return self.data[self.begin + first : self.begin + last].view(dtype)
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedError(f"{self.path.name}: its header changed ({name}: {error})") from error
 
-    def span(self, row: int, name: str) -> tuple[int, int]:
+    def record_range(self, row: int, name: str) -> tuple[int, int]:
         """Returns the start and end of a record in its payload."""
         ends = self.signals[name][1]
         return int(ends[row - 1]) if row else 0, int(ends[row])
@@ -179,39 +181,39 @@ class Shard:
             DamagedError: The record differs from its checksum.
         """
         payload, _, crc = self.signals[name]
-        first, last = self.span(row, name)
+        first, last = self.record_range(row, name)
         stored = payload[first:last].data if first <= last <= len(payload) else None
         if stored is None or checksum(stored, self.keys[row].tobytes(), name, self.identity) != crc[row]:
             raise DamagedError(f"{self.path.name}: row {row} differs from its checksum")
-        return unpacked(stored, self.identity)
+        return decompress_record(stored, self.identity)
 
-    def damages(self, prefixes: np.ndarray) -> list[Damage]:
+    def find_damage(self, prefixes: np.ndarray) -> list[Damage]:
         """Returns the byte range of each damaged key and record, or the whole file if only other bytes changed.
 
         Args:
             prefixes: uint64 [rows], the prefixes of the keys according to the index: an intact shard of a cache with
                 the same identity, but other samples, differs in nothing else.
         """
-        begin = self.places["keys"][0]
-        moved = np.flatnonzero(prefixes_of(self.keys) != prefixes).tolist()
+        begin = self.ranges["keys"][0]
+        moved = np.flatnonzero(key_prefixes(self.keys) != prefixes).tolist()
         found = [
             Damage(begin + KEY_BYTES * row, begin + KEY_BYTES * (row + 1), (row,), "not the index's key")
             for row in moved
         ]
         for name in self.signals:
-            begin = self.places[f"{name}.payload"][0]
+            begin = self.ranges[f"{name}.payload"][0]
             for row in range(self.rows):
                 try:
                     self.record(row, name)
                 except DamagedError:
-                    first, last = self.span(row, name)
+                    first, last = self.record_range(row, name)
                     last = min(max(first, last), len(self.signals[name][0]))
                     found.append(Damage(begin + min(first, last), begin + last, (row,), "differs from its checksum"))
-        if not found and self.rewritten() != self.data.tobytes():
+        if not found and self.serialize() != self.data.tobytes():
             found.append(Damage(0, len(self.data), tuple(range(self.rows)), "its header or padding changed"))
         return found
 
-    def rewritten(self) -> bytes:
+    def serialize(self) -> bytes:
         """Returns the file as `shard_bytes` would write it from the parsed contents."""
         arrays = {"keys": np.array(self.keys)}
         for name, parts in self.signals.items():

@@ -23,7 +23,7 @@ from distill.errors import InputError
 
 ABOUT = "cache.json"
 CODEBOOK = "codebook.safetensors"
-REBUILD = "`python -m pipelines.cache rebuild` mends it"
+REBUILD = "`python -m pipelines.cache rebuild` repairs it"
 SPARE = "spare"  # folder with a second copy of every file but the shards
 
 
@@ -65,26 +65,27 @@ class Store:
             "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
             **self.about,
         }
-        files[ABOUT] = as_text(about | {"sha256": digest_of(about)}).encode()
+        files[ABOUT] = format_about(about | {"sha256": about_digest(about)}).encode()
         (self.folder / SPARE).mkdir(exist_ok=True)
         for name, data in files.items():
-            write_whole(self.folder / SPARE / name, data)
-            write_whole(self.folder / name, data)
-        drop_old(self.folder, files)
+            write_atomically(self.folder / SPARE / name, data)
+            write_atomically(self.folder / name, data)
+        remove_old_indexes(self.folder, files)
 
 
-def drop_old(folder: Path, files: Collection[str]) -> None:
+def remove_old_indexes(folder: Path, files: Collection[str]) -> None:
     """Removes the indexes from before the cache grew, or of an extension that was interrupted."""
     for old in folder.glob("**/index-*.safetensors"):
         if old.name not in files:
             old.unlink(missing_ok=True)
 
 
-def as_text(about: Mapping[str, Any]) -> str:
+def format_about(about: Mapping[str, Any]) -> str:
+    """Returns the text of cache.json."""
     return json.dumps(about, indent=1)
 
 
-def digest_of(about: Mapping[str, Any]) -> str:
+def about_digest(about: Mapping[str, Any]) -> str:
     """Returns the hash of cache.json without its own entry."""
     rest = {name: value for name, value in about.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
@@ -98,7 +99,21 @@ def repair_files(folder: Path) -> list[str]:
     Raises:
         InputError: Both copies of a file are missing or damaged.
     """
-    mended = []
+    repaired = repair_about(folder)
+    for name, sha256 in read_about(folder)["files"].items():
+        intact = {file: matches_checksum(file, sha256) for file in (folder / name, folder / SPARE / name)}
+        good = next((file for file, matches in intact.items() if matches), None)
+        if good is None:
+            raise lost_file_error(folder, name)
+        for file in (file for file, matches in intact.items() if not matches):
+            repaired.append(str(file.relative_to(folder)))
+            write_atomically(file, good.read_bytes())
+    return repaired
+
+
+def repair_about(folder: Path) -> list[str]:
+    """Restores cache.json or its spare copy from the other one; returns the name of the replaced file, if any."""
+    own, spare = folder / ABOUT, folder / SPARE / ABOUT
     try:
         read_about(folder)
     except InputError:
@@ -106,23 +121,13 @@ def repair_files(folder: Path) -> list[str]:
             read_about(folder / SPARE)
         except InputError as error:
             raise lost_file_error(folder, ABOUT) from error
-        mended.append(ABOUT)
-        write_whole(folder / ABOUT, (folder / SPARE / ABOUT).read_bytes())
-    if not mended and not matches_checksum(
-        folder / SPARE / ABOUT, hashlib.sha256((folder / ABOUT).read_bytes()).hexdigest()
-    ):
-        mended.append(f"{SPARE}/{ABOUT}")
-        write_whole(folder / SPARE / ABOUT, (folder / ABOUT).read_bytes())
-    for name, sha256 in read_about(folder)["files"].items():
-        ours, spare = folder / name, folder / SPARE / name
-        good = next((file for file in (ours, spare) if matches_checksum(file, sha256)), None)
-        if good is None:
-            raise lost_file_error(folder, name)
-        for file in (ours, spare):
-            if not matches_checksum(file, sha256):
-                mended.append(str(file.relative_to(folder)))
-                write_whole(file, good.read_bytes())
-    return mended
+        write_atomically(own, spare.read_bytes())
+        return [ABOUT]
+    content = own.read_bytes()
+    if spare.is_file() and spare.read_bytes() == content:
+        return []
+    write_atomically(spare, content)
+    return [f"{SPARE}/{ABOUT}"]
 
 
 def lost_file_error(folder: Path, name: str) -> InputError:
@@ -133,7 +138,11 @@ def lost_file_error(folder: Path, name: str) -> InputError:
 
 
 def matches_checksum(file: Path, sha256: str) -> bool:
-    return file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == sha256
+    """Returns whether a file exists and has this checksum; it isn't read into memory as a whole."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest() == sha256
 
 
 IDENTITY = ("format", "teacher", "tokenizer", "preprocessing", "compression", "signals")
@@ -182,7 +191,7 @@ def read_about(folder: Path) -> dict[str, Any]:
         text = (folder / ABOUT).read_bytes().decode()
         about = json.loads(text)
         # Whitespace is compared too: if two copies differ in it, one of them must count as damaged.
-        if not isinstance(about, dict) or about.get("sha256") != digest_of(about) or text != as_text(about):
+        if not isinstance(about, dict) or about.get("sha256") != about_digest(about) or text != format_about(about):
             raise ValueError("it differs from its checksum")
         return about
     except (OSError, ValueError) as error:
@@ -192,19 +201,21 @@ def read_about(folder: Path) -> dict[str, Any]:
 
 
 def map_index(file: Path, samples: int) -> Index:
-    """Memory-maps the index; a damaged entry leads to a row with a different key, for which the reader raises."""
+    """Memory-maps the index, opening the file once.
+
+    A damaged entry leads to a row with a different key, for which the reader raises.
+    """
     try:
         # Mapped: with a corrupt length a slice is merely short, whereas reading could exhaust memory.
         data = np.memmap(file, np.uint8, "r")
-        header = int.from_bytes(data[:8].tobytes(), "little")
-        places = json.loads(data[8 : 8 + header].tobytes())
+        begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        header = json.loads(data[8:begin].tobytes())
         arrays = []
         for name in ("prefixes", "places"):
-            first, last = places[name]["data_offsets"]
-            if last - first != 8 * samples or len(data) < 8 + header + last:
+            first, last = header[name]["data_offsets"]
+            if first < 0 or last - first != 8 * samples or len(data) < begin + last:
                 raise ValueError(f"expected {samples} entries")
-            empty = np.zeros(0, np.uint64)
-            arrays.append(np.memmap(file, np.uint64, "r", 8 + header + first, samples) if samples else empty)
+            arrays.append(data[begin + first : begin + last].view(np.uint64))
         return Index(*arrays)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
@@ -227,7 +238,7 @@ def read_codebooks(file: Path, sha256: str) -> dict[str, dict[str, Table]]:
         raise InputError(f"{str(file)!r}: the cache's codebook is missing or damaged ({error}); {REBUILD}") from error
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Writes a temporary file beside `path` and renames it."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -240,10 +251,10 @@ def write_whole(path: Path, data: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Removes the leftovers of a `Store.save` that was killed; the caller must hold the lock."""
     if (folder / ABOUT).exists():
-        drop_old(folder, read_about(folder)["files"])
+        remove_old_indexes(folder, read_about(folder)["files"])
     for place in (folder, folder / SPARE):
         for name in (ABOUT, CODEBOOK, "index-*.safetensors"):
             for file in place.glob(f"{name}.*.partial"):
@@ -251,7 +262,7 @@ def sweep(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_plan(folder: Path) -> Iterator[None]:
     """Waits for the lock on the cache's plan and holds it, so that no other process changes the plan meanwhile."""
     with (folder / "cache.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

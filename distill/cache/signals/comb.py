@@ -43,7 +43,15 @@ def comb_sample(
 
 
 @njit(nogil=True, cache=True)
-def comb(logits, offsets, draws, scale, ids, counts, sizes):
+def comb(
+    logits: np.ndarray,
+    offsets: np.ndarray,
+    draws: int,
+    scale: np.float32,
+    ids: np.ndarray,
+    counts: np.ndarray,
+    sizes: np.ndarray,
+) -> None:
     """Fills ids and counts [positions, draws] and sizes [positions]."""
     width = logits.shape[1]
     blocks = (width + BLOCK - 1) // BLOCK
@@ -62,7 +70,7 @@ def comb(logits, offsets, draws, scale, ids, counts, sizes):
 
 
 @njit(nogil=True, cache=True)
-def largest(row, lanes):
+def largest(row: np.ndarray, lanes: np.ndarray) -> np.float32:
     """Returns the maximum, ignoring NaN."""
     lanes[:] = -np.inf
     whole = len(row) // BLOCK * BLOCK
@@ -73,7 +81,7 @@ def largest(row, lanes):
             a, c = a if a > b else b, c if c > d else d
             a = a if a > c else c
             lanes[i] = a if a > lanes[i] else lanes[i]
-    top = float32(-np.inf)
+    top: np.float32 = float32(-np.inf)
     for value in lanes:
         top = value if value > top else top
     for value in row[whole:]:
@@ -82,7 +90,7 @@ def largest(row, lanes):
 
 
 @njit(nogil=True, cache=True, fastmath={"contract"})
-def powers(row, scale, top, out):
+def powers(row: np.ndarray, scale: np.float32, top: np.float32, out: np.ndarray) -> None:
     """Fills `out` with 2^((row - top) · scale): 0 below 2^-126, and NaN for NaN."""
     for i in range(len(row)):
         y = (row[i] - top) * scale
@@ -94,7 +102,7 @@ def powers(row, scale, top, out):
 
 
 @njit(nogil=True, cache=True)
-def block_sums(masses, lanes, sums):
+def block_sums(masses: np.ndarray, lanes: np.ndarray, sums: np.ndarray) -> None:
     for block in range(len(sums)):
         start = block * BLOCK
         for i in range(LANES):
@@ -110,7 +118,7 @@ def block_sums(masses, lanes, sums):
 
 
 @njit(nogil=True, cache=True)
-def walk(masses, sums, offset, draws, ids, counts):
+def walk(masses: np.ndarray, sums: np.ndarray, offset: float, draws: int, ids: np.ndarray, counts: np.ndarray) -> int:
     """Passes over the cumulative masses and writes the ids that the teeth hit; returns the number of ids, 0 for NaN."""
     total = 0.0
     for mass in sums:

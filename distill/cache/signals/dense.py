@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ import torch
 from distill.cache.signals.checks import check_finite, check_width
 from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
 from distill.errors import InputError
+from distill.losses.teacher_signals import TeacherSignals
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class Dense(Signal):
     def nominal_bytes(self) -> float:
         return self.width * np.dtype(self.dtype).itemsize
 
-    def rows(self, answer: TeacherOutputs) -> list[Row]:
+    def rows(self, outputs: TeacherOutputs) -> list[Row]:
         # Cast before the check: values beyond the range of float16 become infinite.
-        values, mask = answer.outputs[self.of].to(getattr(torch, self.dtype)), answer.where.positions
+        values, mask = outputs.tensors[self.of].to(getattr(torch, self.dtype)), outputs.mask.positions
         check_width(self.of, values, self.width)
         values = values if self.each == "sample" else at_positions(values, mask)
-        check_finite(self.of, values, answer.keys)
+        check_finite(self.of, values, outputs.keys)
         counts = [1] * len(values) if self.each == "sample" else mask.sum(1).tolist()
         parts = values.cpu().split(counts)
         return [(part[0].numpy() if self.each == "sample" else part.numpy(),) for part in parts]
@@ -56,12 +57,13 @@ class Dense(Signal):
     def encode(self, row: Row, codebook: Codebook) -> bytes:
         return np.ascontiguousarray(row[0]).tobytes()
 
-    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], mask: SignalMask, codebook: Codebook) -> TeacherSignals:
         """Returns the values under the name `of`: [batch, width], or [positions, width] in the order of the batch."""
-        wanted = [1] * len(records) if self.each == "sample" else where.positions.sum(1).tolist()
+        wanted = [1] * len(records) if self.each == "sample" else mask.positions.sum(1).tolist()
         out = np.empty((sum(wanted), self.width), self.dtype)
         first = 0
         for record, count in zip(records, wanted, strict=True):
             out[first : first + count] = np.frombuffer(record, self.dtype).reshape(count, self.width)
             first += count
-        return {self.of: torch.from_numpy(out).float()}
+        values = torch.from_numpy(out).float()
+        return {"logits": values} if self.of == "logits" else {"embedding": values}

@@ -11,6 +11,7 @@ from torch import Tensor
 from distill.cache.signals.checks import check_finite, check_width
 from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs
 from distill.errors import InputError
+from distill.losses.teacher_signals import TeacherSignals
 
 LIMIT = 127
 
@@ -44,21 +45,21 @@ class Features(Signal):
         """Returns the tensors of one layer."""
         raise NotImplementedError
 
-    def tensors(self, answer: TeacherOutputs) -> list[Tensor]:
+    def tensors(self, outputs: TeacherOutputs) -> list[Tensor]:
         """Returns every tensor [batch, length, width], layer by layer."""
-        found = answer.outputs[self.needs[0]]
+        found = outputs.tensors[self.needs[0]]
         return [part for layer in self.layers for part in self.parts(found[layer])]
 
-    def rows(self, answer: TeacherOutputs) -> list[Row]:
-        mask, tensors = answer.where.tokens, self.tensors(answer)
+    def rows(self, outputs: TeacherOutputs) -> list[Row]:
+        mask, tensors = outputs.mask.tokens, self.tensors(outputs)
         for tensor, width in zip(tensors, self.widths, strict=True):
             check_width(self.kind, tensor, width)
         found = [tensor[mask].float() for tensor in tensors]  # each [tokens, width]
-        check_finite(self.kind, torch.cat(found, -1), answer.keys)
+        check_finite(self.kind, torch.cat(found, -1), outputs.keys)
         scales = torch.stack([each.abs().amax(-1) for each in found], -1) / LIMIT
         scales = scales.clamp(min=torch.finfo(torch.float32).tiny)
-        whole = [(each / scale[:, None]).round() for each, scale in zip(found, scales.unbind(-1), strict=True)]
-        values = torch.cat(whole, -1).to(torch.int8)
+        rounded = [(each / scale[:, None]).round() for each, scale in zip(found, scales.unbind(-1), strict=True)]
+        values = torch.cat(rounded, -1).to(torch.int8)
         lengths = mask.sum(1).tolist()
         parts = zip(scales.cpu().split(lengths), values.cpu().split(lengths), strict=True)
         return [(scale.numpy(), value.numpy()) for scale, value in parts]
@@ -67,9 +68,9 @@ class Features(Signal):
         scales, values = row
         return scales.astype("<f4").tobytes() + values.tobytes()
 
-    def decode_flat(self, records: Sequence[memoryview], where: SignalMask) -> list[Tensor]:
+    def decode_flat(self, records: Sequence[memoryview], mask: SignalMask) -> list[Tensor]:
         """Returns every tensor [batch, length, width] in float32, with 0 in the padding."""
-        lengths = where.tokens.sum(1).tolist()
+        lengths = mask.tokens.sum(1).tolist()
         count, names, width = sum(lengths), len(self.widths), sum(self.widths)
         scales, values = np.empty((count, names), np.float32), np.empty((count, width), np.int8)
         first = 0
@@ -78,11 +79,11 @@ class Features(Signal):
             scales[part] = np.frombuffer(record[:cut], "<f4").reshape(length, names)
             values[part] = np.frombuffer(record[cut:], np.int8).reshape(length, width)
             first += length
-        found, mask = [], where.tokens.cpu()
+        found, tokens = [], mask.tokens.cpu()
         for i, each in enumerate(np.split(values, np.cumsum(self.widths)[:-1], 1)):
             # NumPy: this runs on a background thread during training, where PyTorch would start threads of its own.
-            out = torch.zeros(*mask.shape, self.widths[i])
-            out[mask] = torch.from_numpy(each * scales[:, i : i + 1])
+            out = torch.zeros(*tokens.shape, self.widths[i])
+            out[tokens] = torch.from_numpy(each * scales[:, i : i + 1])
             found.append(out)
         return found
 
@@ -99,9 +100,9 @@ class Hidden(Features):
     def parts(layer: Any) -> tuple[Any, ...]:
         return (layer,)
 
-    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], mask: SignalMask, codebook: Codebook) -> TeacherSignals:
         """Returns {"hidden": {layer: [batch, length, width]}}."""
-        return {"hidden": dict(zip(self.layers, self.decode_flat(records, where), strict=True))}
+        return {"hidden": dict(zip(self.layers, self.decode_flat(records, mask), strict=True))}
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class Relations(Features):
     shared: int = 0
 
     @classmethod
-    def of(cls, widths: tuple[int, int, int], layers: Sequence[int]) -> Self:
+    def from_widths(cls, widths: tuple[int, int, int], layers: Sequence[int]) -> Self:
         """Builds the signal from the widths of queries, keys and values."""
         queries, keys, _ = widths
         return cls(queries, tuple(layers), keys if keys != queries else 0)
@@ -142,7 +143,8 @@ class Relations(Features):
     def parts(layer: Any) -> tuple[Any, ...]:
         return tuple(layer)
 
-    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], mask: SignalMask, codebook: Codebook) -> TeacherSignals:
         """Returns {"relations": {layer: (query, key, value)}}, each [batch, length, width]."""
-        flat = self.decode_flat(records, where)
-        return {"relations": {layer: tuple(flat[3 * i : 3 * i + 3]) for i, layer in enumerate(self.layers)}}
+        flat = self.decode_flat(records, mask)
+        parts = zip(self.layers, flat[::3], flat[1::3], flat[2::3], strict=True)
+        return {"relations": {layer: (query, key, value) for layer, query, key, value in parts}}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ import torch
 from distill.cache.signals.checks import check_finite
 from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs
 from distill.errors import InputError
+from distill.losses.teacher_signals import TeacherSignals
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class Generated(Signal):
     def nominal_bytes(self) -> float:
         return 5.0
 
-    def rows(self, answer: TeacherOutputs) -> list[Row]:
-        sequences, log_probs = answer.outputs["generated"]
-        for log_prob, key in zip(log_probs, answer.keys, strict=True):
+    def rows(self, outputs: TeacherOutputs) -> list[Row]:
+        sequences, log_probs = outputs.tensors["generated"]
+        for log_prob, key in zip(log_probs, outputs.keys, strict=True):
             check_finite("log-probabilities", log_prob[None].to(torch.float16), [key])
         return [
             (ids.to(torch.int32).cpu().numpy(), log_prob.to(torch.float16).cpu().numpy())
@@ -56,7 +57,7 @@ class Generated(Signal):
         ids, log_probs = row
         return ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes() + log_probs.astype("<f2").tobytes()
 
-    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], mask: SignalMask, codebook: Codebook) -> TeacherSignals:
         """Returns {"generated": (ids int64, log-probabilities float32)}, both lists of a [tokens] tensor per sample."""
         sequences, log_probs = [], []
         for record in records:

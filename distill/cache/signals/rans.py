@@ -1,6 +1,9 @@
 """Entropy coding of symbols with known frequencies, close to the entropy bound: rANS on a stack of 32-bit words.
 
 The loops are compiled by numba, release the interpreter lock, and give identical bits on every machine (integers only).
+The library constriction (0.5.0) was compared on real logits: it encodes 3 to 5 times as many positions a second and
+decodes 1.2 to 1.6 times as many, but codes no sets, and its records are 14 to 25 % larger.
+
 A coder is last in, first out: the symbol that is pushed last is popped first. Numba's cache depends on the modification
 time of a kernel's own file only: after a change here, touch the files in `signals/` that call it.
 
@@ -14,6 +17,7 @@ from functools import cached_property
 import numpy as np
 from numba import njit, uint32, uint64
 
+Word = np.uint64
 START = np.uint64(1 << 62)  # large, so that the first set orders can be drawn from it
 LOW = np.uint64(1 << 31)  # a state stays in [LOW, 2^63)
 UNIFORM_BITS = np.uint64(16)
@@ -23,7 +27,7 @@ MOST_BITS = 31  # maximum precision of a table: its end fits 32 bits and a state
 
 
 @njit(nogil=True, cache=True)
-def push(state, stack, top, start, frequency, bits):
+def push(state: Word, stack: np.ndarray, top: int, start: Word, frequency: Word, bits: Word) -> tuple[Word, int]:
     """Codes one symbol of probability frequency / 2^bits; returns (state, top)."""
     if state >= frequency << (uint64(63) - bits):
         if top == len(stack):  # numba doesn't check bounds, and decoding a damaged record can push endlessly
@@ -35,7 +39,7 @@ def push(state, stack, top, start, frequency, bits):
 
 
 @njit(nogil=True, cache=True)
-def pop(state, stack, top, start, frequency, bits):
+def pop(state: Word, stack: np.ndarray, top: int, start: Word, frequency: Word, bits: Word) -> tuple[Word, int]:
     """Undoes `push` once the symbol is identified from the low bits of `state`; raises when the stack runs out."""
     state = frequency * (state >> bits) + (state & ((uint64(1) << bits) - uint64(1))) - start
     if state < LOW:
@@ -47,19 +51,21 @@ def pop(state, stack, top, start, frequency, bits):
 
 
 @njit(nogil=True, cache=True)
-def uniform_start(rank, count):
-    return (uint64(rank) << UNIFORM_BITS) // uint64(count)
+def uniform_start(rank: int, count: int) -> Word:
+    start: Word = (uint64(rank) << UNIFORM_BITS) // uint64(count)
+    return start
 
 
 @njit(nogil=True, cache=True)
-def push_rank(state, stack, top, rank, count):
+def push_rank(state: Word, stack: np.ndarray, top: int, rank: int, count: int) -> tuple[Word, int]:
     """Codes `rank` among `count` equally likely ranks; count < 2^16."""
     start = uniform_start(rank, count)
-    return push(state, stack, top, start, uniform_start(rank + 1, count) - start, UNIFORM_BITS)
+    state, top = push(state, stack, top, start, uniform_start(rank + 1, count) - start, UNIFORM_BITS)
+    return state, top
 
 
 @njit(nogil=True, cache=True)
-def pop_rank(state, stack, top, count):
+def pop_rank(state: Word, stack: np.ndarray, top: int, count: int) -> tuple[np.int64, Word, int]:
     """Returns (rank, state, top)."""
     slot = state & uint64(0xFFFF)
     rank = ((slot + uint64(1)) * uint64(count) - uint64(1)) >> UNIFORM_BITS
@@ -69,13 +75,18 @@ def pop_rank(state, stack, top, count):
 
 
 @njit(nogil=True, cache=True)
-def push_symbol(state, stack, top, symbol, starts, bits):
+def push_symbol(
+    state: Word, stack: np.ndarray, top: int, symbol: int, starts: np.ndarray, bits: Word
+) -> tuple[Word, int]:
     start = uint64(starts[symbol])
-    return push(state, stack, top, start, uint64(starts[symbol + 1]) - start, bits)
+    state, top = push(state, stack, top, start, uint64(starts[symbol + 1]) - start, bits)
+    return state, top
 
 
 @njit(nogil=True, cache=True)
-def pop_symbol(state, stack, top, starts, lookup, bits):
+def pop_symbol(
+    state: Word, stack: np.ndarray, top: int, starts: np.ndarray, lookup: np.ndarray, bits: Word
+) -> tuple[np.int64, Word, int]:
     """Returns (symbol, state, top); `lookup` holds the first symbol of each of 2^LOOKUP_BITS equal intervals."""
     slot = uint32(state & ((uint64(1) << bits) - uint64(1)))
     part = slot >> uint32(bits - uint64(LOOKUP_BITS))
@@ -92,7 +103,9 @@ def pop_symbol(state, stack, top, starts, lookup, bits):
 
 
 @njit(nogil=True, cache=True)
-def push_set(state, stack, top, items, count, starts, bits):
+def push_set(
+    state: Word, stack: np.ndarray, top: int, items: np.ndarray, count: int, starts: np.ndarray, bits: Word
+) -> tuple[Word, int]:
     """Codes the ascending `items[:count]` as a set, which overwrites `items`."""
     for left in range(count, 0, -1):
         rank, state, top = pop_rank(state, stack, top, left)
@@ -104,7 +117,16 @@ def push_set(state, stack, top, items, count, starts, bits):
 
 
 @njit(nogil=True, cache=True)
-def pop_set(state, stack, top, out, count, starts, lookup, bits):
+def pop_set(
+    state: Word,
+    stack: np.ndarray,
+    top: int,
+    out: np.ndarray,
+    count: int,
+    starts: np.ndarray,
+    lookup: np.ndarray,
+    bits: Word,
+) -> tuple[Word, int]:
     """Fills `out[:count]` with the set in ascending order; raises on a repeated item."""
     for filled in range(count):
         symbol, state, top = pop_symbol(state, stack, top, starts, lookup, bits)
@@ -148,11 +170,11 @@ class Table:
         return (np.frexp(np.diff(self.starts.astype(np.int64)))[1] - 1).astype(np.int8)
 
     @property
-    def pushing(self) -> tuple:
+    def pushing(self) -> tuple[np.ndarray, Word]:
         return self.starts, self.bits
 
     @property
-    def popping(self) -> tuple:
+    def popping(self) -> tuple[np.ndarray, np.ndarray, Word]:
         return self.starts, self.lookup, self.bits
 
 
@@ -187,12 +209,12 @@ def id_table(ids: np.ndarray, width: int, smoothing: float = 0.1) -> np.ndarray:
     return table(np.bincount(ids, minlength=width) + smoothing, bits)
 
 
-def packed(state: np.uint64, stack: np.ndarray, top: int) -> bytes:
+def pack_record(state: np.uint64, stack: np.ndarray, top: int) -> bytes:
     """Returns the coder's final state as a record: the state in 8 bytes, then the words in the order of pushing."""
     return int(state).to_bytes(8, "little") + stack[:top].astype("<u4").tobytes()
 
 
-def unpacked(record: memoryview) -> tuple[np.uint64, np.ndarray, int]:
+def unpack_record(record: memoryview) -> tuple[np.uint64, np.ndarray, int]:
     """Returns (state, stack, top) of a record; the stack has room for the words that decoding pushes back.
 
     Raises:

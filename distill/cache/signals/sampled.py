@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from distill.cache.signals.checks import check_width, non_finite_error
 from distill.cache.signals.comb import comb_sample
 from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
 from distill.errors import InputError
+from distill.losses.teacher_signals import TeacherSignals
 
 BLOCK = 64  # ids whose masses are summed as one block
 CONTEXTS = 8
@@ -52,16 +53,16 @@ class Sampled(Signal):
     def nominal_bytes(self) -> float:
         return 1.4 * self.draws
 
-    def rows(self, answer: TeacherOutputs) -> list[Row]:
+    def rows(self, outputs: TeacherOutputs) -> list[Row]:
         """Returns ids and counts, both concatenated over positions, and each position's number of ids, all int32."""
-        mask = answer.where.positions
-        logits, lengths = at_positions(answer.outputs["logits"], mask), mask.sum(1).tolist()
+        mask = outputs.mask.positions
+        logits, lengths = at_positions(outputs.tensors["logits"], mask), mask.sum(1).tolist()
         check_width("logits", logits, self.width)
-        keys = zip(answer.keys, lengths, strict=True)
+        keys = zip(outputs.keys, lengths, strict=True)
         offsets = np.concatenate([offsets_of(key, length, self.seed) for key, length in keys])
         ids, counts, sizes = self.sample(logits, offsets)
         if not sizes.all():
-            raise non_finite_error("logits", np.flatnonzero(sizes == 0), len(sizes), answer.keys)
+            raise non_finite_error("logits", np.flatnonzero(sizes == 0), len(sizes), outputs.keys)
         rows = np.cumsum([0, *lengths])
         ends = np.concatenate([[0], np.cumsum(sizes)])[rows]
         return [
@@ -91,17 +92,17 @@ class Sampled(Signal):
     def encode(self, row: Row, codebook: Codebook) -> bytes:
         stack = np.empty(len(row[0]) * 3 + len(row[2]) + 8, np.uint32)
         tables = (*codebook["ids"].pushing, codebook["sizes"].starts, codebook["extras"].starts)
-        return rans.packed(*encode(*row, self.draws, *tables, stack))
+        return rans.pack_record(*encode(*row, self.draws, *tables, stack))
 
-    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], mask: SignalMask, codebook: Codebook) -> TeacherSignals:
         """Returns {"ids" int64 [positions, k], "weights" float32 [positions, k]}, padded with id 0 of weight 0."""
-        lengths = where.positions.sum(1).tolist()
+        lengths = mask.positions.sum(1).tolist()
         tables = (*codebook["ids"].popping, *codebook["sizes"].popping[:2], *codebook["extras"].popping[:2])
         ids, counts = np.zeros((sum(lengths), self.draws), np.int64), np.zeros((sum(lengths), self.draws), np.float32)
         first = widest = 0
         for record, length in zip(records, lengths, strict=True):
             part = slice(first, first + length)
-            widest = max(widest, decode(*rans.unpacked(record), self.draws, *tables, ids[part], counts[part]))
+            widest = max(widest, decode(*rans.unpack_record(record), self.draws, *tables, ids[part], counts[part]))
             first += length
         return {
             "ids": torch.from_numpy(ids[:, :widest].copy()),
@@ -116,7 +117,8 @@ def offsets_of(key: bytes, length: int, seed: int) -> np.ndarray:
         x = start + np.arange(1, length + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    offsets: np.ndarray = ((x ^ (x >> np.uint64(31))) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return offsets
 
 
 def systematic_sample(
@@ -146,7 +148,7 @@ def systematic_sample(
 
 
 @njit(nogil=True, cache=True)
-def context_of(extra, left):
+def context_of(extra: int, left: int) -> int:
     """Returns the context of a count: the remaining draws per remaining id in powers of two, 0 to CONTEXTS - 1."""
     level, share = 0, extra * 4 // left
     while share > 0 and level < CONTEXTS - 1:
@@ -156,7 +158,9 @@ def context_of(extra, left):
 
 
 @njit(nogil=True, cache=True)
-def tally(counts, sizes, draws, size_weights, extra_weights):
+def tally(
+    counts: np.ndarray, sizes: np.ndarray, draws: int, size_weights: np.ndarray, extra_weights: np.ndarray
+) -> None:
     """Adds the symbols that `encode` would code to the histograms."""
     begin = 0
     for size in sizes:
@@ -172,7 +176,17 @@ def tally(counts, sizes, draws, size_weights, extra_weights):
 
 
 @njit(nogil=True, cache=True)
-def encode(ids, counts, sizes, draws, id_starts, bits, size_starts, extra_starts, stack):
+def encode(
+    ids: np.ndarray,
+    counts: np.ndarray,
+    sizes: np.ndarray,
+    draws: int,
+    id_starts: np.ndarray,
+    bits: rans.Word,
+    size_starts: np.ndarray,
+    extra_starts: np.ndarray,
+    stack: np.ndarray,
+) -> tuple[rans.Word, np.ndarray, int]:
     """Codes every position, the last first; a decoder pops, per position: number of ids, counts but the last, ids."""
     state, top, small = rans.START, 0, uint64(rans.SMALL_BITS)
     items, contexts = np.empty(draws, np.int64), np.empty(draws, np.int64)
@@ -195,8 +209,21 @@ def encode(ids, counts, sizes, draws, id_starts, bits, size_starts, extra_starts
 
 
 @njit(nogil=True, cache=True)
-def decode(state, stack, top, draws, id_starts, id_lookup, bits, size_starts, size_lookup, extra_starts, extra_lookup,
-           ids, counts):  # fmt: skip
+def decode(
+    state: rans.Word,
+    stack: np.ndarray,
+    top: int,
+    draws: int,
+    id_starts: np.ndarray,
+    id_lookup: np.ndarray,
+    bits: rans.Word,
+    size_starts: np.ndarray,
+    size_lookup: np.ndarray,
+    extra_starts: np.ndarray,
+    extra_lookup: np.ndarray,
+    ids: np.ndarray,
+    counts: np.ndarray,
+) -> int:
     """Fills the first columns of ids and counts [positions, draws]; returns the largest number of ids of a position."""
     small, widest = uint64(rans.SMALL_BITS), 0
     for position in range(len(ids)):

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from distill.cache.signals.rans import Table
+from distill.losses.teacher_signals import TeacherSignals
 
 Codebook = Mapping[str, Table]
 Row = tuple[np.ndarray, ...]
@@ -28,7 +29,7 @@ class SignalMask:
     positions: Tensor
 
     @staticmethod
-    def of(batch: Mapping[str, Tensor]) -> "SignalMask":
+    def from_batch(batch: Mapping[str, Tensor]) -> "SignalMask":
         """Reads the masks of a batch; without `positions` in the batch every token counts."""
         tokens = batch["attention_mask"].bool()
         return SignalMask(tokens, batch["positions"].bool() & tokens if "positions" in batch else tokens)
@@ -36,10 +37,10 @@ class SignalMask:
 
 @dataclass(frozen=True)
 class TeacherOutputs:
-    """The teacher's outputs for a padded batch: tensors by name, the places that count, and the samples' keys."""
+    """The teacher's outputs for a padded batch: tensors by name, the places with signals, and the samples' keys."""
 
-    outputs: Mapping[str, Any]
-    where: SignalMask
+    tensors: Mapping[str, Any]
+    mask: SignalMask
     keys: Sequence[bytes]
 
 
@@ -69,7 +70,7 @@ class Signal(ABC):
         """Returns the approximate bytes per token, which determine how many tokens a shard holds."""
 
     @abstractmethod
-    def rows(self, answer: TeacherOutputs) -> list[Row]:
+    def rows(self, outputs: TeacherOutputs) -> list[Row]:
         """Returns the arrays to code, one tuple per sample of the batch.
 
         Raises:
@@ -85,7 +86,7 @@ class Signal(ABC):
         """Returns the record of one sample."""
 
     @abstractmethod
-    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], mask: SignalMask, codebook: Codebook) -> TeacherSignals:
         """Returns the tensors of a batch.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from distill.cache.signals import rans
 from distill.cache.signals.checks import check_finite, check_width
 from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
 from distill.errors import InputError
+from distill.losses.teacher_signals import TeacherSignals
 
 LEVELS = 1024  # of the grid; lower probabilities are clamped to its end
 CLASSES = 16  # of ids by frequency: frequent ids have larger probabilities
@@ -49,19 +50,19 @@ class TopK(Signal):
     def nominal_bytes(self) -> float:
         return 1.8 * self.k
 
-    def rows(self, answer: TeacherOutputs) -> list[Row]:
+    def rows(self, outputs: TeacherOutputs) -> list[Row]:
         """Returns ids int32 [positions, k] ascending, their levels int32 [positions, k], the tail's [positions]."""
-        logits = at_positions(answer.outputs["logits"], answer.where.positions).float() / self.temperature
+        logits = at_positions(outputs.tensors["logits"], outputs.mask.positions).float() / self.temperature
         check_width("logits", logits, self.width)
         values, ids = logits.topk(self.k, -1)
         # Not `logsumexp`: for logits of 150 it is off by 1e-5, and a confident teacher would seem to have a tail.
         log_mass = (logits - values[:, :1]).exp_().sum(-1, keepdim=True).log_()
         log_probs = values - values[:, :1] - log_mass
-        check_finite("logits", log_probs[:, :1], answer.keys)
+        check_finite("logits", log_probs[:, :1], outputs.keys)
         ids, order = ids.sort(-1)
         tail = torch.log1p(-log_probs.exp().sum(-1).clamp(max=1))
         columns = (ids.int(), self.levels(log_probs.gather(-1, order)), self.levels(tail))
-        lengths = answer.where.positions.sum(1).tolist()
+        lengths = outputs.mask.positions.sum(1).tolist()
         samples = zip(*(c.cpu().split(lengths) for c in columns), strict=True)
         return [tuple(part.numpy() for part in sample) for sample in samples]
 
@@ -82,14 +83,14 @@ class TopK(Signal):
         stack = np.empty(row[0].size * 3 + 3 * len(row[0]) + 8, np.uint32)
         classes = classes_of(codebook["ids"])
         tables = (codebook[name].starts for name in ("floors", "tails", "above"))
-        return rans.packed(*encode(*row, *codebook["ids"].pushing, classes, *tables, stack))
+        return rans.pack_record(*encode(*row, *codebook["ids"].pushing, classes, *tables, stack))
 
-    def decode(self, records: Sequence[memoryview], where: SignalMask, codebook: Codebook) -> dict[str, Any]:
+    def decode(self, records: Sequence[memoryview], mask: SignalMask, codebook: Codebook) -> TeacherSignals:
         """Returns {"ids" int64 [positions, k], "log_probs" float32 [positions, k], "tail" float32 [positions]}.
 
         The probabilities of the ids and the tail sum to 1 at each position.
         """
-        lengths = where.positions.sum(1).tolist()
+        lengths = mask.positions.sum(1).tolist()
         ids, levels = np.empty((sum(lengths), self.k), np.int64), np.empty((sum(lengths), self.k), np.int32)
         tails = np.empty(sum(lengths), np.int32)
         classes = classes_of(codebook["ids"])
@@ -98,7 +99,13 @@ class TopK(Signal):
         for record, length in zip(records, lengths, strict=True):
             part = slice(first, first + length)
             decode(
-                *rans.unpacked(record), *codebook["ids"].popping, classes, *small, ids[part], levels[part], tails[part]
+                *rans.unpack_record(record),
+                *codebook["ids"].popping,
+                classes,
+                *small,
+                ids[part],
+                levels[part],
+                tails[part],
             )
             first += length
         # Normalized together: near 1 the grid is too coarse for the tail alone to determine the small mass of the
@@ -117,11 +124,22 @@ class TopK(Signal):
 
 def classes_of(ids: rans.Table) -> np.ndarray:
     """Returns each id's class by the logarithm of its frequency, int8 [width]."""
-    return np.minimum(ids.magnitudes, CLASSES - 1)
+    return ids.magnitudes.clip(max=CLASSES - 1)
 
 
 @njit(nogil=True, cache=True)
-def encode(ids, levels, tails, id_starts, bits, classes, floor_starts, tail_starts, above_starts, stack):
+def encode(
+    ids: np.ndarray,
+    levels: np.ndarray,
+    tails: np.ndarray,
+    id_starts: np.ndarray,
+    bits: rans.Word,
+    classes: np.ndarray,
+    floor_starts: np.ndarray,
+    tail_starts: np.ndarray,
+    above_starts: np.ndarray,
+    stack: np.ndarray,
+) -> tuple[rans.Word, np.ndarray, int]:
     """Codes every position, the last first; a decoder pops, per position: floor, tail, ids, levels above the floor."""
     state, top, small = rans.START, 0, uint64(rans.SMALL_BITS)
     items = np.empty(ids.shape[1], np.int64)
@@ -138,8 +156,25 @@ def encode(ids, levels, tails, id_starts, bits, classes, floor_starts, tail_star
 
 
 @njit(nogil=True, cache=True)
-def decode(state, stack, top, id_starts, id_lookup, bits, classes, floor_starts, floor_lookup, tail_starts, tail_lookup,
-           above_starts, above_lookup, ids, levels, tails):  # fmt: skip
+def decode(
+    state: rans.Word,
+    stack: np.ndarray,
+    top: int,
+    id_starts: np.ndarray,
+    id_lookup: np.ndarray,
+    bits: rans.Word,
+    classes: np.ndarray,
+    floor_starts: np.ndarray,
+    floor_lookup: np.ndarray,
+    tail_starts: np.ndarray,
+    tail_lookup: np.ndarray,
+    above_starts: np.ndarray,
+    above_lookup: np.ndarray,
+    ids: np.ndarray,
+    levels: np.ndarray,
+    tails: np.ndarray,
+) -> None:
+    """Fills ids [positions, k] int64, levels [positions, k] int32 and tails [positions] int32."""
     small = uint64(rans.SMALL_BITS)
     for position in range(len(ids)):
         floor, state, top = rans.pop_symbol(state, stack, top, floor_starts, floor_lookup, small)

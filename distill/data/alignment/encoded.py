@@ -94,7 +94,7 @@ def encode_twice(
     """
     check_fast(tokenizer, teacher_tokenizer)
     sides = [
-        Side.of(each, limit, name)
+        Side.build(each, limit, name)
         for each, limit, name in ((tokenizer, length, "length"), (teacher_tokenizer, teacher_length, "teacher_length"))
     ]
     rows: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]] = ([], [], [])
@@ -149,7 +149,8 @@ def pieces(spans: np.ndarray, rooms: tuple[int, int]) -> Iterator[tuple[int, int
 def spans_with_token(ids: np.ndarray, wanted: int | None, spans: np.ndarray) -> np.ndarray:
     """Returns for each span whether it contains the token, bool [spans]."""
     before = np.concatenate([[0], np.cumsum(ids == wanted)])
-    return before[spans[:, 1]] > before[spans[:, 0]]
+    contained: np.ndarray = before[spans[:, 1]] > before[spans[:, 0]]
+    return contained
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class Side:
     room: int
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, length: int, name: str) -> "Side":
+    def build(cls, tokenizer: PreTrainedTokenizerBase, length: int, name: str) -> "Side":
         end = end_token(tokenizer)
         if end is None:
             raise InputError(

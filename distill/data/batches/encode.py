@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from distill.data.splits.labelled import Examples
 
 IGNORED = -100  # a label that losses and metrics ignore
+TEXTS_AT_ONCE = 4096  # tokenized together: the tokenizer's own rows take ten times the memory of the ids
 Batch = dict[str, Tensor]
 
 
@@ -109,18 +110,23 @@ def encode(tokenizer: PreTrainedTokenizerBase, examples: Examples, max_length: i
     limit = min(max_length, tokenizer.model_max_length)
     if not len(examples):
         return Encoded([], None, np.zeros(0, np.int64), 0)
-    full = tokenizer(examples.texts, examples.pairs, truncation=True, max_length=limit, return_overflowing_tokens=True)
-    # A truncated text is returned as several rows, of which only the first is used.
-    owner = full["overflow_to_sample_mapping"]
-    first = [i for i, sample in enumerate(owner) if i == 0 or owner[i - 1] != sample]
-    types = full.get("token_type_ids")
-    labels = examples.labels or [IGNORED] * len(examples)
-    return Encoded(
-        [np.asarray(full["input_ids"][i], np.int64) for i in first],
-        [np.asarray(types[i], np.int64) for i in first] if types is not None else None,
-        as_labels(labels),
-        len(np.unique([owner[i] for i in range(1, len(owner)) if owner[i] == owner[i - 1]])),
-    )
+    ids: list[np.ndarray] = []
+    types: list[np.ndarray] = []
+    truncated = 0
+    for start in range(0, len(examples), TEXTS_AT_ONCE):
+        part = slice(start, start + TEXTS_AT_ONCE)
+        pairs = list(examples.pairs[part]) if examples.pairs is not None else None
+        found = tokenizer(
+            list(examples.texts[part]), pairs, truncation=True, max_length=limit, return_overflowing_tokens=True
+        )
+        # A truncated text is returned as several rows, of which only the first is used.
+        owner = found["overflow_to_sample_mapping"]
+        first = [i for i, sample in enumerate(owner) if i == 0 or owner[i - 1] != sample]
+        ids += [np.asarray(found["input_ids"][i], np.int64) for i in first]
+        if "token_type_ids" in found:
+            types += [np.asarray(found["token_type_ids"][i], np.int64) for i in first]
+        truncated += len({owner[i] for i in range(1, len(owner)) if owner[i] == owner[i - 1]})
+    return Encoded(ids, types or None, as_labels(examples.labels or [IGNORED] * len(examples)), truncated)
 
 
 def as_labels(labels: Sequence[Any]) -> np.ndarray:

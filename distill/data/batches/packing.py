@@ -82,7 +82,7 @@ class PackedRows:
     rows: list[np.ndarray]
 
     @classmethod
-    def of(cls, documents: Rows, length: int, seed: int = 0) -> "PackedRows":
+    def build(cls, documents: Rows, length: int, seed: int = 0) -> "PackedRows":
         """Packs the documents with `best_fit`.
 
         Raises:

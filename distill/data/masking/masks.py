@@ -112,7 +112,7 @@ class MaskedBlocks:
     special_ids: tuple[int, ...]
 
     @classmethod
-    def of(cls, blocks: LanguageBlocks, config: MaskConfig, tokenizer: PreTrainedTokenizerBase) -> "MaskedBlocks":
+    def build(cls, blocks: LanguageBlocks, config: MaskConfig, tokenizer: PreTrainedTokenizerBase) -> "MaskedBlocks":
         """Creates masked blocks with the mask token, vocabulary size and special ids of the tokenizer.
 
         Raises:

@@ -24,7 +24,7 @@ class MaskFacts:
     special: np.ndarray  # sorted, including the mask token
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "MaskFacts":
+    def build(cls, tokenizer: PreTrainedTokenizerBase) -> "MaskFacts":
         if tokenizer.mask_token_id is None:
             raise InputError(
                 f"tokenizer {type(tokenizer).__name__}: expected a mask token, found none: no token could be hidden; "
@@ -47,7 +47,7 @@ class MaskedAlignedRows:
     teacher: MaskFacts
 
     @classmethod
-    def of(
+    def build(
         cls,
         rows: AlignedRows,
         config: MaskConfig,
@@ -59,7 +59,7 @@ class MaskedAlignedRows:
         Raises:
             InputError: A tokenizer has no mask token.
         """
-        return cls(rows, config, MaskFacts.of(tokenizer), MaskFacts.of(teacher_tokenizer))
+        return cls(rows, config, MaskFacts.build(tokenizer), MaskFacts.build(teacher_tokenizer))
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -112,12 +112,12 @@ class TargetBlocks(TokenRows):
 
     Args:
         input_ids: Ids of each document, int64 [length].
-        asked: Mask of the tokens to predict, bool [length].
+        targets: Mask of the tokens to predict, bool [length].
         counted: Counts of truncated and skipped documents.
     """
 
     input_ids: list[np.ndarray]
-    asked: list[np.ndarray]
+    targets: list[np.ndarray]
     token_type_ids: None = None
     counted: dict[str, int] = field(default_factory=dict)
 
@@ -128,7 +128,7 @@ class TargetBlocks(TokenRows):
     @cached_property
     def positions(self) -> list[np.ndarray]:
         """Masks of the positions whose next token is a target, bool [length]."""
-        return [np.append(row[1:], False) for row in self.asked]
+        return [np.append(row[1:], False) for row in self.targets]
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Pads the rows to the longest: input_ids, attention_mask, labels, int64, and `positions`, bool, each [batch,

@@ -30,13 +30,13 @@ class Conversations:
         return len(self.texts)
 
     def table(self) -> pa.Table:
-        """Returns the conversations as a table; the inverse of `of`."""
+        """Returns the conversations as a table; the inverse of `from_table`."""
         if any(isinstance(chat, Completed) for chat in self.texts):
             return pa.table({name: [vars(chat)[name] for chat in self.texts] for name in ("prompt", "completion")})
         told = [json.dumps(vars(chat)["messages"], ensure_ascii=False) for chat in self.texts]
         return pa.table({"messages": pa.array(told, pa.string())})
 
-    def spoken(self) -> Examples:
+    def message_texts(self) -> Examples:
         """Returns the content of each conversation as plain text."""
         said = [
             f"{chat.prompt}{chat.completion}"
@@ -47,7 +47,7 @@ class Conversations:
         return Examples(said, None)
 
     @classmethod
-    def of(cls, table: pa.Table) -> "Conversations":
+    def from_table(cls, table: pa.Table) -> "Conversations":
         return cls(chats_of(table, "data"))
 
 
@@ -71,7 +71,7 @@ def load_conversations(config: DataConfig, seed: int = 0) -> Splits:
             )
     hold_out_missing(rows, findings, config, partial(held_out, seed))
     parts = {name: Conversations(rows[name]) for name in ("train", "validation", "test")}
-    report_overlap({name: part.spoken() for name, part in parts.items()}, findings, "conversations")
+    report_overlap({name: part.message_texts() for name, part in parts.items()}, findings, "conversations")
     return Splits((), **parts, unlabelled=Conversations([]), notes=findings.counts, remarks=findings.remarks)
 
 

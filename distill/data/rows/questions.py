@@ -17,7 +17,8 @@ from distill.data.config import DataConfig
 from distill.data.sources.answer_cells import Answer, answers_of, is_out_of_context, placed_in
 from distill.data.sources.columns import check_distinct, check_readable, check_text, first_of, missing, named
 from distill.data.sources.tables import read_splits, read_table
-from distill.data.splits.evaluated import label_column, read_measured
+from distill.data.sources.text_column import iterate_cells
+from distill.data.splits.evaluated import label_column, read_evaluated
 from distill.data.splits.findings import Findings
 from distill.data.splits.holdout import drawn, hold_out_missing
 from distill.data.splits.labelled import Splits
@@ -40,7 +41,7 @@ class Questions:
         return len(self.texts)
 
     def table(self) -> pa.Table:
-        """Returns the questions as a table; the inverse of `of`."""
+        """Returns the questions as a table; the inverse of `from_table`."""
         columns: dict[str, Any] = {"text": pa.array(self.texts, pa.string()), "text_pair": pa.array(self.pairs)}
         if self.labels:
             answers = pa.list_(pa.struct({"text": pa.string(), "start": pa.int64()}))
@@ -48,7 +49,7 @@ class Questions:
         return pa.table(columns)
 
     @classmethod
-    def of(cls, table: pa.Table) -> "Questions":
+    def from_table(cls, table: pa.Table) -> "Questions":
         columns = {name: table[name].to_pylist() for name in table.column_names}
         labels = [[Answer(**each) for each in row] for row in columns.get("label", [])]
         return cls(columns["text"], columns["text_pair"], labels)
@@ -66,7 +67,7 @@ def load_questions(config: DataConfig, seed: int = 0) -> Splits:
         InputError: A column is missing, answers have another format, or train has no answers in its contexts.
     """
     findings = Findings()
-    tables = read_measured(config, findings, partial(has_answers, config))
+    tables = read_evaluated(config, findings, partial(has_answers, config))
     rows = {name: read_questions(table, config, name, findings) for name, table in tables.items()}
     check_answered(rows["train"], config)
     hold_out_missing(rows, findings, config, partial(by_context, seed))
@@ -96,7 +97,7 @@ def has_answers(config: DataConfig, tables: dict[str, pa.Table], split: str) -> 
         return trained is None
 
     def answered(name: str, column: str) -> list[bool]:
-        cells = enumerate(tables[name][column].to_pylist(), 1)
+        cells = enumerate(iterate_cells(tables[name][column]), 1)
         return [bool(answers_of(cell, f"data {config.path!r}, {name}: row {row}")) for row, cell in cells]
 
     return any(answered(split, own)) or not all(answered("train", trained))
@@ -112,7 +113,7 @@ def check_answered(train: Sequence[Row], config: DataConfig) -> None:
 
 def read_questions(table: pa.Table, config: DataConfig, split: str, findings: Findings) -> list[Row]:
     where = f"data {config.path!r}, {split}"
-    cells = zip(*(table[name].to_pylist() for name in columns_of(table, config, where)), strict=True)
+    cells = zip(*(iterate_cells(table[name]) for name in columns_of(table, config, where)), strict=True)
     rows: list[Row] = []
     dropped = 0
     for number, (question, context, given) in enumerate(cells, 1):
@@ -170,7 +171,7 @@ def load_bare_questions(config: DataConfig) -> Questions:
 
 def bare_questions(table: pa.Table, config: DataConfig, where: str) -> Questions:
     columns = [
-        [str(each or "").rstrip("\n") for each in table[name].to_pylist()]
+        [str(each or "").rstrip("\n") for each in iterate_cells(table[name])]
         for name in columns_of(table, config, where, labelled=False)
     ]
     rows = [row for row in zip(*columns, strict=True) if all(each.strip() for each in row)]

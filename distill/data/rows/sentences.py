@@ -16,7 +16,7 @@ from distill.data.sources.cells import a_number
 from distill.data.sources.columns import LABEL, PAIR, SCORE, find_columns, first_of
 from distill.data.sources.files import format_of, read_utf8, split_of
 from distill.data.sources.tables import READERS, check_single, read_splits, read_table
-from distill.data.splits.evaluated import label_column, read_measured
+from distill.data.splits.evaluated import label_column, read_evaluated
 from distill.data.splits.findings import Findings
 from distill.data.splits.holdout import check_sizes, hold_out_missing
 from distill.data.splits.labelled import Examples, LabelledRows, Splits, absent, by_strata, clean, strings
@@ -43,7 +43,7 @@ def load_sentences(config: DataConfig, seed: int = 0) -> Splits:
         InputError: There are no scored pairs for evaluation, a score is not a number, or there is no text to train on.
     """
     findings = Findings()
-    tables = read_measured(config, findings, partial(has_numbers, config), read_parts)
+    tables = read_evaluated(config, findings, partial(has_numbers, config), read_parts)
     missing = absent(tables)
     measured = {split: table for split, table in tables.items() if split != "train" or missing}
     pairs = {split: pairs_of(table, config, split, missing, findings) for split, table in measured.items()}

@@ -18,7 +18,8 @@ from distill.data.config import DataConfig
 from distill.data.sources.cells import hold_fractions, is_bracketed, list_in
 from distill.data.sources.columns import check_distinct, check_readable, first_of, missing, named
 from distill.data.sources.tables import read_splits, read_table
-from distill.data.splits.evaluated import label_column, read_measured
+from distill.data.sources.text_column import iterate_cells
+from distill.data.splits.evaluated import label_column, read_evaluated
 from distill.data.splits.findings import Findings
 from distill.data.splits.holdout import hold_out_missing, parted
 from distill.data.splits.labelled import Examples, Splits
@@ -46,12 +47,12 @@ class Tagged:
         return len(self.texts)
 
     def table(self) -> pa.Table:
-        """Returns the sentences as a table; the inverse of `of`."""
+        """Returns the sentences as a table; the inverse of `from_table`."""
         columns: dict[str, Any] = {"text": pa.array(self.texts, pa.list_(pa.string()))}
         return pa.table(columns | ({"label": pa.array(self.labels)} if self.labels else {}))
 
     @classmethod
-    def of(cls, table: pa.Table) -> "Tagged":
+    def from_table(cls, table: pa.Table) -> "Tagged":
         columns = {name: table[name].to_pylist() for name in table.column_names}
         return cls(columns["text"], columns.get("label", []))
 
@@ -67,7 +68,7 @@ def load_tagged(config: DataConfig, seed: int = 0) -> Splits:
             has a tag that is not in train; there are too few sentences to hold some out.
     """
     findings = Findings()
-    tables = read_measured(config, findings, partial(has_tags, config))
+    tables = read_evaluated(config, findings, partial(has_tags, config))
     rows = {name: sentences(table, config, name, findings) for name, table in tables.items()}
 
     def cut(train: list[Row], fraction: float) -> tuple[list[Row], list[Row], str]:
@@ -99,7 +100,7 @@ def has_tags(config: DataConfig, tables: dict[str, pa.Table], split: str) -> boo
     column = label_column(tables[split], config, TAGS)
     if column is None:
         return label_column(tables["train"], config, TAGS) is None
-    for cell in tables[split][column].to_pylist():
+    for cell in iterate_cells(tables[split][column]):
         tags = list_in(cell)
         tags = str(cell or "").split() if tags is None else tags
         if any(tag is not None and str(tag) not in NO_TAGS for tag in tags):
@@ -148,7 +149,7 @@ def sentences(table: pa.Table, config: DataConfig, split: str, findings: Finding
 
 def lists_of(table: pa.Table, column: str, where: str) -> list[list[str]]:
     check_readable(table, column, where)
-    cells = enumerate(table[column].to_pylist(), 1)
+    cells = enumerate(iterate_cells(table[column]), 1)
     return [listed(cell, f"{where}: row {row}, column {column!r}") for row, cell in cells]
 
 
@@ -162,7 +163,7 @@ def spaced(words: list[str]) -> list[str]:
     return words[:1] + [word if not word.strip() or word[0].isspace() else f" {word}" for word in words[1:]]
 
 
-def listed(cell: Any, where: str) -> list[str]:
+def listed(cell: object, where: str) -> list[str]:
     """Parses a cell into strings: a list, JSON of one, or words separated by blanks.
 
     Raises:

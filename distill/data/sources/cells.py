@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tokenize
+from collections.abc import Sequence
 from typing import Any
 
 from distill.errors import InputError
@@ -36,7 +37,7 @@ def parse_literal(cell: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def list_in(cell: Any) -> list[Any] | None:
+def list_in(cell: object) -> list[Any] | None:
     """Returns the list that a cell is or that its text represents, see `parse_literal`; None if it is not a list."""
     if isinstance(cell, list):
         return cell
@@ -57,32 +58,32 @@ def is_bracketed(cell: str) -> bool:
     return bool(BRACKETS.fullmatch(cell)) and words[0] != "[" and "]" not in words[0]
 
 
-def hold_lists(cells: list[Any]) -> bool:
+def hold_lists(cells: Sequence[object]) -> bool:
     """Returns whether at least one cell is not empty and all such cells are lists."""
     some = [cell for cell in cells if cell is not None and cell != ""]
     return bool(some) and all(list_in(cell) is not None for cell in some)
 
 
-def hold_numbers(cells: list[Any]) -> bool:
+def hold_numbers(cells: Sequence[object]) -> bool:
     """Returns whether at least one cell is not empty and all such cells are numbers."""
     some = [cell for cell in cells if cell is not None and cell != ""]
     return bool(some) and all(is_number(cell) for cell in some)
 
 
-def hold_fractions(cells: list[Any]) -> bool:
+def hold_fractions(cells: Sequence[Any]) -> bool:
     """Returns whether all cells that are not empty are numbers, at least one of them a fraction."""
     some = [cell for cell in cells if cell is not None and cell != ""]
     return all(is_number(cell) for cell in some) and any(float(cell) % 1 for cell in some)
 
 
-def is_number(cell: Any) -> bool:
+def is_number(cell: object) -> bool:
     """Returns whether a cell is a number; text only if it is written in digits: `nan` and `inf` may be names."""
     if isinstance(cell, str):
         return bool(NUMBER.fullmatch(cell)) and math.isfinite(float(cell))
     return isinstance(cell, (int, float)) and not isinstance(cell, bool)
 
 
-def several_labels(cell: Any, where: str) -> list[str]:
+def several_labels(cell: object, where: str) -> list[str]:
     if cell is None:
         return []
     names = list_in(cell)
@@ -107,7 +108,7 @@ def a_number(cell: Any, where: str) -> float:
     return found
 
 
-def hot_width(cells: list[Any]) -> int:
+def hot_width(cells: Sequence[object]) -> int:
     """Returns the number of labels if every cell is a list with a 0 or 1 for each of them, else 0."""
     rows = [list_in(cell) for cell in cells if cell is not None and cell != ""]
     widths = {len(row) if row else 0 for row in rows}
@@ -115,7 +116,7 @@ def hot_width(cells: list[Any]) -> int:
     return widths.pop() if hot else 0
 
 
-def hot_labels(cell: Any, where: str, width: int) -> list[str]:
+def hot_labels(cell: object, where: str, width: int) -> list[str]:
     """Returns the positions with a 1; none for an empty cell.
 
     Raises:

@@ -116,7 +116,7 @@ def no_text(name: str, found: str, where: str) -> InputError:
 
 
 def is_string(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def check_readable(table: pa.Table, name: str, where: str) -> None:
@@ -169,7 +169,7 @@ def first_of(table: pa.Table, names: tuple[str, ...]) -> str | None:
         InputError: Two columns have this name, in different cases.
     """
     for name in names:
-        found = [column for column in table.column_names if column.lower() == name]
+        found: list[str] = [column for column in table.column_names if column.lower() == name]
         if len(found) > 1:
             raise InputError(
                 f"data: expected one column {name!r}, found {' and '.join(map(repr, found))}: it can't be told which "

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from distill.data.sources.columns import MARK
 from distill.data.sources.files import open_bytes, read_utf8
+from distill.data.sources.text_column import BLOCK_ROWS
 from distill.errors import InputError
 
 NESTED = (list, dict)
@@ -17,7 +18,7 @@ ROWS, COLUMNS = "data", "columns"  # keys in files written by pandas or the hub
 
 
 def read_jsonl(file: Path) -> pa.Table:
-    rows: list[dict[str, Any]] = []
+    rows = RowTable()
     with open_bytes(file) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -26,8 +27,8 @@ def read_jsonl(file: Path) -> pa.Table:
                 row = parse(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
                 raise InputError(f"data {str(file)!r}: row {number} is not JSON in UTF-8: {error}") from error
-            rows.append(as_object(row, f"data {str(file)!r}: row {number}"))
-    return table_of(rows)
+            rows.add(as_object(row, f"data {str(file)!r}: row {number}"))
+    return rows.build()
 
 
 def read_json(file: Path) -> pa.Table:
@@ -41,7 +42,10 @@ def read_json(file: Path) -> pa.Table:
         raise InputError(f"{where}: not JSON: {error}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from error
-    return table_of([as_object(row, f"{where}: row {i}") for i, row in enumerate(rows_of(content, where), 1)])
+    rows = RowTable()
+    for i, row in enumerate(rows_of(content, where), 1):
+        rows.add(as_object(row, f"{where}: row {i}"))
+    return rows.build()
 
 
 def rows_of(content: Any, where: str) -> list[Any]:
@@ -53,7 +57,8 @@ def rows_of(content: Any, where: str) -> list[Any]:
     if isinstance(content, list):
         return content
     if isinstance(content, dict) and isinstance(content.get(ROWS), list):
-        rows, names = content[ROWS], content.get(COLUMNS)
+        rows: list[Any] = content[ROWS]
+        names = content.get(COLUMNS)
         others = [key for key, value in content.items() if key not in (ROWS, COLUMNS, "index") and is_rows(value)]
         if others:
             raise InputError(f"{where}: expected the rows under {ROWS!r} alone, found more under {others[0]!r}")
@@ -113,12 +118,45 @@ def as_object(row: Any, where: str) -> dict[str, Any]:
     return row
 
 
-def table_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    """Builds a table with all values as text; columns with lists or objects are marked in their metadata."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    marks = [{MARK: b""} if any(isinstance(row.get(name), NESTED) for row in rows) else {} for name in names]
-    fields = [pa.field(name, pa.string(), metadata=mark) for name, mark in zip(names, marks, strict=True)]
-    return pa.table([[as_text(row.get(name)) for row in rows] for name in names], schema=pa.schema(fields))
+class RowTable:
+    """Builds a table of objects, of which only a block exists as Python objects at a time.
+
+    All values become text; columns with lists or objects are marked in their metadata.
+    """
+
+    def __init__(self) -> None:
+        self.pending: list[dict[str, Any]] = []
+        self.blocks: list[tuple[int, dict[str, pa.Array]]] = []  # number of rows, columns
+        self.nested: dict[str, bool] = {}  # names in the order of their first row
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Adds a row."""
+        self.pending.append(row)
+        if len(self.pending) == BLOCK_ROWS:
+            self.convert()
+
+    def convert(self) -> None:
+        """Converts the pending rows to Arrow."""
+        for row in self.pending:
+            for name, value in row.items():
+                self.nested[name] = self.nested.get(name, False) or isinstance(value, NESTED)
+        columns = {
+            name: pa.array([as_text(row.get(name)) for row in self.pending], pa.string()) for name in self.nested
+        }
+        self.blocks.append((len(self.pending), columns))
+        self.pending = []
+
+    def build(self) -> pa.Table:
+        """Returns the table; a key that a row lacks is null."""
+        self.convert()
+        columns = [
+            pa.chunked_array([block.get(name, pa.nulls(count, pa.string())) for count, block in self.blocks])
+            for name in self.nested
+        ]
+        fields = [
+            pa.field(name, pa.string(), metadata={MARK: b""} if nested else {}) for name, nested in self.nested.items()
+        ]
+        return pa.table(columns, schema=pa.schema(fields))
 
 
 def as_text(value: object) -> str | None:

@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet
 
 from distill.data.sources.conll import read_conll
 from distill.data.sources.files import COMPRESSED, SPLITS, format_of, is_compressed, open_bytes, split_of
 from distill.data.sources.json_rows import read_json, read_jsonl
 from distill.data.sources.separated import read_csv, read_tsv
+from distill.data.sources.text_column import iterate_cells
 from distill.errors import InputError
 
 
@@ -187,7 +190,8 @@ def load_hub(name: str, subset: str | None) -> Mapping[str, Any]:
     import datasets
 
     try:
-        return datasets.load_dataset(name, subset)
+        splits: Mapping[str, Any] = datasets.load_dataset(name, subset)
+        return splits
     except Exception as error:  # the hub client raises about twenty exception types
         raise InputError(
             f"data {name!r}: no such file or folder here, and the hub gave no data set of that name: {error}"
@@ -204,17 +208,42 @@ def named_classes(table: pa.Table, features: Mapping[str, Any], where: str) -> p
         kind = class_type(feature)
         if kind is None or column not in table.column_names:
             continue
-        names = []
-        for row, cell in enumerate(table[column].to_pylist(), 1):
-            try:
-                names.append(class_names(cell, feature))
-            except ValueError as error:
-                raise InputError(
-                    f"{where}: row {row}, column {column!r}: expected the number of a class that the data set names, "
-                    f"found {str(cell)[:60]}: it has no name"
-                ) from error
-        table = table.set_column(table.schema.get_field_index(column), column, pa.array(names, kind))
+        chunks = [look_up_names(chunk, feature) for chunk in table[column].chunks]
+        if any(chunk is None for chunk in chunks):
+            check_class_numbers(table[column], feature, f"column {column!r}", where)
+        table = table.set_column(table.schema.get_field_index(column), column, pa.chunked_array(chunks, kind))
     return table
+
+
+def look_up_names(numbers: pa.Array, feature: Any) -> pa.Array | None:
+    """Returns the names of class numbers, or lists of names; null for a missing class, None if a number has no name."""
+    if not hasattr(feature, "names"):
+        names = look_up_names(numbers.flatten(), feature.feature)
+        if names is None:
+            return None
+        lengths = pa.compute.fill_null(pa.compute.list_value_length(numbers), 0).to_numpy()
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        return pa.ListArray.from_arrays(offsets, names, mask=numbers.is_null())
+    found = pa.compute.if_else(pa.compute.less(numbers, 0), None, numbers)
+    if pa.compute.any(pa.compute.greater_equal(found, len(feature.names))).as_py():
+        return None
+    return pa.array(feature.names, pa.string()).take(found)
+
+
+def check_class_numbers(cells: pa.ChunkedArray, feature: Any, column: str, where: str) -> None:
+    """Checks that each number of a class has a name.
+
+    Raises:
+        InputError: A number has no name; the message names the first such row.
+    """
+    for row, cell in enumerate(iterate_cells(cells), 1):
+        try:
+            class_names(cell, feature)
+        except ValueError as error:
+            raise InputError(
+                f"{where}: row {row}, {column}: expected the number of a class that the data set names, "
+                f"found {str(cell)[:60]}: it has no name"
+            ) from error
 
 
 def class_type(feature: Any) -> pa.DataType | None:

@@ -8,6 +8,7 @@ from distill.data.config import DataConfig
 from distill.data.sources.columns import find_columns, first_of, missing
 from distill.data.sources.files import COMPRESSED, format_of, read_utf8, split_of
 from distill.data.sources.tables import READERS, check_single, endings, read_splits
+from distill.data.sources.text_column import iterate_cells
 from distill.errors import InputError
 
 TEXT = ".txt"
@@ -111,4 +112,4 @@ def column_texts(table: pa.Table, column: str | None, where: str) -> list[str]:
     if name is None:
         raise missing("text", ("text",), table, where)
     values = table[find_columns(table, DataConfig(text=name), where, labelled=False).text]
-    return [value or "" for value in values.to_pylist()]
+    return [value or "" for value in iterate_cells(values)]

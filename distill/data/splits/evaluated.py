@@ -36,7 +36,7 @@ def choose_test(parts: Mapping[str, Part], config: DataConfig, findings: Finding
     }
 
 
-def read_measured(
+def read_evaluated(
     config: DataConfig,
     findings: Findings,
     has_labels: Callable[[dict[str, pa.Table], str], bool],

@@ -7,13 +7,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from distill.data.config import DataConfig
 from distill.data.sources.cells import a_number, hot_labels, hot_width, is_number, several_labels
 from distill.data.sources.columns import LABEL, SCORE, find_columns
 from distill.data.sources.tables import read_splits, read_table
-from distill.data.splits.evaluated import label_column, read_measured
+from distill.data.sources.text_column import (
+    TextColumn,
+    iterate_cells,
+    join_texts,
+    select_texts,
+    strip_texts,
+    text_array,
+)
+from distill.data.splits.evaluated import label_column, read_evaluated
 from distill.data.splits.findings import Findings
 from distill.data.splits.holdout import check_sizes, hold_out, hold_out_missing
 from distill.data.splits.labels import (
@@ -33,34 +42,40 @@ from distill.errors import InputError
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts with labels: a class id each, or a 1 or 0 for each of several labels, or a number; none if unknown."""
+    """Texts with labels: a class id each, or a 1 or 0 for each of several labels, or a number; none if unknown.
 
-    texts: list[str]
-    pairs: list[str] | None = None
+    The texts of a data set are stored in Arrow (`TextColumn`), and become Python strings batch by batch.
+    """
+
+    texts: Sequence[str]
+    pairs: Sequence[str] | None = None
     labels: list[Any] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def table(self) -> pa.Table:
-        """Returns the examples as a table; the inverse of `of`."""
-        columns: dict[str, Any] = {"text": pa.array(self.texts, pa.string())}
+        """Returns the examples as a table; the inverse of `from_table`."""
+        columns: dict[str, Any] = {"text": text_array(self.texts)}
         if self.pairs is not None:
-            columns["text_pair"] = pa.array(self.pairs, pa.string())
+            columns["text_pair"] = text_array(self.pairs)
         return pa.table(columns | ({"label": pa.array(self.labels)} if self.labels else {}))
 
     @classmethod
-    def of(cls, table: pa.Table) -> "Examples":
-        columns = {name: table[name].to_pylist() for name in table.column_names}
-        return cls(columns["text"], columns.get("text_pair"), columns.get("label", []))
+    def from_table(cls, table: pa.Table) -> "Examples":
+        """Returns the examples of a table that `table` returned."""
+        pairs = TextColumn(table["text_pair"]) if "text_pair" in table.column_names else None
+        labels = table["label"].to_pylist() if "label" in table.column_names else []
+        return cls(TextColumn(table["text"]), pairs, labels)
 
-    def joined(self, other: "Examples") -> "Examples":
+    def join(self, other: "Examples") -> "Examples":
         """Returns the texts of both, in order, without labels."""
-        return Examples(self.texts + other.texts, None if self.pairs is None else self.pairs + (other.pairs or []))
+        pairs = None if self.pairs is None else join_texts(self.pairs, other.pairs or [])
+        return Examples(join_texts(self.texts, other.texts), pairs)
 
     def take(self, rows: Sequence[int]) -> "Examples":
-        pairs = None if self.pairs is None else [self.pairs[i] for i in rows]
-        return Examples([self.texts[i] for i in rows], pairs, [self.labels[i] for i in rows] if self.labels else [])
+        pairs = None if self.pairs is None else select_texts(self.pairs, rows)
+        return Examples(select_texts(self.texts, rows), pairs, [self.labels[i] for i in rows] if self.labels else [])
 
 
 @dataclass(frozen=True)
@@ -83,15 +98,16 @@ class Splits:
 class LabelledRows:
     """Rows of one split with their labels as in the file, or as parsed for a task, and row numbers in the file."""
 
-    texts: list[str]
-    pairs: list[str] | None
+    texts: Sequence[str]
+    pairs: Sequence[str] | None
     labels: list[Any]
-    numbers: list[int]
+    numbers: np.ndarray
 
-    def take(self, rows: Sequence[int]) -> "LabelledRows":
-        pairs = [self.pairs[i] for i in rows] if self.pairs is not None else None
-        texts, labels = [self.texts[i] for i in rows], [self.labels[i] for i in rows]
-        return LabelledRows(texts, pairs, labels, [self.numbers[i] for i in rows])
+    def take(self, rows: Sequence[int] | np.ndarray) -> "LabelledRows":
+        """Returns some of the rows, in their order."""
+        pairs = select_texts(self.pairs, rows) if self.pairs is not None else None
+        labels = [self.labels[i] for i in rows]
+        return LabelledRows(select_texts(self.texts, rows), pairs, labels, self.numbers[np.asarray(rows, np.int64)])
 
 
 def load_splits(config: DataConfig, seed: int = 0) -> Splits:
@@ -169,7 +185,7 @@ def read_named(
     labels: tuple[str, ...] = LABEL,
 ) -> tuple[dict[str, LabelledRows], Findings]:
     findings = Findings()
-    tables = read_measured(config, findings, partial(holds_labels, config, labels, classes=parse is None))
+    tables = read_evaluated(config, findings, partial(holds_labels, config, labels, classes=parse is None))
     named = {
         split: clean(table, config, split, findings, parse, bare=bare, labels=labels) for split, table in tables.items()
     }
@@ -257,23 +273,41 @@ def clean(
     texts = strings(table, columns.text)
     pairs = strings(table, columns.text_pair) if columns.text_pair else None
     assert columns.label is not None
-    kept = [i for i, text in enumerate(texts) if text and (pairs is None or pairs[i])]
+    full = full_rows(texts, pairs)
+    kept = np.flatnonzero(full)
     findings.add_dropped_empty(split, len(texts) - len(kept), len(texts))
-    cells, missing = table[columns.label].to_pylist(), missing_labels(table, columns.label)
-    without = [i for i in kept if missing[i] and not (bare and is_empty(cells[i]))]
-    check_missing([i + 1 for i in without], where, columns.label, [cells[i] for i in without])
-    if not kept:
+    cells, missing = table[columns.label], missing_labels(table, columns.label)
+    unlabelled = {i: cells[i].as_py() for i in np.flatnonzero(full & missing).tolist()}
+    without = {i: cell for i, cell in unlabelled.items() if not (bare and is_empty(cell))}
+    check_missing([i + 1 for i in without], where, columns.label, [*without.values()])
+    if not len(kept):
         raise InputError(f"{where}: column {columns.text!r} holds no text in any of {len(texts)} rows")
-    check_texts([texts[i] for i in kept], [pairs[i] for i in kept] if pairs else [], split, columns.text, findings)
-    read: list[Any] = strings(table, columns.label)
-    if parse is not None:
-        read = [None] * len(cells)
-        for i in kept:
-            read[i] = parse(cells[i], f"{where}, row {i + 1}, column {columns.label!r}")
-    return LabelledRows(texts, pairs, read, list(range(1, len(texts) + 1))).take(kept)
+    read: list[Any] = [None] * len(texts)
+    rows = LabelledRows(texts, pairs, read, np.arange(1, len(texts) + 1)).take(kept)
+    check_texts(rows.texts, rows.pairs or [], split, columns.text, findings)
+    if parse is None:
+        names = label_strings(table, columns.label)
+        return replace(rows, labels=[names[i] for i in kept])
+    parsed = (
+        parse(cell, f"{where}, row {i + 1}, column {columns.label!r}")
+        for i, (cell, is_full) in enumerate(zip(iterate_cells(cells), full, strict=True))
+        if is_full
+    )
+    return replace(rows, labels=list(parsed))
 
 
-def is_empty(cell: Any) -> bool:
+def full_rows(texts: Sequence[str], pairs: Sequence[str] | None) -> np.ndarray:
+    """Returns which rows have text, and text in both columns if there are pairs, bool [rows]."""
+    both = [each for each in (texts, pairs) if each is not None]
+    full = (
+        each.find_nonempty() if isinstance(each, TextColumn) else np.fromiter(map(bool, each), bool, len(each))
+        for each in both
+    )
+    found: np.ndarray = np.logical_and.reduce([*full])
+    return found
+
+
+def is_empty(cell: object) -> bool:
     """Returns whether a cell is empty; a word such as NaN is not."""
     return cell is None or (isinstance(cell, str) and not cell.strip())
 
@@ -284,7 +318,7 @@ def check_texts(texts: Sequence[str], pairs: Sequence[str], split: str, column: 
     Raises:
         InputError: There are more than two rows, all with the same text.
     """
-    if len(texts) > 2 and len(set(texts)) == 1 and len(set(pairs)) <= 1:
+    if len(texts) > 2 and are_equal(texts) and (not len(pairs) or are_equal(pairs)):
         raise InputError(
             f"data, {split}: column {column!r}: expected different texts, found {texts[0][:60]!r} in each of "
             f"{len(texts):,} rows: no model could tell them apart; name the column with --data.text"
@@ -296,8 +330,26 @@ def check_texts(texts: Sequence[str], pairs: Sequence[str], split: str, column: 
         )
 
 
-def strings(table: pa.Table, column: str) -> list[str]:
-    return ["" if is_missing(value) else str(value).strip() for value in table[column].to_pylist()]
+def are_equal(texts: Sequence[str]) -> bool:
+    """Returns whether all texts are the same; stops at the first that differs."""
+    first = texts[0]
+    return all(text == first for text in texts)
+
+
+def strings(table: pa.Table, column: str) -> Sequence[str]:
+    """Returns the cells of a column as texts without surrounding whitespace, empty for missing ones."""
+    texts = strip_texts(table[column])
+    return label_strings(table, column) if texts is None else texts
+
+
+def label_strings(table: pa.Table, column: str) -> list[str]:
+    """Returns the cells of a column as `strings` does; equal texts are the same object, of which few are made."""
+    known: dict[Any, str] = {}
+    found = []
+    for cell in iterate_cells(table[column]):
+        text = "" if is_missing(cell) else str(cell).strip()
+        found.append(known.setdefault(text, text))
+    return found
 
 
 def check_pairs(parts: dict[str, Examples]) -> None:
@@ -327,12 +379,12 @@ def load_bare(config: DataConfig) -> Examples:
         raise InputError(f"{where}: expected text, found none in any row")
     more = load_unlabelled(config, Findings())
     check_pairs({"train": found, "unlabelled": more} if len(more) else {})
-    return found.joined(more)
+    return found.join(more)
 
 
 def bare(table: pa.Table, config: DataConfig, where: str) -> Examples:
     columns = find_columns(table, config, where, labelled=False)
     texts = strings(table, columns.text)
     pairs = strings(table, columns.text_pair) if columns.text_pair else None
-    kept = [i for i, text in enumerate(texts) if text and (pairs is None or pairs[i])]
-    return Examples([texts[i] for i in kept], [pairs[i] for i in kept] if pairs else None)
+    kept = np.flatnonzero(full_rows(texts, pairs))
+    return Examples(select_texts(texts, kept), select_texts(pairs, kept) if pairs is not None else None)

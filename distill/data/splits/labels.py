@@ -4,28 +4,34 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from distill.data.config import DataConfig
 from distill.data.sources.cells import is_number
 from distill.data.sources.quoting import MISSING, unquoted
+from distill.data.sources.text_column import iterate_cells, strip_texts
 from distill.data.splits.findings import Findings, first_numbers
 from distill.errors import InputError
 
 UNLABELLED = re.compile(r"-1(\.0*)?")  # marks a row without a label in data sets of the hub
 
 
-def missing_labels(table: pa.Table, column: str) -> list[bool]:
-    """Returns for each cell whether it has no label: empty cells, NaN among numbers, and the words that pandas reads as
-    missing if they are unquoted in a csv file. Any other text, quoted or from another format, is a label.
+def missing_labels(table: pa.Table, column: str) -> np.ndarray:
+    """Returns for each cell whether it has no label, bool [rows]: empty cells, NaN among numbers, and the words that
+    pandas reads as missing if they are unquoted in a csv file. Any other text, quoted or from another format, is a
+    label.
     """
-    cells, bare = table[column].to_pylist(), unquoted(table, column)
-    return [is_missing(cell) or (bare is not None and bool(bare[i])) for i, cell in enumerate(cells)]
+    texts, bare = strip_texts(table[column]), unquoted(table, column)
+    if texts is not None:
+        missing = ~texts.find_nonempty()
+    else:
+        missing = np.fromiter(map(is_missing, iterate_cells(table[column])), bool, len(table))
+    return missing if bare is None else missing | bare
 
 
-def is_missing(cell: Any) -> bool:
+def is_missing(cell: object) -> bool:
     return (
         cell is None or (isinstance(cell, float) and math.isnan(cell)) or (isinstance(cell, str) and not cell.strip())
     )
@@ -34,11 +40,13 @@ def is_missing(cell: Any) -> bool:
 def has_labels(table: pa.Table, column: str, known: Collection[str] = ()) -> bool:
     """Returns whether any cell has a label; -1 is not a label unless it is in `known`."""
     missing = missing_labels(table, column)
-    cells = [str(cell).strip() for cell, absent in zip(table[column].to_pylist(), missing, strict=True) if not absent]
+    cells = (
+        str(cell).strip() for cell, absent in zip(iterate_cells(table[column]), missing, strict=True) if not absent
+    )
     return any(cell in known or not UNLABELLED.fullmatch(cell) for cell in cells)
 
 
-def check_missing(rows: Sequence[int], where: str, column: str, found: Sequence[Any]) -> None:
+def check_missing(rows: Sequence[int], where: str, column: str, found: Sequence[object]) -> None:
     """Checks that no rows lack a label.
 
     Args:
@@ -106,7 +114,7 @@ def check_ids(seen: Counter[str], findings: Findings) -> None:
         )
 
 
-def check_marks(labels: Sequence[str], numbers: Sequence[int], findings: Findings) -> None:
+def check_marks(labels: Sequence[str], numbers: Iterable[int], findings: Findings) -> None:
     """Checks whether a -1 among train's labels marks rows without a label.
 
     It is a class if there are other negative numbers or the only other label is 1; beside 0 alone, or 0 and 1, it is

@@ -5,7 +5,13 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
 from distill.data.splits.findings import Findings
+
+KEY_BYTES = 16
 
 
 class Folding(dict[int, int | str]):
@@ -24,11 +30,20 @@ def normalise(text: str) -> str:
     return " ".join(text.casefold().translate(FOLDING).split()) or text.strip()
 
 
-def keys_of(texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[bytes]:
-    """Returns a digest of each normalised text, or pair of texts; its size doesn't depend on the text's length."""
+def text_keys(texts: Sequence[str], pairs: Sequence[str] | None = None) -> pa.Array:
+    """Returns a digest of 16 bytes of each normalised text, or pair of texts."""
     rows = zip(texts, pairs, strict=True) if pairs is not None else zip(texts, strict=True)
-    joined = ("\n".join(normalise(each) for each in row) for row in rows)
-    return [hashlib.blake2b(each.encode(errors="surrogatepass"), digest_size=16).digest() for each in joined]
+    digests = bytearray()
+    for row in rows:
+        joined = "\n".join(normalise(each) for each in row)
+        digests += hashlib.blake2b(joined.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest()
+    count = len(digests) // KEY_BYTES
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(KEY_BYTES), count, [None, pa.py_buffer(digests)])
+
+
+def are_in(keys: pa.Array, others: pa.Array) -> np.ndarray:
+    """Returns which keys are among the others, bool [keys]."""
+    return np.asarray(pa.compute.is_in(keys, others).to_numpy(zero_copy_only=False), bool)
 
 
 def report_overlap(parts: Mapping[str, Any], findings: Findings, what: str = "texts") -> list[int]:
@@ -45,21 +60,21 @@ def report_overlap(parts: Mapping[str, Any], findings: Findings, what: str = "te
     Returns:
         Indices of the unlabelled rows that occur in neither test nor validation.
     """
-    keys = {name: keys_of(part.texts, part.pairs) for name, part in parts.items()}
-    seen = {name: set(rows) for name, rows in keys.items()}
+    keys = {name: text_keys(part.texts, part.pairs) for name, part in parts.items()}
     for split, other in (("test", "train"), ("validation", "train"), ("test", "validation")):
-        count = sum(key in seen[other] for key in keys[split])
+        count = int(are_in(keys[split], keys[other]).sum())
         remark = f"{split}: {count:,} of {len(keys[split]):,} {what} also occur in {other}, and stay in both"
         findings.add(f"{split}_texts_also_in_{other}", count, remark)
-    unlabelled = keys.get("unlabelled", [])
-    if not unlabelled:
+    unlabelled = keys.get("unlabelled", ())
+    if not len(unlabelled):
         return []
+    shared = {split: are_in(unlabelled, keys[split]) for split in ("test", "validation", "train")}
     for split in ("test", "validation"):
-        count = sum(key in seen[split] for key in unlabelled)
+        count = int(shared[split].sum())
         remark = f"unlabelled: {count:,} of {len(unlabelled):,} {what} were left out, because they occur in {split}"
         findings.add(f"unlabelled_dropped_in_{split}", count, remark)
-    count = sum(key in seen["train"] for key in unlabelled)
+    count = int(shared["train"].sum())
     remark = f"unlabelled: {count:,} of {len(unlabelled):,} {what} also occur in train, and stay in both"
     findings.add("unlabelled_texts_also_in_train", count, remark)
-    measured = seen["test"] | seen["validation"]
-    return [i for i, key in enumerate(unlabelled) if key not in measured]
+    kept: list[int] = np.flatnonzero(~(shared["test"] | shared["validation"])).tolist()
+    return kept

@@ -1,8 +1,7 @@
 """Distillation between a student and a teacher with different tokenizers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +11,8 @@ from distill.data.alignment.encoded import teacher_inputs
 from distill.data.alignment.tokens import shared_vocabulary
 from distill.losses.across import across_loss
 from distill.losses.across_config import AcrossConfig
+from distill.losses.teacher_signals import SignalSource
 from distill.train.steps.signals import check_signals
-
-Teacher = Callable[[Mapping[str, Tensor]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -27,28 +25,35 @@ class CrossTokenizerKL:
         shared: Pairs of ids of tokens with the same spelling, int64 [shared, 2]; only for `spans`.
     """
 
-    teacher: Teacher
+    teacher: SignalSource
     config: AcrossConfig
     shared: Tensor | None
 
     @classmethod
-    def of(
+    def from_tokenizers(
         cls,
-        teacher: Teacher,
+        teacher: SignalSource,
         config: AcrossConfig,
         tokenizer: PreTrainedTokenizerBase,
         teacher_tokenizer: PreTrainedTokenizerBase,
     ) -> "CrossTokenizerKL":
+        """Builds the term with the shared vocabulary of the two tokenizers, if `config` needs one."""
         pairs = shared_vocabulary(tokenizer, teacher_tokenizer) if config.kind == "spans" else None
         return cls(teacher, config, None if pairs is None else torch.from_numpy(pairs))
 
     def __call__(self, student_logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Returns `across_loss` of the student's logits [batch, length, vocabulary] on a batch of `AlignedRows` or
-        `MaskedAlignedRows`.
+        """Returns `across_loss` for the student's logits.
+
+        Args:
+            student_logits: Logits [batch, length, vocabulary].
+            batch: From `AlignedRows` or `MaskedAlignedRows`.
+
+        Raises:
+            InputError: As in `check_signals` and `across_loss`.
         """
-        asked = teacher_inputs(dict(batch))
-        signals = self.teacher(asked)
-        check_signals(signals, asked)
-        given = signals["logits"]
-        shared = None if self.shared is None else self.shared.to(student_logits.device)
-        return across_loss(student_logits, given.to(student_logits.device), batch, self.config, shared)
+        teacher_batch = teacher_inputs(dict(batch))
+        signals = self.teacher(teacher_batch)
+        check_signals(signals, teacher_batch)
+        device = student_logits.device
+        shared = None if self.shared is None else self.shared.to(device)
+        return across_loss(student_logits, signals["logits"].to(device), batch, self.config, shared)

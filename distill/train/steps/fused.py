@@ -2,21 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.share import loss_mask
 from distill.losses.compose import fused_distribution_loss
-from distill.losses.config import OF_PART, LossConfig
-from distill.losses.fused import products_dtype
-from distill.models.inputs import model_inputs
-from distill.models.output_head import head_of
+from distill.losses.config import SPARSE_DIVERGENCES, LossConfig
+from distill.losses.fused import matmul_dtype
+from distill.losses.teacher_signals import TeacherSignals
+from distill.models.inputs import OUTPUT_FIELDS, build_inputs
+from distill.models.output_head import find_head
 from distill.tasks.logit_rows import OutputRows
-
-INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "documents", "positions")
 
 
 class FusedKL:
@@ -25,89 +24,105 @@ class FusedKL:
     Args:
         student: Its head must be a single linear layer whose output is returned unchanged as the logits.
         loss: Weights of the terms; `kl` must be enabled and `ce` disabled.
-        answers: Defines a row.
+        output_rows: Defines a row.
     """
 
-    def __init__(self, student: nn.Module, loss: LossConfig, answers: OutputRows):
+    def __init__(self, student: PreTrainedModel, loss: LossConfig, output_rows: OutputRows):
         self.student = student
-        self.plain: bool | None = None
-        self.reads_kl = loss.kl > 0 and not loss.ce and loss.divergence in OF_PART and type(answers) is OutputRows
+        self.has_plain_head: bool | None = None  # unknown before the first eligible step
+        is_sparse_kl = loss.kl > 0 and not loss.ce and loss.divergence in SPARSE_DIVERGENCES
+        self.is_enabled = is_sparse_kl and type(output_rows) is OutputRows
 
-    def fits(self, batch: Mapping[str, Tensor], signals: Mapping[str, Any]) -> bool:
-        """Returns whether a single-process step can be fused; the first eligible step runs the student on one row in
-        eval mode to check that its logits are the head's output.
+    def can_fuse(self, batch: Mapping[str, Tensor], signals: TeacherSignals) -> bool:
+        """Returns whether a single-process step can be fused.
+
+        The first eligible step runs the student on one row in eval mode to check that its logits are the head's output.
         """
-        head = linear_head(self.student) if self.reads_kl and "ids" in signals and "logits" not in signals else None
+        head = (
+            find_linear_head(self.student) if self.is_enabled and "ids" in signals and "logits" not in signals else None
+        )
         # float16: gradients are computed before the loss is scaled, and small ones would underflow to 0.
-        if head is None or products_dtype(head.weight) == torch.float16:
+        if head is None or matmul_dtype(head.weight) == torch.float16:
             return False
-        if self.plain is None:
-            self.plain = returns_head_output(self.student, batch)
-        return self.plain
+        if self.has_plain_head is None:
+            self.has_plain_head = returns_head_output(self.student, batch)
+        return self.has_plain_head
 
     @contextmanager
-    def reading(self, batch: Mapping[str, Tensor], signals: Mapping[str, Any]) -> Iterator[list[Tensor] | None]:
+    def capture(self, batch: Mapping[str, Tensor], signals: TeacherSignals) -> Iterator[list[Tensor] | None]:
         """Yields the list of `capture_head_inputs`, or None in a step that computes logits."""
-        if not self.fits(batch, signals):
+        head = find_linear_head(self.student)
+        if head is None or not self.can_fuse(batch, signals):
             yield None
             return
-        with capture_head_inputs(self.student, batch) as read:
-            yield read
+        with capture_head_inputs(head, batch) as inputs:
+            yield inputs
 
-    def kl(self, read: Tensor, said: Mapping[str, Any], temperature: float) -> Tensor:
-        """Returns the `kl` term for the head's inputs `read` [rows, width]."""
-        head = linear_head(self.student)
-        assert head is not None
-        return fused_distribution_loss(read, head, said, temperature)
+    def compute(self, inputs: Tensor, signals: TeacherSignals, temperature: float) -> Tensor:
+        """Returns the `kl` term.
+
+        Args:
+            inputs: The head's inputs [rows, width].
+            signals: The teacher's sample or top-k as rows.
+            temperature: Softens both distributions.
+
+        Raises:
+            InputError: As in `distribution_loss`.
+            ValueError: The student's head is not a plain linear layer.
+        """
+        head = find_linear_head(self.student)
+        if head is None:
+            raise ValueError("loss.kl: expected a head that is a plain linear layer, found another")
+        return fused_distribution_loss(inputs, head, signals, temperature)
 
 
-def linear_head(model: nn.Module) -> nn.Linear | None:
+def find_linear_head(model: nn.Module) -> nn.Linear | None:
     """Returns the head if it is a plain linear layer that is neither quantized, sharded nor hooked, otherwise None."""
-    head = head_of(model)
+    head = find_head(model)
     if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter or hasattr(head.weight, "ds_id"):
         return None
     return None if head._forward_hooks or head._forward_pre_hooks else head
 
 
 @contextmanager
-def capture_head_inputs(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
+def capture_head_inputs(head: nn.Linear, batch: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
     """Makes the head skip all positions within the context and yields a list that collects its inputs.
 
     After a forward pass the list contains the head's inputs at the batch's requested positions [rows, width], in the
     order of `rows_of`.
     """
-    head, mask = linear_head(model), loss_mask(batch)
-    assert head is not None
-    read: list[Tensor] = []
+    mask = loss_mask(batch)
+    captured: list[Tensor] = []
 
-    def keep(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor]:
-        read.append(given[0][mask])
-        return (read[-1][:0],)
+    def skip_positions(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        captured.append(inputs[0][mask])
+        return (captured[-1][:0],)
 
-    hook = head.register_forward_pre_hook(keep)
+    hook = head.register_forward_pre_hook(skip_positions)
     try:
-        yield read
+        yield captured
     finally:
         hook.remove()
 
 
 @torch.no_grad()
-def returns_head_output(model: Any, batch: Mapping[str, Tensor]) -> bool:
+def returns_head_output(model: PreTrainedModel, batch: Mapping[str, Tensor]) -> bool:
     """Returns whether the model's logits are its head's output itself; some families scale or soft-cap it."""
-    row = {name: batch[name][:1] for name in INPUTS if name in batch}
-    said: list[tuple[Tensor, int]] = []
+    head = find_linear_head(model)
+    if head is None:
+        return False
+    row = {name: batch[name][:1] for name in OUTPUT_FIELDS if name in batch}
+    outputs: list[tuple[Tensor, int]] = []
     modes = [(module, module.training) for module in model.modules()]
     model.eval()  # without dropout the random state of the training is unchanged
-    head = linear_head(model)
-    assert head is not None
     try:
-        with capture_head_inputs(model, row):
-            hook = head.register_forward_hook(lambda _, given, output: said.append((output, output._version)))
+        with capture_head_inputs(head, row):
+            hook = head.register_forward_hook(lambda _, inputs, output: outputs.append((output, output._version)))
             try:
-                logits = find_logits(model(**model_inputs(model, row)))
+                logits = find_logits(model(**build_inputs(model, row)))
             finally:
                 hook.remove()
     finally:
         for module, training in modes:
             module.training = training
-    return len(said) == 1 and logits is said[0][0] and logits._version == said[0][1]
+    return len(outputs) == 1 and logits is outputs[0][0] and logits._version == outputs[0][1]

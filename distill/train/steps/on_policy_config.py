@@ -27,6 +27,6 @@ class OnPolicyConfig:
     def __post_init__(self) -> None:
         expect(self, "on_policy.share", 0 <= self.share <= 1, "a share from 0 to 1")
         expect(self, "on_policy.new_tokens", self.new_tokens >= 1, "at least 1")
-        expect(self, "on_policy.prompt_tokens", self.prompt_tokens >= 1, "at least 1: nothing follows nothing")
+        expect(self, "on_policy.prompt_tokens", self.prompt_tokens >= 1, "at least 1")
         expect(self, "on_policy.temperature", self.temperature >= 0, "at least 0")
         expect(self, "on_policy.top_p", 0 < self.top_p <= 1, "a share above 0, up to 1")

@@ -2,61 +2,79 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Protocol, cast
 
+from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from distill.errors import InputError
 from distill.losses.config import LayerPairs
-from distill.parallel.tensor_plan import layer_names
+from distill.parallel.tensor_plan import find_layer_names
 
 
-class LayerReached(Exception):  # noqa: N818, no error
+class _LayerReached(Exception):  # noqa: N818, it ends a forward pass and reports no error
     """Signals that a forward pass can end early."""
 
 
 @contextmanager
-def ending_after(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]]:
-    """Ends a forward pass within the context after the given layer, counted from 1.
+def stop_after_layer(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]]:
+    """Ends a forward pass within the context after `layer`, counted from 1.
 
     Yields a list, which the pass fills with the first layer's input and each layer's output [batch, length, width].
     """
-    layers = [model.get_submodule(name) for name in layer_names(model)[: model.config.num_hidden_layers]]
+    layers = [model.get_submodule(name) for name in find_layer_names(model)[: model.config.num_hidden_layers]]
     states: list[Tensor] = []
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def store_input(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
         states.append(args[0] if args else kwargs["hidden_states"])
 
-    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def store_output(module: nn.Module, args: tuple[Tensor, ...], output: Tensor | tuple[Tensor, ...]) -> None:
         states.append(output[0] if isinstance(output, tuple) else output)
         if len(states) > layer:
-            raise LayerReached
+            raise _LayerReached
 
     with ExitStack() as hooks:
-        hooks.enter_context(layers[0].register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.enter_context(layers[0].register_forward_pre_hook(store_input, with_kwargs=True))
         for each in layers[:layer]:
-            hooks.enter_context(each.register_forward_hook(leave))
-        with suppress(LayerReached):
+            hooks.enter_context(each.register_forward_hook(store_output))
+        with suppress(_LayerReached):
             yield states
 
 
-def check_turns(lessons: LayerPairs, layers: int) -> None:
+def check_layer_coverage(pairs: LayerPairs, layers: int) -> None:
     """Checks that each of the student's `layers` layers has a teacher layer to be trained on.
 
     Raises:
         InputError: The layer map has no pair for a layer of the student.
     """
     # The embeddings are trained with the first layer.
-    taught = {"hidden": {s or 1 for s, _ in lessons.hidden}, "attention": {s + 1 for s, _ in lessons.attention}}
-    for name, own in taught.items():
-        left = sorted({*range(1, layers + 1)} - own)
-        if own and left:
+    trained = {"hidden": {s or 1 for s, _ in pairs.hidden}, "attention": {s + 1 for s, _ in pairs.attention}}
+    for name, covered in trained.items():
+        missing = sorted({*range(1, layers + 1)} - covered)
+        if covered and missing:
             raise InputError(
                 f"general.progressive: expected a loss.layer_map with a pair for each of the student's {layers} "
-                f"layers, found none for {', '.join(map(str, left))}: loss.{name} would teach nothing in their turn"
+                f"layers, found none for {', '.join(map(str, missing))}: loss.{name} would not train them"
             )
+
+
+class _LayerTerms(Protocol):
+    layer_pairs: LayerPairs
+    active_layer: int
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+class _LayerwiseModule(Protocol):
+    """The part of a `DistillationModule` that the callback uses."""
+
+    student: PreTrainedModel
+    layer_terms: _LayerTerms
+    total_steps: int
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 class LayerByLayer(Callback):
@@ -68,47 +86,58 @@ class LayerByLayer(Callback):
     Source: Sun et al. 2020, MobileBERT (arXiv 2004.02984), section 3.4, progressive knowledge transfer: the same number
     of steps for each layer, then the heads. There the layers below are trained further at a small rate or frozen; here
     they are frozen.
+
+    Args:
+        share: Share of the steps, above 0 and up to 1.
+
+    Raises:
+        InputError: The share is out of range.
     """
 
     def __init__(self, share: float):
         if not 0 < share <= 1:
             raise InputError(f"progressive: expected a share of the steps above 0 and up to 1, found {share}")
         self.share = share
-        self.learning: list[nn.Parameter] = []
+        self.trainable: list[nn.Parameter] = []  # all parameters that are trained at some time
 
-    def turn(self, step: int, steps: int, layers: int) -> int:
+    def find_active_layer(self, step: int, steps: int, layers: int) -> int:
         """Returns the layer that is trained in a step, counted from 1; 0 for all layers."""
-        mine = int(steps * self.share)
-        return min(layers, step * layers // max(1, mine) + 1) if step < mine else 0
+        layerwise_steps = int(steps * self.share)
+        return min(layers, step * layers // max(1, layerwise_steps) + 1) if step < layerwise_steps else 0
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        check_turns(pl_module.taught.lessons, pl_module.student.config.num_hidden_layers)
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Checks that the layer map trains every layer."""
+        module = cast(_LayerwiseModule, pl_module)
+        check_layer_coverage(module.layer_terms.layer_pairs, module.student.config.num_hidden_layers)
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        student = pl_module.student
-        turn = self.turn(trainer.global_step, pl_module.steps, student.config.num_hidden_layers)
-        if turn != pl_module.taught.turn or not self.learning:
-            pl_module.taught.turn = turn
-            self.open(pl_module, turn)
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        """Selects the layer that the step trains."""
+        module = cast(_LayerwiseModule, pl_module)
+        layers = module.student.config.num_hidden_layers
+        active_layer = self.find_active_layer(trainer.global_step, module.total_steps, layers)
+        if active_layer != module.layer_terms.active_layer or not self.trainable:
+            module.layer_terms.active_layer = active_layer
+            self._unfreeze(module, active_layer)
 
-    def open(self, module: Any, turn: int) -> None:
-        """Unfreezes the weights that are trained in this turn and freezes all others."""
-        self.learning = self.learning or [each for each in module.parameters() if each.requires_grad]
-        student: PreTrainedModel = module.student
-        allowed = {id(each) for each in self.learning}
-        if turn:
-            names = layer_names(student)[: student.config.num_hidden_layers]
+    def _unfreeze(self, module: _LayerwiseModule, active_layer: int) -> None:
+        """Unfreezes the weights that are trained with the active layer and freezes all others."""
+        self.trainable = self.trainable or [each for each in module.parameters() if each.requires_grad]
+        student = module.student
+        active = {id(each) for each in self.trainable}
+        if active_layer:
+            names = find_layer_names(student)[: student.config.num_hidden_layers]
             layers = [student.get_submodule(name) for name in names]
-            own = list(layers[turn - 1].parameters())
-            if turn == 1:
-                above = {id(p) for layer in layers for p in layer.parameters()}
-                own += [p for p in student.base_model.parameters() if id(p) not in above]
-            own += list(module.taught.parameters())
-            allowed &= {id(each) for each in own}
-        for each in self.learning:
-            each.requires_grad_(id(each) in allowed)
+            parameters = list(layers[active_layer - 1].parameters())
+            if active_layer == 1:
+                in_layers = {id(p) for layer in layers for p in layer.parameters()}
+                parameters += [p for p in student.base_model.parameters() if id(p) not in in_layers]
+            parameters += list(module.layer_terms.parameters())
+            active &= {id(each) for each in parameters}
+        for each in self.trainable:
+            each.requires_grad_(id(each) in active)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        pl_module.taught.turn = 0
-        for each in self.learning:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Unfreezes all layers."""
+        cast(_LayerwiseModule, pl_module).layer_terms.active_layer = 0
+        for each in self.trainable:
             each.requires_grad_(True)

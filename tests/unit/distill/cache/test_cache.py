@@ -138,7 +138,7 @@ def test_a_forked_process_serves_the_right_rows(original):
 def test_sample_order_and_duplicates_do_not_change_the_files(original, tmp_path):
     order, teacher = np.random.default_rng(3).permutation(len(ROWS)).tolist() + [4, 4, 7], Teacher()
     written = write(tmp_path / "other", [ROWS[i] for i in order], teacher, EXACT)
-    assert (written.samples, written.asked) == (len(ROWS), len(ROWS))
+    assert (written.samples, written.queried) == (len(ROWS), len(ROWS))
     assert files_of(tmp_path / "other") == files_of(original)
 
 
@@ -179,21 +179,21 @@ def test_a_sample_that_was_never_written_is_refused_with_its_key(original):
     message = refusal(lambda: reader(padded([ROWS[0], stranger])))
     assert f"no signal for sample {sample_key(stranger).hex()} among {len(ROWS)}" in message
     assert "the data or its preprocessing changed" in message
-    assert reader.holds(keys_of([ROWS[0], stranger, ROWS[1]])).tolist() == [True, False, True]
+    assert reader.contains(keys_of([ROWS[0], stranger, ROWS[1]])).tolist() == [True, False, True]
 
 
 def test_adding_samples_keeps_existing_shards_and_queries_only_the_new_samples(original, tmp_path):
     more, teacher = make_rows(20, seed=7), Teacher()
     write(tmp_path / "c", ROWS, identity=EXACT)
     written = write(tmp_path / "c", [*ROWS[:10], *more], teacher, EXACT)
-    assert (written.samples, written.asked) == (len(ROWS) + len(more), len(more))
+    assert (written.samples, written.queried) == (len(ROWS) + len(more), len(more))
     assert set(teacher.asked) == set(keys_of(more)), "the teacher was asked again about old samples"
     before, after = files_of(original), files_of(tmp_path / "c")
     for name in before:
         assert after.get(name) == before[name] or "index" in name or "cache.json" in name, name
     assert len([name for name in after if name.startswith("index-")]) == 1
     check_truth(CacheReader(tmp_path / "c", EXACT), padded([*ROWS, *more]))
-    assert write(tmp_path / "c", ROWS, identity=EXACT).asked == 0, "fewer samples need nothing new"
+    assert write(tmp_path / "c", ROWS, identity=EXACT).queried == 0, "fewer samples need nothing new"
 
 
 def test_reported_progress_adds_up_to_the_number_of_samples(tmp_path):

@@ -85,7 +85,7 @@ def check_mended(folder: Path, original: Path) -> set[bytes]:
     teacher = Teacher(whole_batch=True)
     written = write(folder, ROWS, teacher)
     assert files_of(folder) == files_of(original), "the mended cache differs from the first"
-    assert written.asked == len(teacher.asked)
+    assert written.queried == len(teacher.asked)
     assert faulty(folder) == set()
     return set(teacher.asked)
 
@@ -120,7 +120,7 @@ def test_a_flipped_byte_is_located_and_repaired_and_never_served(seed, cache, or
         return
     shard = shards[int(name[6:12])]
     assert asked <= {key.tobytes() for key in shard.keys}
-    for signal, (first, last) in shard.places.items():
+    for signal, (first, last) in shard.ranges.items():
         if signal.endswith(".payload") and first <= place < last:
             ends = shard.signals[signal.removesuffix(".payload")][1]
             row = int(np.searchsorted(ends, place - first, side="right"))
@@ -131,8 +131,8 @@ def test_a_flipped_byte_is_located_and_repaired_and_never_served(seed, cache, or
 @pytest.mark.parametrize("at", ["first", "last"])
 def test_a_changed_payload_byte_is_traced_to_exactly_one_sample(signal, at, cache, original, truth, shards):
     shard, row = shards[2], 3
-    first, last = shard.span(row, signal)
-    place = shard.places[f"{signal}.payload"][0] + (first if at == "first" else last - 1)
+    first, last = shard.record_range(row, signal)
+    place = shard.ranges[f"{signal}.payload"][0] + (first if at == "first" else last - 1)
     flip_bits(cache / shard_name(2), place)
     (fault,) = verify(cache)
     assert (fault.file, fault.end - fault.start) == (shard_name(2), last - first)
@@ -145,7 +145,7 @@ def test_a_changed_payload_byte_is_traced_to_exactly_one_sample(signal, at, cach
 @pytest.mark.parametrize("byte", [0, 9])
 def test_a_changed_key_is_detected_and_repaired(byte, cache, original, truth, shards):
     shard, row = shards[1], 4
-    place = shard.places["keys"][0] + 16 * row + byte
+    place = shard.ranges["keys"][0] + 16 * row + byte
     flip_bits(cache / shard_name(1), place)
     known = shard.keys[row].tobytes().hex()[:16]  # the index stores only these bytes of a key
     assert all(name.startswith(known) for fault in verify(cache) for name in fault.samples)
@@ -221,7 +221,7 @@ def test_a_corrupt_shard_header_is_detected_and_repaired(old, new, cache, origin
 
 
 def test_a_key_array_that_ends_within_a_key_is_detected_and_repaired(cache, original, truth, shards):
-    file, (first, last) = cache / shard_name(2), shards[2].places["keys"]
+    file, (first, last) = cache / shard_name(2), shards[2].ranges["keys"]
     offsets = f"[{first - shards[2].begin},{last - shards[2].begin}]".encode()
     shorter = f"[{first - shards[2].begin},{last - shards[2].begin - 1}]".encode()
     data = file.read_bytes()

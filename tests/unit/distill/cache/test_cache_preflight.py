@@ -85,7 +85,7 @@ def test_growth_that_does_not_fit_leaves_the_cache_unchanged(tmp_path, monkeypat
     with pytest.raises(InputError, match="needed for 30 samples"):
         write(tmp_path / "c", ROWS)
     assert files_of(tmp_path) == before
-    assert write(tmp_path / "c", ROWS[:30]).asked == 0, "a whole cache needs no room"
+    assert write(tmp_path / "c", ROWS[:30]).queried == 0, "a whole cache needs no room"
 
 
 @pytest.fixture

@@ -40,9 +40,9 @@ def cached(rows, folder, layers: tuple[int, ...]) -> CacheReader:
 
 def test_cached_features_give_the_losses_and_gradients_of_the_teacher_in_memory(rows, tmp_path):
     batch = rows.collate(range(8), 0)
-    online, offline = module(OnlineTeacher(build_model("bert"), LOSS.teacher_answers)), module(None)
+    online, offline = module(OnlineTeacher(build_model("bert"), LOSS.teacher_outputs)), module(None)
     carried = batch | {"signals": cached(rows, tmp_path / "c", (0, 4))(batch)}
-    expected, found = online.terms(batch), offline.terms(carried)
+    expected, found = online.compute_terms(batch), offline.compute_terms(carried)
     torch.testing.assert_close(found["kl"], expected["kl"], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(found["hidden"], expected["hidden"], rtol=2e-3, atol=1e-4)
     pulls = []
@@ -55,4 +55,4 @@ def test_cached_features_give_the_losses_and_gradients_of_the_teacher_in_memory(
 def test_a_layer_missing_from_the_cache_is_refused(rows, tmp_path):
     reader = cached(rows, tmp_path / "c", (0, 2))
     with pytest.raises(InputError, match="hidden states of layer 4"):
-        module(reader).terms(rows.collate(range(8), 0))
+        module(reader).compute_terms(rows.collate(range(8), 0))

@@ -163,14 +163,14 @@ def test_queries_keys_and_values_round_trip_to_half_a_step(kept):
 def test_shared_keys_keep_their_width_and_equal_widths_keep_the_older_settings():
     flat, thin = layers_of(6, 16), layers_of(6, 4)
     layers = [(flat[i], thin[2 * i], thin[2 * i + 1]) for i in range(3)]
-    signal = Relations.of((16, 4, 4), (2, 0))
+    signal = Relations.from_widths((16, 4, 4), (2, 0))
     assert signal_of(signal.settings()) == signal
     assert signal.nominal_bytes() == 2 * (16 + 4 + 4 + 3 * 4)
     found = round_trip(signal, answer_of("relations", layers, positions_of_rows(LENGTHS)))["relations"]
     for layer in (2, 0):
         for each, exact in zip(found[layer], layers[layer], strict=True):
             assert_close_to(each, exact)
-    assert Relations.of((16, 16, 16), (1,)) == Relations(16, (1,))
+    assert Relations.from_widths((16, 16, 16), (1,)) == Relations(16, (1,))
     assert Relations(16, (1,)).settings() == {"kind": "relations", "width": 16, "layers": (1,)}
 
 

@@ -86,12 +86,12 @@ def bits_of(symbols: np.ndarray, starts: np.ndarray) -> float:
 
 
 def encode_symbols(symbols: np.ndarray, starts: np.ndarray) -> bytes:
-    return rans.packed(*push_all(symbols, *rans.Table(starts).pushing, empty_stack(len(symbols) + 1)))
+    return rans.pack_record(*push_all(symbols, *rans.Table(starts).pushing, empty_stack(len(symbols) + 1)))
 
 
 def decode_symbols(record: bytes, starts: np.ndarray, count: int) -> np.ndarray:
     out = np.empty(count, np.int64)
-    check_end(*pop_all(*rans.unpacked(memoryview(record)), *rans.Table(starts).popping, out))
+    check_end(*pop_all(*rans.unpack_record(memoryview(record)), *rans.Table(starts).popping, out))
     return out
 
 
@@ -143,9 +143,9 @@ def test_ranks_round_trip_at_log2_of_their_count():
     counts = np.r_[np.arange(1, 4097), np.ones(50, np.int64), [65535] * 50]
     ranks = RNG(8).integers(0, counts)
     ranks[:4096:2] = counts[:4096:2] - 1
-    record = rans.packed(*push_ranks(ranks, counts, empty_stack(len(ranks) + 1)))
+    record = rans.pack_record(*push_ranks(ranks, counts, empty_stack(len(ranks) + 1)))
     out = np.empty(len(ranks), np.int64)
-    check_end(*pop_ranks(*rans.unpacked(memoryview(record)), counts, out))
+    check_end(*pop_ranks(*rans.unpack_record(memoryview(record)), counts, out))
     assert np.array_equal(out, ranks)
     assert len(record) <= 1.02 * np.log2(counts).sum() / 8 + 16
 
@@ -156,9 +156,9 @@ def test_sets_round_trip_in_ascending_order_without_bits_for_an_order(name, size
     starts = rans.table(WEIGHTS[name], 24)
     width = len(starts) - 1
     sets = np.sort(np.stack([RNG(9 + i).permutation(width)[:size] for i in range(200)]), 1)
-    record = rans.packed(*push_sets(sets, *rans.Table(starts).pushing, empty_stack(2 * sets.size + 8)))
+    record = rans.pack_record(*push_sets(sets, *rans.Table(starts).pushing, empty_stack(2 * sets.size + 8)))
     out = np.empty_like(sets)
-    check_end(*pop_sets(*rans.unpacked(memoryview(record)), *rans.Table(starts).popping, out))
+    check_end(*pop_sets(*rans.unpack_record(memoryview(record)), *rans.Table(starts).popping, out))
     assert np.array_equal(out, sets)
     entropy = (bits_of(sets, starts) - len(sets) * lgamma(size + 1) / log(2)) / 8
     assert len(record) <= 1.02 * max(entropy, 0) + 16
@@ -233,7 +233,7 @@ class CodedSample:
         self.record = self.signal.encode(self.row, self.book)
 
     def decode(self, record: bytes) -> list[np.ndarray]:
-        state, stack, top = rans.unpacked(memoryview(record))
+        state, stack, top = rans.unpack_record(memoryview(record))
         size = len(stack)
         stack = np.r_[stack, np.full(4096, CANARY, np.uint32)]
         ids, others = np.full((2, 2 * self.positions, 16), CANARY)
@@ -313,7 +313,7 @@ class Positions:
 @pytest.mark.parametrize("state", [0, 1, 2**31 - 1, 2**63, 2**64 - 1])
 def test_an_invalid_coder_state_is_refused(state):
     with pytest.raises(ValueError):
-        rans.unpacked(memoryview(state.to_bytes(8, "little") + bytes(80)))
+        rans.unpack_record(memoryview(state.to_bytes(8, "little") + bytes(80)))
 
 
 def test_a_push_onto_a_full_stack_is_refused():
@@ -330,7 +330,7 @@ def test_a_set_with_a_duplicate_id_is_refused():
     starts = rans.table(np.r_[1e12, np.ones(9)], 16)
     record = encode_symbols(np.zeros(500, np.int64), starts)
     with pytest.raises(ValueError, match="twice"):
-        pop_sets(*rans.unpacked(memoryview(record)), *rans.Table(starts).popping, np.empty((1, 500), np.int64))
+        pop_sets(*rans.unpack_record(memoryview(record)), *rans.Table(starts).popping, np.empty((1, 500), np.int64))
 
 
 def test_a_set_far_larger_than_the_fitted_ones_round_trips():

@@ -16,7 +16,7 @@ from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.twice_masked import MaskedAlignedRows
 from distill.errors import InputError
-from distill.losses.across import answered_spans
+from distill.losses.across import find_labelled_spans
 from support.two_tokenizers import SENTENCES, byte_level, sentencepiece, wordpiece
 
 PAIRS = {
@@ -223,7 +223,7 @@ def test_spans_of_a_batch_point_to_next_token_labels():
             assert batch["labels"][k, a:b].tolist() == rows.input_ids[i][first:end].tolist()
             assert batch["teacher_labels"][k, c:d].tolist() == rows.teacher_input_ids[i][begun:done].tolist()
         assert not batch["spans"][k, len(kept) :].any()
-    kept = answered_spans(batch["spans"], batch["labels"], batch["teacher_labels"])
+    kept = find_labelled_spans(batch["spans"], batch["labels"], batch["teacher_labels"])
     assert kept.sum(1).tolist() == [len(rows.spans[i]) - 1 for i in order]
     shuffled = TrainBatches(rows, 2, 0, seed=0)
     assert {"spans", "teacher_input_ids"} <= set(next(iter(shuffled)))
@@ -232,7 +232,7 @@ def test_spans_of_a_batch_point_to_next_token_labels():
 @pytest.fixture(scope="module")
 def masked_rows() -> tuple[AlignedRows, MaskedAlignedRows]:
     rows = encode_twice(wordpiece(), byte_level(masked=True), SENTENCES * 3, 24, 40)
-    return rows, MaskedAlignedRows.of(
+    return rows, MaskedAlignedRows.build(
         rows, MaskConfig(rate=0.3, random=0.2, replaced=0.7), wordpiece(), byte_level(masked=True)
     )
 
@@ -259,7 +259,7 @@ def test_masked_spans_are_hidden_from_both_models(masked_rows):
             assert len(set(hidden)) == 1
         chosen, total = chosen + len(spans), total + len(rows.spans[i])
     assert 0.2 < chosen / total < 0.4
-    assert answered_spans(batch["spans"], batch["labels"], batch["teacher_labels"]).sum() == chosen
+    assert find_labelled_spans(batch["spans"], batch["labels"], batch["teacher_labels"]).sum() == chosen
 
 
 def test_masks_on_two_tokenizers_depend_on_the_epoch_but_not_on_the_batch(masked_rows):
@@ -289,4 +289,4 @@ def test_unsuitable_tokenizers_and_lengths_are_refused():
         encode_twice, wordpiece(), byte_level(), ["a"], 3, 9
     )
     rows = encode_twice(wordpiece(), byte_level(), SENTENCES, 20, 20)
-    assert "expected a mask token" in refusal(MaskedAlignedRows.of, rows, MaskConfig(), wordpiece(), byte_level())
+    assert "expected a mask token" in refusal(MaskedAlignedRows.build, rows, MaskConfig(), wordpiece(), byte_level())

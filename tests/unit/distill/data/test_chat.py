@@ -82,7 +82,7 @@ def tokenizer_of(template: str | None = None, kind: str = "bytes", *, bos: bool 
 
 def target_texts(tokenizer, blocks: TargetBlocks, row: int = 0) -> list[str]:
     """Returns the runs of target tokens, decoded."""
-    ids, asked = blocks.input_ids[row], blocks.asked[row]
+    ids, asked = blocks.input_ids[row], blocks.targets[row]
     edges = np.flatnonzero(np.diff(np.concatenate([[False], asked, [False]]).astype(int)))
     return [tokenizer.decode(ids[first:last]) for first, last in edges.reshape(-1, 2)]
 
@@ -122,9 +122,9 @@ def test_marked_tokens_equal_the_assistant_mask_of_transformers():
     own = encode_chats(tokenizer, [WHOLE], 500)
     theirs = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
     assert own.input_ids[0].tolist() == theirs["input_ids"]
-    assert own.asked[0].astype(int).tolist() == theirs["assistant_masks"]
+    assert own.targets[0].astype(int).tolist() == theirs["assistant_masks"]
     unmarked = encode_chats(tokenizer_of(CHATML), [WHOLE], 500)
-    assert np.array_equal(own.asked[0], unmarked.asked[0]), "the same text, told turn by turn"
+    assert np.array_equal(own.targets[0], unmarked.targets[0]), "the same text, told turn by turn"
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_unless_asked_is_last():
@@ -213,8 +213,8 @@ def test_prompts_equal_the_template_with_its_generation_prompt(template):
     blocks = encode_chats(tokenizer, [WHOLE], 500)
     start = len(prompts[0])
     assert blocks.input_ids[0][:start].tolist() == wanted[0]
-    assert blocks.asked[0][start:].any()
-    assert not blocks.asked[0][start - 1]
+    assert blocks.targets[0][start:].any()
+    assert not blocks.targets[0][start - 1]
 
 
 # --- skipped and truncated conversations
@@ -279,12 +279,12 @@ def test_an_eos_that_also_pads_is_a_label_at_the_end_of_each_answer_only():
     tokenizer = tokenizer_of(CHATML)
     assert padding_id(tokenizer) == tokenizer.eos_token_id
     blocks = encode_chats(tokenizer, [WHOLE, Turns(TALK[1:3]), Completed("also", " good")], 500)
-    for rows in (blocks, PackedRows.of(blocks, int(blocks.lengths.max()) + 5)):
+    for rows in (blocks, PackedRows.build(blocks, int(blocks.lengths.max()) + 5)):
         batch = rows.collate(range(len(rows)), padding_id(tokenizer))
         assert torch.equal(batch["positions"], batch["labels"] != IGNORED)
         assert not batch["positions"][batch["attention_mask"] == 0].any()
         assert int((batch["labels"] == tokenizer.eos_token_id).sum()) == 4, "one for every answer"
-        assert int(batch["positions"].sum()) == sum(int(asked[1:].sum()) for asked in blocks.asked)
+        assert int(batch["positions"].sum()) == sum(int(asked[1:].sum()) for asked in blocks.targets)
     plain = blocks.collate([1], 0)
     places = blocks.positions[1]
     assert plain["positions"][0].tolist() == places.tolist()

@@ -59,7 +59,7 @@ def samples(count: int, length: int = 64, seed: int = 0) -> list[np.ndarray]:
 def masked_blocks(tokenizer, count: int = 12, **changes) -> MaskedBlocks:
     lengths = np.random.default_rng(1).integers(3, 40, count)
     rows = [row[:length] for row, length in zip(samples(count), lengths, strict=True)]
-    return MaskedBlocks.of(LanguageBlocks(rows), MaskConfig(**changes), tokenizer)
+    return MaskedBlocks.build(LanguageBlocks(rows), MaskConfig(**changes), tokenizer)
 
 
 # --- sources
@@ -378,7 +378,7 @@ def test_fields_of_a_masked_batch_are_aligned(tokenizer):
 
 def test_a_tokenizer_without_a_mask_token_is_refused():
     blocks = LanguageBlocks([np.arange(4)])
-    assert refusal(MaskedBlocks.of, blocks, MaskConfig(), decoder_tokenizer(eos_token="<eos>")) == (
+    assert refusal(MaskedBlocks.build, blocks, MaskConfig(), decoder_tokenizer(eos_token="<eos>")) == (
         "tokenizer: expected a mask token, found none: no token could be hidden; "
         "the tokenizer is not one of a masked language model"
     )

@@ -19,8 +19,8 @@ from distill.data.masking.masks import MaskedBlocks
 from distill.errors import InputError
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
-from distill.models.layer_sizes import sizes_of
-from distill.models.packed_inputs import check_packing, packed_inputs
+from distill.models.layer_sizes import read_layer_sizes
+from distill.models.packed_inputs import build_packed_inputs, check_packing
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
@@ -181,7 +181,7 @@ def test_labels_and_positions_do_not_cross_document_boundaries():
 def test_the_mask_of_a_document_is_independent_of_its_row():
     plain = source("bert", lengths_of(20, 12))
     for seed in (0, 1):
-        rows = PackedRows.of(plain, 30, seed)
+        rows = PackedRows.build(plain, 30, seed)
         for epoch in (0, 1):
             batch = rows.collate(range(len(rows)), 0, epoch)
             for place, row in enumerate(rows.rows):
@@ -193,7 +193,7 @@ def test_the_mask_of_a_document_is_independent_of_its_row():
 
 
 def test_batches_contain_every_document_once():
-    rows = PackedRows.of(documents(lengths_of(60, 12)), 20, 2)
+    rows = PackedRows.build(documents(lengths_of(60, 12)), 20, 2)
     wanted = sorted(ids.tolist() for ids in rows.documents.input_ids)
     for batches in (TrainBatches(rows, 4, 0, seed=1), EvalBatches(rows, 4, 0)):
         found = [
@@ -215,10 +215,10 @@ CASES += [(family, "eager") for family in ("llama", "gemma3", "gpt2", "bert", "m
 def test_a_packed_document_has_the_losses_and_gradients_that_it_has_alone(family, attention):
     model = build(family, attention)
     data = source(family, [9, 4, 12, 1, 7, 2, 11, 5])
-    rows = PackedRows.of(data, 24, 1)
+    rows = PackedRows.build(data, 24, 1)
     batch = rows.collate(range(len(rows)), 0)
     assert (batch["attention_mask"] == 0).any(), "padding is part of the test"
-    packed = losses(model, packed_inputs(model, batch), batch["labels"])
+    packed = losses(model, build_packed_inputs(model, batch), batch["labels"])
     got = gradients(model, packed)
     single = losses_alone(model, data, rows)
     wanted = gradients(model, single)
@@ -244,7 +244,7 @@ def test_position_ids_alone_do_not_keep_documents_apart(family):
     batch = PackedRows(documents([9, 9, 7]), [np.array([0, 2]), np.array([1, 2])]).collate([0, 1], 0)
     with torch.no_grad():
         bare = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits[:, 9:]
-        kept = model(**packed_inputs(model, batch)).logits[:, 9:]
+        kept = model(**build_packed_inputs(model, batch)).logits[:, 9:]
     assert (bare[0] - bare[1]).abs().max() > 0.01
     assert torch.equal(kept[0], kept[1])
 
@@ -258,16 +258,19 @@ def test_families_that_can_be_packed_pass_the_check():
 
 
 REFUSED = {
-    "MambaForCausalLM": ({}, "found linear_attention: what such a layer keeps of one document would reach the next"),
+    "MambaForCausalLM": (
+        {},
+        "found linear_attention: such a layer's state would carry over from one document to the next",
+    ),
     "Lfm2ForCausalLM": ({"layer_types": ["conv", "full_attention"]}, "full_attention or sliding_attention, found conv"),
     "MobileBertForMaskedLM": (
         {"embedding_size": 16, "intra_bottleneck_size": 16},
         "found trigram_input: the last token of a document would be part of the next one's first",
     ),
-    "Gemma3ForCausalLM": (BOTH | {"use_bidirectional_attention": True}, "which counts its window in another way"),
-    "T5ForConditionalGeneration": ({}, "found one that counts positions by itself"),
+    "Gemma3ForCausalLM": (BOTH | {"use_bidirectional_attention": True}, "whose window is defined in another way"),
+    "T5ForConditionalGeneration": ({}, "found a model that computes them itself"),
     "BloomForCausalLM": ({}, "expected a decoder or an encoder that takes position_ids"),
-    "DebertaV2ForMaskedLM": ({}, "found no module that says so: its mask can't be told"),
+    "DebertaV2ForMaskedLM": ({}, "found no module with the attribute: its attention mask is unknown"),
 }
 
 
@@ -276,7 +279,10 @@ def test_families_that_mix_documents_are_refused(name):
     changes, said = REFUSED[name]
     kind = getattr(transformers, name)
     model = kind(kind.config_class(**(COMMON | changes)))
-    for call in (check_packing, lambda model: packed_inputs(model, PackedRows.of(documents([3]), 8).collate([0], 0))):
+    for call in (
+        check_packing,
+        lambda model: build_packed_inputs(model, PackedRows.build(documents([3]), 8).collate([0], 0)),
+    ):
         with pytest.raises(InputError) as caught:
             call(model)
         assert str(caught.value).startswith(f"packing: {name}: expected ")
@@ -298,7 +304,7 @@ class LeakyModel(transformers.LlamaForCausalLM):
 
 def test_the_check_detects_a_leak_that_no_config_reveals():
     model = LeakyModel(transformers.LlamaConfig(**GROUPED))
-    with pytest.raises(InputError, match="packing: LeakyModel: expected the answer that a document gets alone"):
+    with pytest.raises(InputError, match="packing: LeakyModel: expected the output that a document gets alone"):
         check_packing(model)
 
 
@@ -306,7 +312,7 @@ def test_attention_kernels_without_masks_are_refused():
     model = build("llama")
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(InputError, match="expected attention eager or sdpa, found flash_attention_2"):
-        packed_inputs(model, PackedRows.of(documents([3, 4]), 8).collate([0], 0))
+        build_packed_inputs(model, PackedRows.build(documents([3, 4]), 8).collate([0], 0))
 
 
 # --- texts
@@ -350,7 +356,7 @@ def test_an_eos_that_also_pads_stays_a_label():
     bare = decoder_tokenizer(eos_token="<eos>")
     kept = decoder_tokenizer(pad_token="<bos>", eos_token="<eos>")
     assert [padding_id(each) for each in (bare, decoder_tokenizer(), kept)] == [1, 0, 2]
-    rows = PackedRows.of(text_documents(bare, [FILLERS[0], " ".join(FILLERS[:6])], 7), 7)
+    rows = PackedRows.build(text_documents(bare, [FILLERS[0], " ".join(FILLERS[:6])], 7), 7)
     labels = rows.collate(range(len(rows)), padding_id(bare))["labels"]
     assert (labels == bare.eos_token_id).sum() == 2
 
@@ -360,9 +366,9 @@ def test_an_eos_that_also_pads_stays_a_label():
 
 def layered(model: PreTrainedModel, teacher: PreTrainedModel, loss: LossConfig, batch: dict) -> tuple[dict, dict]:
     """Returns the loss terms and the gradients of their weighted sum."""
-    signals, sizes = OnlineTeacher(teacher, loss.teacher_answers), sizes_of(teacher.config)
+    signals, sizes = OnlineTeacher(teacher, loss.teacher_outputs), read_layer_sizes(teacher.config)
     module = DistillationModule(model, loss=loss, train=TrainConfig(), signals=signals, teacher_sizes=sizes)
-    terms = module.terms(batch)
+    terms = module.compute_terms(batch)
     return terms, gradients(model, weighted_sum(loss, terms))
 
 

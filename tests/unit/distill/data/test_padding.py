@@ -13,7 +13,7 @@ from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
 from distill.tasks.task import Task, output_layer
 from distill.tasks.text_classification import MultiLabel, TextClassification
-from distill.teacher.head import collect, probe_head
+from distill.teacher.head import collect_features, probe_head
 from pipelines.stages.cached_signals import load_model
 from support.tiny_families import build
 from support.tiny_models import FILLERS, LABELS, SPECIAL, build_model, draw_weights, saved
@@ -55,7 +55,7 @@ def test_a_decoders_logits_for_a_text_are_independent_of_padding(build_one, padd
     loaded = [
         task.load_headed(str(folder), task.head_rows(own)),
         load_model(folder, task.name, "it"),
-        TextClassification(()).whole(folder),
+        TextClassification(()).load_checkpoint(folder),
     ]
     ids = batch["input_ids"]
     for model in loaded:
@@ -104,7 +104,7 @@ def test_a_decoders_new_head_is_fitted_to_the_token_that_stock_decoders_classify
     )
     model = task.load(str(folder), 0).eval()
     head, batch = output_layer(model), rows.collate([0, 1, 2, 3], EOS)
-    features, labels = collect(model, head, [batch], task.answers, lambda count: None)
+    features, labels = collect_features(model, head, [batch], task.answers, lambda count: None)
     expected = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     torch.testing.assert_close(head(features), expected)
     assert torch.equal(labels, task.answers.labels(batch))

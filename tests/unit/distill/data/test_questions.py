@@ -81,7 +81,7 @@ def test_an_empty_prediction_is_wrong_if_the_answer_is_not_in_its_context(tokeni
     rows = [squad_row("q", CONTEXT, answer(2)), squad_row("q", "ba ka", Answer("deka", 0)), squad_row("q", "ba ka")]
     for split in ("train", "validation", "test"):
         write_rows(tmp_path, rows, split)
-    part = Questions.of(load_questions(DataConfig(path=str(tmp_path))).test.table())
+    part = Questions.from_table(load_questions(DataConfig(path=str(tmp_path))).test.table())
     task = QuestionAnswering(())
     made = task.encode(tokenizer, part, 64)
     assert [made.starts[row] for row in (1, 2)] == [IGNORED, 0], "silence would be trained on or measured as right"
@@ -89,7 +89,7 @@ def test_an_empty_prediction_is_wrong_if_the_answer_is_not_in_its_context(tokeni
     scorer = task.scorer(made)
     logits = torch.zeros(3, int(made.lengths.max()), 2)
     logits[:, 0] = 5
-    scorer.update(np.arange(3), {}, logits)
+    scorer.record(np.arange(3), {}, logits)
     assert scorer.texts() == ["", "", ""]
     assert scorer.scores() == {"F1": pytest.approx(1 / 3), "exact match": pytest.approx(1 / 3)}
 
@@ -165,14 +165,14 @@ def test_predictions_of_all_windows_are_combined_into_one_answer_and_scored(toke
             logits[row, 0] = 3
     order = np.random.default_rng(0).permutation(len(rows))
     for half in (order[:3], order[3:]):
-        scorer.update(half, {}, logits[half])
+        scorer.record(half, {}, logits[half])
     texts = scorer.texts()
     assert texts[0] == answer(14, 15).text
     assert texts[1] in WORDS[:20]
     assert texts[1] != answer(3).text
     assert texts[2] == ""
     assert scorer.scores() == {"F1": pytest.approx(2 / 3), "exact match": pytest.approx(2 / 3)}
-    metric = task.metric()
+    metric = task.scorer()
     metric.update(torch.tensor([[0.0, 1], [1, 0], [3, 0]]), torch.tensor([1, 1, IGNORED]))
     assert metric.compute() == 0.5
 

@@ -8,7 +8,7 @@ from distill.data.batches.batches import EvalBatches, TrainBatches
 from distill.data.batches.encode import IGNORED, Encoded
 from distill.data.batches.share import shard_batch
 from distill.data.batches.token_blocks import LanguageBlocks
-from distill.losses.compose import loss_terms, scale_by_share
+from distill.losses.compose import compute_loss_terms, scale_by_share
 from distill.losses.config import LossConfig
 
 
@@ -54,7 +54,9 @@ def test_losses_of_the_shares_average_to_the_loss_of_the_whole_batch(ranks: int)
     def terms(part: dict) -> dict[str, torch.Tensor]:
         pairs = [(part["states"][:, 0], part["states"][:, 1])]
         logits = {"logits": part["teacher"]}
-        return loss_terms(config, part["student"], part["labels"], part["attention_mask"], logits, {"hidden": pairs})
+        return compute_loss_terms(
+            config, part["student"], part["labels"], part["attention_mask"], logits, {"hidden": pairs}
+        )
 
     parts = [shard_batch(batch, rank, ranks) for rank in range(ranks)]
     found = [scale_by_share(config, terms(part), part["shares"]) for part in parts]

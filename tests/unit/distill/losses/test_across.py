@@ -11,7 +11,7 @@ from distill.errors import InputError
 from distill.losses.across import across_loss, sorted_distance
 from distill.losses.across_config import AcrossConfig
 from distill.losses.logits import forward_kl, jensen_shannon
-from distill.losses.spans import rising
+from distill.losses.spans import sort_ascending
 from support.distributions import draw, same_value_and_gradient, softmax
 
 SHAPES = [(1, 2, 3), (3, 5, 2), (17, 77, 61), (5, 101, 1001)]  # rows, the student's vocabulary, the teacher's
@@ -26,11 +26,11 @@ def case(batch: int, vocabulary: int, teacher_vocabulary: int, seed: int = 0) ->
     spans = torch.from_numpy(np.stack([ends - sizes, ends], -1).reshape(batch, 4, 4))
     spans[:, 3] = 0
     labels = torch.from_numpy(rng.integers(0, vocabulary, (batch, 12)))
-    taught = torch.from_numpy(rng.integers(0, teacher_vocabulary, (batch, 14)))
-    taught[0, spans[0, 1, 2]] = IGNORED
+    teacher_labels = torch.from_numpy(rng.integers(0, teacher_vocabulary, (batch, 14)))
+    teacher_labels[0, spans[0, 1, 2]] = IGNORED
     count = min(vocabulary, teacher_vocabulary) * 2 // 3
     pairs = [rng.permutation(size)[:count] for size in (vocabulary, teacher_vocabulary)]
-    return {"labels": labels, "teacher_labels": taught, "spans": spans}, torch.from_numpy(np.stack(pairs, 1))
+    return {"labels": labels, "teacher_labels": teacher_labels, "spans": spans}, torch.from_numpy(np.stack(pairs, 1))
 
 
 def logits_for(batch: dict[str, Tensor], vocabulary: int, teacher_vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -42,8 +42,8 @@ def labelled_spans(batch: dict[str, Tensor]) -> list[tuple[int, list[int]]]:
     found = []
     for row, spans in enumerate(batch["spans"].tolist()):
         for span in spans:
-            asked = [*batch["labels"][row, span[0] : span[1]], *batch["teacher_labels"][row, span[2] : span[3]]]
-            if asked and all(label != IGNORED for label in asked):
+            span_labels = [*batch["labels"][row, span[0] : span[1]], *batch["teacher_labels"][row, span[2] : span[3]]]
+            if span_labels and all(label != IGNORED for label in span_labels):
                 found.append((row, span))
     return found
 
@@ -76,11 +76,11 @@ def textbook_spans(student: Tensor, teacher: Tensor, batch: dict, shared: Tensor
         names[0][i] = names[1][j] = number
     total, spans = student.new_zeros(()), labelled_spans(batch)
     for row, (first, end, begun, done) in spans:
-        ids, taught = batch["labels"][row, first:end].tolist(), batch["teacher_labels"][row, begun:done].tolist()
-        spelled = [{names[k][each[0]]: True} if len(each) == 1 else {} for k, each in ((1, taught), (0, ids))]
+        ids, teacher_ids = batch["labels"][row, first:end].tolist(), batch["teacher_labels"][row, begun:done].tolist()
+        spelled = [{names[k][each[0]]: True} if len(each) == 1 else {} for k, each in ((1, teacher_ids), (0, ids))]
         t = config.temperature
         q = textbook_outcomes(student[row, first:end] / t, ids, names[0], spelled[0])
-        p = textbook_outcomes(teacher[row, begun:done].to(student.dtype) / t, taught, names[1], spelled[1])
+        p = textbook_outcomes(teacher[row, begun:done].to(student.dtype) / t, teacher_ids, names[1], spelled[1])
         common = ["span", *range(len(shared))]
         rest = [sum(v for name, v in each.items() if name not in common) for each in (p, q)]
         pairs = [(p[name], q[name]) for name in common] + [(rest[0], rest[1])]
@@ -308,9 +308,9 @@ def test_inconsistent_inputs_are_refused():
     student, teacher = logits_for(batch, 11, 13)
     for change, match in (
         ({"batch": {"labels": batch["labels"]}}, "found no teacher_labels, spans"),
-        ({"teacher_logits": teacher[:, 1:]}, "teacher_labels are of"),
-        ({"shared": None}, "expected pairs of shared_vocabulary"),
-        ({"shared": shared + 5}, "tokens would be matched to the wrong rows"),
+        ({"teacher_logits": teacher[:, 1:]}, "positions as teacher_labels has"),
+        ({"shared": None}, "expected the pairs of shared_vocabulary"),
+        ({"shared": shared + 5}, "tokens would be matched to the wrong logits"),
     ):
         given = {"student_logits": student, "teacher_logits": teacher, "batch": batch, "shared": shared} | change
         with pytest.raises(InputError, match=match):
@@ -324,9 +324,9 @@ def test_sorting_with_numpy_gives_the_values_and_gradients_of_torch(dtype):
     ours = torch.randn(7, 300, dtype=dtype, generator=torch.Generator().manual_seed(0)).softmax(-1).requires_grad_()
     theirs = ours.detach().clone().requires_grad_()
     weights = torch.arange(300, dtype=dtype).cos()
-    expected, found = theirs.sort(-1).values, rising(ours)
+    expected, found = theirs.sort(-1).values, sort_ascending(ours)
     assert torch.equal(found, expected)
     for order in (expected, found):
         (order * weights).sum().backward()
     assert torch.equal(ours.grad, theirs.grad)
-    assert torch.equal(rising(ours.detach()), expected)
+    assert torch.equal(sort_ascending(ours.detach()), expected)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from distill.errors import InputError
-from distill.losses.compose import gradient_shares, loss_terms, weighted_sum
-from distill.losses.config import LossConfig, layer_pairs
+from distill.losses.compose import compute_gradient_shares, compute_loss_terms, weighted_sum
+from distill.losses.config import LossConfig, pair_layers
 from distill.losses.features import hidden_cosine, hidden_mse
 from distill.losses.logits import cross_entropy, forward_kl
 from support.distributions import IGNORED, draw, draw_labels, draw_mask, same_value_and_gradient, softmax
@@ -178,8 +178,8 @@ def three_terms(config: LossConfig) -> tuple[dict[str, Tensor], list[Tensor]]:
     hidden = draw(3, 7, 6, seed=3) @ inner
     labels = torch.tensor([0, IGNORED, 4])
     pairs = [(hidden, draw(3, 7, 4, seed=4)), (2 * hidden, draw(3, 7, 4, seed=5))]
-    taught = {"logits": draw(3, 5, seed=6)}
-    terms = loss_terms(config, hidden.mean(1) @ outer, labels, draw_mask(3, 7), taught, {"hidden": pairs})
+    signals = {"logits": draw(3, 5, seed=6)}
+    terms = compute_loss_terms(config, hidden.mean(1) @ outer, labels, draw_mask(3, 7), signals, {"hidden": pairs})
     return terms, [inner, outer]
 
 
@@ -216,7 +216,7 @@ def test_gradient_shares_are_proportional_to_the_norms_of_the_gradients():
         grads = torch.autograd.grad(terms[name], parameters, retain_graph=True, allow_unused=True)
         norms[name] = weight * sum(float((g.double() ** 2).sum()) for g in grads if g is not None) ** 0.5
     assert grads[1] is None, "the hidden term should not reach the head"
-    shares = gradient_shares(config, terms, [*parameters, torch.zeros(3)])  # the last one is frozen
+    shares = compute_gradient_shares(config, terms, [*parameters, torch.zeros(3)])  # the last one is frozen
     assert sum(shares.values()) == pytest.approx(1, abs=1e-6)
     assert shares == pytest.approx({name: norm / sum(norms.values()) for name, norm in norms.items()}, rel=1e-4)
     weighted_sum(config, terms).backward()  # the shares must leave the graph and the gradients alone
@@ -225,7 +225,7 @@ def test_gradient_shares_are_proportional_to_the_norms_of_the_gradients():
 
 def test_the_share_of_a_single_term_is_one():
     config = LossConfig(kl=2.5)
-    assert gradient_shares(config, *three_terms(config)) == {"kl": 1.0}
+    assert compute_gradient_shares(config, *three_terms(config)) == {"kl": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -271,12 +271,10 @@ def test_the_teacher_is_needed_only_if_a_term_uses_it():
     ],
 )
 def test_layers_are_paired_as_requested(layer_map, student, teacher, pairs):
-    assert layer_pairs(layer_map, student, teacher) == pairs
+    assert pair_layers(layer_map, student, teacher) == pairs
 
 
 @pytest.mark.parametrize("pair", ["3:6", "2:7"])
 def test_a_pair_with_a_layer_out_of_range_is_refused(pair):
-    with pytest.raises(
-        InputError, match=f"pair {pair} is out of range: the student has layers 0 to 2, the teacher 0 to 6"
-    ):
-        layer_pairs(f"0:0,{pair}", 2, 6)
+    with pytest.raises(InputError, match=rf"student layers 0 to 2 and teacher layers 0 to 6 .*, found {pair}"):
+        pair_layers(f"0:0,{pair}", 2, 6)

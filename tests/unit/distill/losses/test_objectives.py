@@ -62,13 +62,17 @@ TEXTBOOK = {
     "logit_mse": lambda s, t: ((s - t) ** 2).mean(),
     "logit_cosine": lambda s, t: (1 - (s * t).sum(-1) / ((s * s).sum(-1) * (t * t).sum(-1)).sqrt()).mean(),
 }
-OF_LOGITS = {name: partial(loss, temperature=T) for name, loss in logits.DIVERGENCES.items() if name in TEXTBOOK}
+OF_LOGITS = {
+    name: partial(loss, temperature=T) for name, loss in logits.DIVERGENCE_FUNCTIONS.items() if name in TEXTBOOK
+}
 
 
 def test_every_objective_has_a_textbook_version_and_a_source():
-    assert set(TEXTBOOK) | {"decoupled_kl"} == set(logits.DIVERGENCES)
+    assert set(TEXTBOOK) | {"decoupled_kl"} == set(logits.DIVERGENCE_FUNCTIONS)
     assert all(
-        "Source: " in inspect.getdoc(loss) for name, loss in logits.DIVERGENCES.items() if name != "logit_cosine"
+        "Source: " in inspect.getdoc(loss)
+        for name, loss in logits.DIVERGENCE_FUNCTIONS.items()
+        if name != "logit_cosine"
     )
 
 
@@ -224,7 +228,7 @@ def test_value_and_gradient_of_the_relation_loss_match_the_textbook(heads):
 
 def test_a_number_of_relation_heads_that_does_not_divide_the_width_is_refused():
     values, mask = draw(2, 3, 12, seed=1), draw_mask(2, 3)
-    with pytest.raises(InputError, match="expected a number that divides the width 12"):
+    with pytest.raises(InputError, match="expected a divisor of the width 12, found 5"):
         features.relation_kl(values, values, mask, heads=5)
 
 
@@ -253,7 +257,7 @@ def test_padding_has_no_effect_on_layer_losses(name):
     loss, shape = OF_LAYERS[name]
     mask = draw_mask(3, 7)
     student, teacher = draw(*shape, seed=1, scale=1).requires_grad_(), draw(*shape, seed=2, scale=1)
-    hole = (mask == 0)[..., None] if len(shape) == 3 else (features.pairs_of(mask) == 0)[:, None]
+    hole = (mask == 0)[..., None] if len(shape) == 3 else (features.same_text_pairs(mask) == 0)[:, None]
     value = loss(student, teacher, mask)
     other = [draw(*shape, seed=seed, scale=1e4) for seed in (6, 7)]
     changed = [torch.where(hole, noise, each) for noise, each in zip(other, (student.detach(), teacher), strict=True)]
@@ -300,15 +304,16 @@ def book_cosines(vectors: Tensor) -> list[list[Tensor]]:
 
 
 def book_similarity(student: Tensor, teacher: Tensor) -> Tensor:
-    own, taught, count = book_cosines(student), book_cosines(teacher), range(len(student))
-    found = [(own[i][j] - taught[i][j]) ** 2 for i in count for j in count if i != j]
+    student_cosines, teacher_cosines, count = book_cosines(student), book_cosines(teacher), range(len(student))
+    found = [(student_cosines[i][j] - teacher_cosines[i][j]) ** 2 for i in count for j in count if i != j]
     return sum(found) / len(found)
 
 
 def book_similarity_kl(student: Tensor, teacher: Tensor) -> Tensor:
-    own, taught, count = book_cosines(student), book_cosines(teacher), range(len(student))
+    student_cosines, teacher_cosines, count = book_cosines(student), book_cosines(teacher), range(len(student))
     rows = [
-        [softmax(torch.stack([each[i][j] for j in count if j != i]) / 0.05) for i in count] for each in (taught, own)
+        [softmax(torch.stack([each[i][j] for j in count if j != i]) / 0.05) for i in count]
+        for each in (teacher_cosines, student_cosines)
     ]
     return sum(kl(p, q) for p, q in zip(*rows, strict=True)) / len(student)
 
@@ -347,21 +352,22 @@ def test_a_mixture_is_the_weighted_sum_of_its_parts():
     given, weights = [draw(5, 7, seed=seed) for seed in (1, 2, 3)], torch.rand(5, 3)
     weights = weights / weights.sum(1, keepdim=True)
     wanted = sum(weights[:, i, None] * softmax(each / T) for i, each in enumerate(given))
-    found = teachers.mixture(given, weights, temperature=T)
+    found = teachers.mix_logits(given, weights, temperature=T)
     torch.testing.assert_close(softmax(found / T), wanted)
     torch.testing.assert_close(
-        softmax(teachers.mixture(given, teachers.by_weight(given, [0.0, 2.0, 0.0]), temperature=T)), softmax(given[1])
+        softmax(teachers.mix_logits(given, teachers.constant_weights(given, [0.0, 2.0, 0.0]), temperature=T)),
+        softmax(given[1]),
     )
 
 
 def test_confident_teachers_get_larger_weights():
     sure, guess = torch.tensor([[9.0, 0, 0], [0.0, 0, 0]]), torch.tensor([[0.0, 0, 0], [0.0, 9, 0]])
-    weights = teachers.by_confidence([sure, guess], [1.0, 1.0], sharpness=2.0)
+    weights = teachers.confidence_weights([sure, guess], [1.0, 1.0], sharpness=2.0)
     torch.testing.assert_close(weights.sum(1), torch.ones(2))
     assert weights[0, 0] > 0.85
     assert weights[1, 1] > 0.85
     torch.testing.assert_close(
-        teachers.by_confidence([sure, guess], [1.0, 3.0], sharpness=0.0)[0], torch.tensor([0.25, 0.75])
+        teachers.confidence_weights([sure, guess], [1.0, 3.0], sharpness=0.0)[0], torch.tensor([0.25, 0.75])
     )
 
 

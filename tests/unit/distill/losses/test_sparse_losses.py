@@ -270,7 +270,7 @@ def test_sparse_signals_refuse_another_temperature():
         top(draw(9, 31, seed=2), 4),
     )
     for teacher in ({"ids": ids, "weights": weights}, {"ids": kept, "log_probs": log_probs, "tail": tail}):
-        with pytest.raises(InputError, match=r"loss.temperature: expected 1.0, found 2.0: .* it was written at"):
+        with pytest.raises(InputError, match=r"loss.temperature: expected 1.0, found 2.0: .* it was written with"):
             distribution_loss(student, teacher, 2.0)
 
 
@@ -303,16 +303,16 @@ def test_padding_has_no_effect_on_a_student_with_logits_for_every_token(labelled
     kept = labelled["attention_mask"].bool()
     logits, teachers = module(labelled).logits, teacher(labelled)["logits"]
     assert logits.shape == teachers.shape == (*kept.shape, 5)
-    terms = module.terms(labelled)
+    terms = module.compute_terms(labelled)
     torch.testing.assert_close(terms["kl"], forward_kl(logits[kept], teachers[kept], temperature=2.0))
     wanted = F.cross_entropy(logits[kept], labelled["labels"][kept], ignore_index=IGNORED)
     torch.testing.assert_close(terms["ce"], wanted)
     changed = labelled | {"labels": torch.where(kept, labelled["labels"], 1)}
-    assert module.terms(changed)["ce"] == terms["ce"]
+    assert module.compute_terms(changed)["ce"] == terms["ce"]
     # A batch without padding takes another code path.
     full = {name: value[:1] for name, value in labelled.items()}
     torch.testing.assert_close(
-        module.terms(full)["kl"], forward_kl(logits[0], teachers[0], temperature=2.0), rtol=1e-4, atol=1e-5
+        module.compute_terms(full)["kl"], forward_kl(logits[0], teachers[0], temperature=2.0), rtol=1e-4, atol=1e-5
     )
 
 
@@ -327,7 +327,7 @@ def test_only_the_selected_positions_of_a_batch_count(labelled):
         LossConfig(kl=1, ce=1, temperature=1.0),
         lambda batch: {"ids": ids, "weights": weights, "hidden": (torch.zeros(1),)},
     )
-    terms = module.terms(labelled | {"positions": positions})
+    terms = module.compute_terms(labelled | {"positions": positions})
     torch.testing.assert_close(terms["kl"], sampled_cross_entropy(logits, ids, weights))
     wanted = F.cross_entropy(logits, labelled["labels"][inside], ignore_index=IGNORED)
     torch.testing.assert_close(terms["ce"], wanted)

@@ -3,7 +3,7 @@
 import pytest
 
 from distill.errors import InputError
-from distill.parallel.layout import Layout, fitting, parse_layout
+from distill.parallel.layout import Layout, check_layout_fits, parse_layout
 
 READ = {
     ("replicated", 1): Layout(),
@@ -35,16 +35,16 @@ def test_a_layout_is_parsed_and_its_text_form_parses_to_the_same_layout(text, pr
 @pytest.mark.parametrize(
     ("text", "processes", "words"),
     [
-        ("fsdp=2", 3, ("fsdp=2", "needs 2 = 2 processes, found 3")),
+        ("fsdp=2", 3, ("fsdp=2", "expected 2 processes, found 3")),
         ("hsdp=2x2,tp=2", 4, ("2 x 2 x 2 = 8 processes, found 4",)),
-        ("fsdp=2,pp=2", 4, ("pp goes with dp only", "use pp=4")),
-        ("tp=2,pp=2", 4, ("pp goes with dp only",)),
+        ("fsdp=2,pp=2", 4, ("expected pp with dp only", "use pp=4")),
+        ("tp=2,pp=2", 4, ("expected pp with dp only",)),
         ("tp=two", 2, ("tp=two", "expected replicated")),
         ("tp=0", 2, ("tp=0",)),
         ("ddp", 2, ("'ddp'",)),
         ("", 1, ("expected replicated",)),
         ("hsdp=4", 4, ("hsdp=4",)),
-        ("fsdp=2,hsdp=2x1", 4, ("fsdp is given twice",)),
+        ("fsdp=2,hsdp=2x1", 4, ("expected each axis once, found fsdp twice",)),
     ],
 )
 def test_an_invalid_layout_is_refused_with_an_explanation(text, processes, words):
@@ -56,12 +56,12 @@ def test_an_invalid_layout_is_refused_with_an_explanation(text, processes, words
 
 def test_a_layout_that_does_not_fit_the_models_heads_or_layers_is_refused():
     with pytest.raises(InputError, match=r"12 attention heads.*tp may be 1, 2, 4"):
-        fitting(Layout(tp=8), 12, 4, 6, "teacher.layout")
+        check_layout_fits(Layout(tp=8), 12, 4, 6, "teacher.layout")
     with pytest.raises(InputError, match="2 key and value heads"):
-        fitting(Layout(tp=4), 12, 2, 6, "teacher.layout")
-    with pytest.raises(InputError, match="6 layers, fewer than stages"):
-        fitting(Layout(pp=7), 12, 12, 6, "teacher.layout")
-    fitting(Layout(tp=2, fsdp=4), 12, 4, 6, "teacher.layout")
+        check_layout_fits(Layout(tp=4), 12, 2, 6, "teacher.layout")
+    with pytest.raises(InputError, match="expected at most 6 stages"):
+        check_layout_fits(Layout(pp=7), 12, 12, 6, "teacher.layout")
+    check_layout_fits(Layout(tp=2, fsdp=4), 12, 4, 6, "teacher.layout")
 
 
 def test_a_layout_reports_whether_weights_are_sharded_and_its_data_parallel_size():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from distill.errors import InputError
 from distill.parallel.pipeline import PipelineForward, PipelineTrainer, StageForward
-from distill.parallel.pipeline_stage import even_starts, keep_stage, load_stage, stage_layers
+from distill.parallel.pipeline_stage import balance_shares, load_stage, reduce_to_stage, split_layers
 from support.ranks import run_ranks
 from support.tiny_models import build_model
 
@@ -278,10 +278,10 @@ def refusal_messages(rank: int, count: int, folder: Path) -> list[str]:
 def test_wrong_stages_missing_hidden_states_and_unsplit_models_are_refused(tmp_path):
     build_model("bert").save_pretrained(tmp_path / "model")
     for rank, messages in enumerate(run_ranks(refusal_messages, 2, 2, tmp_path / "model", limit=SECONDS)):
-        assert f"stage {1 - rank} of 2 was loaded in process {rank} of a group of 2" in messages[0]
-        assert f"stage {rank} of 4 was loaded in process {rank} of a group of 2" in messages[1]
+        assert f"expected stage {rank} of 2 in this process of the group, found stage {1 - rank} of 2" in messages[0]
+        assert f"expected stage {rank} of 2 in this process of the group, found stage {rank} of 4" in messages[1]
         assert "from 0 to 4, found 5" in messages[2]
-        assert "no pipeline stage" in messages[3]
+        assert "expected a pipeline stage, found a full model" in messages[3]
 
 
 # Stages in one process
@@ -354,7 +354,7 @@ def test_a_weight_missing_from_the_files_is_named_by_the_stage_that_needs_it(tmp
 def test_the_largest_share_is_minimal(count):
     for seed in range(20):
         sizes = torch.randint(1, 30, (7,), generator=torch.Generator().manual_seed(seed)).tolist()
-        starts = even_starts(tuple(sizes), count)
+        starts = balance_shares(tuple(sizes), count)
         every = [(0, *rest) for rest in itertools.combinations(range(1, 7), count - 1)]
         largest = {each: max(sum(sizes[a:b]) for a, b in itertools.pairwise((*each, 7))) for each in every}
         assert starts in every
@@ -367,14 +367,14 @@ def test_a_stage_with_large_embeddings_has_fewer_layers():
         small = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=10))
         large = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=1000))
         headless = transformers.LlamaModel(transformers.LlamaConfig(**sizes, vocab_size=1000))
-    assert [len(each) for each in stage_layers(small, 4)] == [2, 2, 2, 2]
-    assert [len(each) for each in stage_layers(large, 4)] == [1, 3, 3, 1]
-    assert [len(each) for each in stage_layers(headless, 2)] == [2, 6]
+    assert [len(each) for each in split_layers(small, 4)] == [2, 2, 2, 2]
+    assert [len(each) for each in split_layers(large, 4)] == [1, 3, 3, 1]
+    assert [len(each) for each in split_layers(headless, 2)] == [2, 6]
 
 
 def test_more_stages_than_layers_are_refused():
     with pytest.raises(InputError, match="pp=5.*4"):
-        stage_layers(model_of("llama"), 5)
+        split_layers(model_of("llama"), 5)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_families_whose_layers_share_weights_are_refused(family, message):
         vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=4
     )
     with pytest.raises(InputError, match=message):
-        stage_layers(getattr(transformers, f"{family}Model")(config), 2)
+        split_layers(getattr(transformers, f"{family}Model")(config), 2)
 
 
 def test_a_model_that_runs_its_modules_in_an_unexpected_order_is_refused():
@@ -393,6 +393,8 @@ def test_a_model_that_runs_its_modules_in_an_unexpected_order_is_refused():
     body = model.model
     norm, layers = body._modules.pop("norm"), body._modules.pop("layers")
     body._modules |= {"norm": norm, "layers": layers}
-    keep_stage(model, [range(2), range(2, 4)], 1)
-    with pytest.raises(InputError, match="left out before its layers was called after its layers"):
+    reduce_to_stage(model, [range(2), range(2, 4)], 1)
+    with pytest.raises(
+        InputError, match="expected a removed module to run before its layers, found a call after its layers"
+    ):
         StageForward(model)(torch.zeros(2, 3, 32), input_ids=torch.ones(2, 3, dtype=torch.int64))

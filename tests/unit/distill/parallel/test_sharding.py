@@ -13,12 +13,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from distill.errors import InputError
-from distill.parallel.apply import apply_layout, full_tensor, gather, reshard
+from distill.parallel.apply import apply_layout, gather_state_dict, gather_tensor, reshard
 from distill.parallel.clip import clip_gradients
 from distill.parallel.layout import Layout, parse_layout
 from distill.parallel.load import load_sharded
-from distill.parallel.mesh import data_rank, mesh_of
-from distill.parallel.tensor_plan import layer_names, tensor_plan
+from distill.parallel.mesh import build_mesh, find_data_rank
+from distill.parallel.tensor_plan import build_tensor_plan, find_layer_names
 from support.ranks import RanksError, run_ranks
 from support.tiny_models import VOCABULARY, build_model, draw_weights
 
@@ -122,11 +122,11 @@ def compare(
 
 
 def compare_one(folder: Path, family: str, layout: Layout) -> LayoutComparison:
-    mesh = mesh_of(layout, "cpu")
+    mesh = build_mesh(layout, "cpu")
     model = load_sharded(folder, auto_class(family), layout, mesh)
     plain = auto_class(family).from_pretrained(folder)
-    share, (place, places) = share_of(model), data_rank(mesh)
-    state, expected_state = gather(model), plain.state_dict()
+    share, (place, places) = share_of(model), find_data_rank(mesh)
+    state, expected_state = gather_state_dict(model), plain.state_dict()
     loaded = state.keys() == expected_state.keys()
     loaded &= all(torch.equal(values, expected_state[name]) for name, values in state.items())
     buffers = all(torch.equal(mine, theirs) for mine, theirs in zip(model.buffers(), plain.buffers(), strict=True))
@@ -140,7 +140,7 @@ def compare_one(folder: Path, family: str, layout: Layout) -> LayoutComparison:
     loss_of(plain(**batch).logits).backward()
     largest = max(float(each.grad.abs().max()) for each in plain.parameters())
     gradients = {
-        name: float((full_tensor(each.grad) - theirs.grad).abs().max()) / largest
+        name: float((gather_tensor(each.grad) - theirs.grad).abs().max()) / largest
         for (name, each), theirs in zip(model.named_parameters(), plain.parameters(), strict=True)
     }
     norms = [norm_and_clip(each) for each in (model, plain)]
@@ -229,7 +229,7 @@ EXACT = ("bert", "distilbert", "electra-projected", "bert-mlm", *DECODERS)
 def run_options(rank: int, folders: Path) -> dict[str, object]:
     """Returns what one of two processes found in forwards of frozen models, keyed by check."""
     found: dict[str, object] = {}
-    tensor, parts = (mesh_of(parse_layout(text, 2), "cpu") for text in ("tp=2", "fsdp=2"))
+    tensor, parts = (build_mesh(parse_layout(text, 2), "cpu") for text in ("tp=2", "fsdp=2"))
     for family in EXACT:
         batch, plain = batch_of(family), auto_class(family).from_pretrained(folders / family)
         cut = load_sharded(folders / family, auto_class(family), Layout(tp=2), tensor, exact=True, frozen=True)
@@ -256,12 +256,12 @@ def run_options(rank: int, folders: Path) -> dict[str, object]:
         whole_model = auto_class("llama").from_pretrained(folders / "llama").requires_grad_(False)
         ahead = apply_layout(whole_model, Layout(fsdp=2), parts, prefetch=depth)
         found[f"prefetch {depth}"] = torch.equal(ahead(**batch).logits, expected)
-    alone = mesh_of(Layout(), "cpu", ranks=[1])
+    alone = build_mesh(Layout(), "cpu", ranks=[1])
     inside = alone.get_coordinate() is not None
-    found["outside"] = (inside, data_rank(alone) if inside else None)
-    uncut = load_sharded(folders / "llama", auto_class("llama"), Layout(dp=2), mesh_of(Layout(dp=2), "cpu"))
+    found["outside"] = (inside, find_data_rank(alone) if inside else None)
+    uncut = load_sharded(folders / "llama", auto_class("llama"), Layout(dp=2), build_mesh(Layout(dp=2), "cpu"))
     found["uncut"] = not any(isinstance(each, DTensor) for each in uncut.parameters())
-    found["keys"] = list(gather(llama(), keep=rank == 0))
+    found["keys"] = list(gather_state_dict(llama(), keep=rank == 0))
     return found
 
 
@@ -325,8 +325,8 @@ def loading(folder: Path, kind: type = transformers.AutoModelForCausalLM) -> Non
 
 
 def test_missing_and_unexpected_weights_are_named(folders):
-    names = r"missing 4 \(bert.pooler.dense.weight, .*\); left over 5 \(cls.predictions.bias, "
-    with pytest.raises(InputError, match=f"bert-mlm.*BertForSequenceClassification: {names}"):
+    names = r"missing 4 \(bert.pooler.dense.weight, .*\); unexpected 5 \(cls.predictions.bias, "
+    with pytest.raises(InputError, match=f"bert-mlm.*BertForSequenceClassification, found others: {names}"):
         loading(folders / "bert-mlm", transformers.AutoModelForSequenceClassification)
 
 
@@ -356,22 +356,22 @@ def test_a_missing_file_of_a_sharded_checkpoint_is_named(tmp_path):
 
 def test_a_family_without_a_tensor_parallel_plan_is_refused_in_favour_of_fsdp():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4))
-    with pytest.raises(InputError, match=r"GPT2LMHeadModel.*no tensor-parallel plan.*fsdp=N"):
-        tensor_plan(model, exact=False)
+    with pytest.raises(InputError, match=r"expected a model type with a tensor-parallel plan.*GPT2LMHeadModel.*fsdp=N"):
+        build_tensor_plan(model, exact=False)
 
 
 def test_a_plan_with_an_unknown_parallel_style_is_refused():
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = transformers.MixtralForCausalLM(transformers.MixtralConfig(vocab_size=50, **sizes, num_local_experts=2))
-    with pytest.raises(InputError, match=r"experts.*which isn't known here"):
-        tensor_plan(model, exact=False)
+    with pytest.raises(InputError, match=r"expected a plan with the styles.*found .*experts"):
+        build_tensor_plan(model, exact=False)
 
 
 def test_layers_that_share_their_weights_are_refused():
     sizes = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
     config = transformers.AlbertConfig(vocab_size=50, num_hidden_layers=3, num_attention_heads=4, **sizes)
-    with pytest.raises(InputError, match="no list of 3 layers"):
-        layer_names(transformers.AlbertModel(config))
+    with pytest.raises(InputError, match="expected a list of 3 layers, found none"):
+        find_layer_names(transformers.AlbertModel(config))
 
 
 # Clipping in one process

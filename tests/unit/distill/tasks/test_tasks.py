@@ -115,7 +115,7 @@ def test_a_number_equal_to_the_ignored_marker_still_counts_as_a_label(tokenizer)
     assert labels.tolist() == pytest.approx([-100.0, 0.0, 100.0], abs=1e-4)
     said = torch.tensor([[0.0], [0.0], [0.0]])
     assert squared_error(said, labels) == pytest.approx(20000 / 3)
-    metric = task.metric()
+    metric = task.scorer()
     metric.update(torch.tensor([[3.0], [1.0], [2.0]]), labels)
     assert metric.compute() == pytest.approx(-0.5, abs=1e-5)
     unlabelled = rows.joined(task.encode(tokenizer, Examples(["so"], None), 16))
@@ -127,9 +127,9 @@ def module(task, loss, signals=None, head="ForSequenceClassification", **changes
         build_model("bert", head, **changes),
         loss=loss,
         train=TrainConfig(epochs=1),
-        answers=task.answers,
+        output_rows=task.answers,
         signals=signals,
-        metric=task.metric(),
+        metric=task.scorer(),
     )
 
 
@@ -140,7 +140,7 @@ def test_the_multi_label_loss_equals_the_stock_models(tokenizer):
     batch = rows.collate(range(3), 0)
     made = module(task, LossConfig(kl=0, ce=1), problem_type="multi_label_classification")
     stock = made.student(**batch).loss
-    torch.testing.assert_close(made.terms(batch)["ce"], stock)
+    torch.testing.assert_close(made.compute_terms(batch)["ce"], stock)
 
 
 def test_regression_losses_are_squared_errors_without_temperature(tokenizer):
@@ -150,7 +150,7 @@ def test_regression_losses_are_squared_errors_without_temperature(tokenizer):
     batch = rows.collate(range(3), 0)
     taught = torch.tensor([[1.0], [2.0], [3.0]])
     made = module(task, LossConfig(kl=1, ce=1, temperature=4), lambda _: {"logits": taught}, **one)
-    terms = made.terms(batch)
+    terms = made.compute_terms(batch)
     torch.testing.assert_close(terms["ce"], made.student(**batch).loss)
     said = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
     torch.testing.assert_close(terms["kl"], (said - taught).square().mean())
@@ -166,7 +166,7 @@ def test_the_multi_label_kl_is_the_mean_kl_between_sigmoids(tokenizer):
     said = made.student(**{n: v for n, v in batch.items() if n != "labels"}).logits
     p, q = taught.sigmoid(), said.sigmoid()
     wanted = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()
-    torch.testing.assert_close(made.terms(batch)["kl"], wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(made.compute_terms(batch)["kl"], wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_scores_equal_those_of_sklearn_and_scipy(tokenizer):
@@ -178,22 +178,22 @@ def test_scores_equal_those_of_sklearn_and_scipy(tokenizer):
     scorer = several.scorer(several.encode(tokenizer, Examples(texts, None, true.tolist()), 16))
     order = rng.permutation(20)
     for rows in (order[:7], order[7:]):
-        scorer.update(rows, {}, logits[rows])
+        scorer.record(rows, {}, logits[rows])
     found = scorer.scores()
     assert next(iter(found)) == several.metric_name
     assert found["micro F1"] == pytest.approx(f1_score(true, logits > 0, average="micro"))
     assert found["macro F1"] == pytest.approx(f1_score(true, logits > 0, average="macro"))
-    metric = several.metric()
+    metric = several.scorer()
     metric.update(LabelRows().logits({}, logits), torch.from_numpy(true).flatten())
     assert float(metric.compute()) == pytest.approx(found["micro F1"])
     values = rng.normal(size=20)
     numbers = Regression(("number",))
     scorer = numbers.scorer(numbers.encode(tokenizer, Examples(texts, None, values.tolist()), 16))
-    scorer.update(order, {}, logits[order, :1])
+    scorer.record(order, {}, logits[order, :1])
     assert scorer.scores()["Spearman"] == pytest.approx(spearmanr(logits[:, 0], values.astype(np.float32)).statistic)
     classes = TextClassification(("a", "b", "c"))
     scorer = classes.scorer(classes.encode(tokenizer, Examples(texts, None, true[:, 0].tolist()), 16))
-    scorer.update(order, {}, logits[order])
+    scorer.record(order, {}, logits[order])
     assert scorer.scores()["accuracy"] == float((logits.argmax(-1).numpy() == true[:, 0]).mean())
 
 
@@ -440,11 +440,11 @@ def test_a_taggers_loss_equals_the_stock_models_and_the_mean_over_its_shares(tok
     names = {"id2label": dict(enumerate(task.labels)), "label2id": {n: i for i, n in enumerate(task.labels)}}
     made = module(task, LossConfig(kl=0, ce=1), head="ForTokenClassification", **names)
     inputs = {name: value for name, value in batch.items() if name != "positions"}
-    torch.testing.assert_close(made.terms(batch)["ce"], made.student(**inputs).loss)
+    torch.testing.assert_close(made.compute_terms(batch)["ce"], made.student(**inputs).loss)
     assert loss_counts(batch) == {"rows": 16, "labels": 16, "tokens": sum(len(row) for row in rows.input_ids)}
     halves = [shard_batch(batch, rank, 2) for rank in range(2)]
-    parts = [made.terms(half)["ce"] for half in halves]
-    torch.testing.assert_close(torch.stack(parts).mean(), made.terms(batch)["ce"])
+    parts = [made.compute_terms(half)["ce"] for half in halves]
+    torch.testing.assert_close(torch.stack(parts).mean(), made.compute_terms(batch)["ce"])
 
 
 def test_spans_are_scored_as_the_conll_script_does(tokenizer):
@@ -459,8 +459,8 @@ def test_spans_are_scored_as_the_conll_script_does(tokenizer):
     for row in range(2):
         places = np.flatnonzero(rows.firsts[row])
         logits[row, places, said[row]] = 1
-    scorer.update(np.array([1]), {}, logits[1:])
-    scorer.update(np.array([0]), {}, logits[:1])
+    scorer.record(np.array([1]), {}, logits[1:])
+    scorer.record(np.array([0]), {}, logits[:1])
     found = scorer.scores()
     # Two of the three true spans (a 0-1, b 3; a 1) are among the four predicted ones (a 0, b 3; a 1, a 3).
     assert found["recall"] == pytest.approx(2 / 3)
@@ -469,13 +469,13 @@ def test_spans_are_scored_as_the_conll_script_does(tokenizer):
     assert found["accuracy"] == pytest.approx(6 / 8)
     cut = task.encode(tokenizer, Tagged([WORDS[:4]], [[1, 2, 0, 3]]), 4)
     scorer = task.scorer(cut)
-    scorer.update(np.array([0]), {}, logits[:1, :4])
+    scorer.record(np.array([0]), {}, logits[:1, :4])
     assert scorer.decisions().tolist() == ["B-a", "O", "O", "O"]
     words = TokenClassification(("noun", "verb"))
     assert not words.has_spans
     plain = words.encode(tokenizer, Tagged([WORDS[:2]], [[0, 1]]), 16)
     scorer = words.scorer(plain)
-    scorer.update(np.array([0]), {}, torch.tensor([[[0.0, 0], [1, 0], [1, 0], [0, 0]]]))
+    scorer.record(np.array([0]), {}, torch.tensor([[[0.0, 0], [1, 0], [1, 0], [0, 0]]]))
     assert scorer.scores() == {"accuracy": 0.5}
 
 
@@ -484,7 +484,7 @@ def test_the_metric_of_tags_is_the_micro_f1_without_the_outside_tag(tokenizer):
     rng = np.random.default_rng(3)
     true, logits = torch.tensor(rng.integers(0, 3, 40)), torch.tensor(rng.normal(size=(40, 3)), dtype=torch.float32)
     true[::9] = IGNORED
-    metric = task.metric()
+    metric = task.scorer()
     metric.update(logits[:25], true[:25])
     metric.update(logits[25:], true[25:])
     known = true != IGNORED
@@ -510,7 +510,7 @@ def test_the_span_loss_excludes_padding_and_averages_start_and_end(tokenizer):
     mask = torch.tensor([[1] * 8, [1] * 6 + [0] * 2, [1] * 5 + [0] * 3])
     starts, ends = torch.tensor([2, 1, 0]), torch.tensor([4, 5, 0])
     batch = {"input_ids": ids, "attention_mask": mask, "labels": starts, "ends": ends}
-    made = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=TrainConfig(), answers=SpanRows())
+    made = DistillationModule(model, loss=LossConfig(kl=0, ce=1), train=TrainConfig(), output_rows=SpanRows())
     with torch.no_grad():
         out = model(input_ids=ids, attention_mask=mask)
         said = find_logits(out)
@@ -521,9 +521,9 @@ def test_the_span_loss_excludes_padding_and_averages_start_and_end(tokenizer):
             -torch.log_softmax(each.masked_fill(mask == 0, -math.inf), -1)[torch.arange(3), place]
             for each, place in ((out.start_logits, starts), (out.end_logits, ends))
         ]
-        torch.testing.assert_close(made.terms(batch)["ce"], torch.stack(losses).mean())
+        torch.testing.assert_close(made.compute_terms(batch)["ce"], torch.stack(losses).mean())
     taught = DistillationModule(
-        model, loss=LossConfig(kl=1, temperature=1), train=TrainConfig(), answers=SpanRows(),
+        model, loss=LossConfig(kl=1, temperature=1), train=TrainConfig(), output_rows=SpanRows(),
         signals=lambda _: {"logits": said},
     )  # fmt: skip
-    assert taught.terms(batch)["kl"].abs() < 1e-6
+    assert taught.compute_terms(batch)["kl"].abs() < 1e-6

@@ -6,7 +6,7 @@ import transformers
 from torch import nn
 
 from distill.errors import InputError
-from distill.models.generation import Streams
+from distill.models.generation import TokenSampler
 from distill.teacher.online import OnlineTeacher
 from support.tiny_models import build_model
 
@@ -172,7 +172,7 @@ def test_a_fused_projection_is_split_into_queries_keys_and_values(family, batch)
 def test_relations_of_layers_with_shared_projections_are_refused():
     sizes = {"embedding_size": 16, "hidden_size": 32, "intermediate_size": 64}
     config = transformers.AlbertConfig(vocab_size=50, num_hidden_layers=3, num_attention_heads=4, **sizes)
-    with pytest.raises(InputError, match="3 layers, found 1"):
+    with pytest.raises(InputError, match="3 layers, found them in 1"):
         OnlineTeacher(transformers.AlbertModel(config), ["relations"])
 
 
@@ -276,7 +276,7 @@ def test_tokens_are_sampled_with_the_frequencies_of_the_teachers_distribution():
     model, n, temperature = llama(), 2000, 3.0
     logits = model(input_ids=torch.tensor([PROMPTS[0]])).logits[0, -1].detach() / temperature
     first = [
-        Streams(torch.tensor([PROMPTS[0]]), temperature, seed)(torch.empty(0), logits[None] * temperature).argmax()
+        TokenSampler(torch.tensor([PROMPTS[0]]), temperature, seed)(torch.empty(0), logits[None] * temperature).argmax()
         for seed in range(n)
     ]
     share, p = torch.bincount(torch.stack(first), minlength=50) / n, logits.softmax(-1)

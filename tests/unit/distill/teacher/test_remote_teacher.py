@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.token_blocks import LanguageBlocks
-from distill.teacher.remote import Bridge, serve
+from distill.teacher.remote import Bridge, serve_students
 from support.ranks import run_ranks
 
 NESTED_TENSORS = {
@@ -52,8 +52,8 @@ def query_unevenly(rank: int, students: int, teachers: int) -> object:
     """Sends rank + 1 queries as student `rank`, each from its own thread, or serves queries as a teacher."""
     bridge = bridge_of(rank, students, teachers)
     if rank >= students:
-        return serve(bridge, lambda batch: {"logits": batch["input_ids"] * 10 + rank}), bridge.pupils()
-    teacher, answers = bridge.teacher(), {}
+        return serve_students(bridge, lambda batch: {"logits": batch["input_ids"] * 10 + rank}), bridge.student_ranks
+    teacher, answers = bridge.connect_teacher(), {}
 
     def ask(number: int) -> None:
         question = {"input_ids": torch.tensor([rank, number]), "labels": torch.tensor(7)}
@@ -84,7 +84,7 @@ NOTE = 7  # the message tag of the teacher's note, distinct from its answers
 
 def train_ahead(rank: int) -> int | None:
     """Trains a student that blocks in its first batch until the teacher has answered the query for the second."""
-    bridge, said = bridge_of(rank, 1, 1), torch.zeros(1)
+    bridge, note = bridge_of(rank, 1, 1), torch.zeros(1)
     if rank:
         answered = 0
 
@@ -95,13 +95,13 @@ def train_ahead(rank: int) -> int | None:
                 dist.send(torch.ones(1), 0, tag=NOTE)
             return {"logits": batch["input_ids"].float()}
 
-        serve(bridge, answer)
+        serve_students(bridge, answer)
         return None
-    teacher, seen = bridge.teacher(), 0
+    teacher, seen = bridge.connect_teacher(), 0
     blocks = LanguageBlocks([np.arange(8) + i for i in range(6)])
     for batch in TrainBatches(blocks, 2, 0, seed=0, signals=teacher, threads=1):
         if not seen:
-            dist.recv(said, 1, tag=NOTE)
+            dist.recv(note, 1, tag=NOTE)
         assert torch.equal(batch["signals"]["logits"], batch["input_ids"].float())
         seen += 1
     teacher.finish()

@@ -11,10 +11,10 @@ from distill.data.alignment.tokens import shared_vocabulary
 from distill.data.masking.config import MaskConfig
 from distill.data.masking.twice_masked import MaskedAlignedRows
 from distill.errors import InputError
-from distill.losses.across import across_loss, answered_spans, sorted_distance
+from distill.losses.across import across_loss, find_labelled_spans, sorted_distance
 from distill.losses.across_config import AcrossConfig
 from distill.losses.logits import cross_entropy
-from distill.models.inputs import inputs_of
+from distill.models.inputs import select_inputs
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from support.distributions import draw
 from support.two_tokenizers import SENTENCES, byte_level, wordpiece
@@ -31,33 +31,33 @@ def test_the_loss_of_causal_models_compares_logits_one_position_before_each_alig
     student, teacher = wordpiece(), byte_level()
     rows = encode_twice(student, teacher, SENTENCES, 20, 30)
     batch = rows.collate([0, 3], 0)
-    own = draw(*batch["input_ids"].shape, len(student), seed=1)
-    taught = draw(*batch["teacher_input_ids"].shape, len(teacher), seed=2)
-    value = across_loss(own, taught, batch, AcrossConfig(kind="sorted"))
+    student_logits = draw(*batch["input_ids"].shape, len(student), seed=1)
+    teacher_logits = draw(*batch["teacher_input_ids"].shape, len(teacher), seed=2)
+    value = across_loss(student_logits, teacher_logits, batch, AcrossConfig(kind="sorted"))
     before = [[], []]
     for k, i in enumerate((0, 3)):
         for first, _, begun, _ in rows.spans[i].tolist():
             if begun > 0:
-                before[0].append(own[k, first - 1])
-                before[1].append(taught[k, begun - 1])
+                before[0].append(student_logits[k, first - 1])
+                before[1].append(teacher_logits[k, begun - 1])
     torch.testing.assert_close(value, sorted_distance(torch.stack(before[0]), torch.stack(before[1])))
-    kept = answered_spans(batch["spans"], batch["labels"], batch["teacher_labels"])
+    kept = find_labelled_spans(batch["spans"], batch["labels"], batch["teacher_labels"])
     for row, (first, end, begun, done) in zip(kept.nonzero()[:, 0], batch["spans"][kept].tolist(), strict=True):
-        said = student.decode(batch["input_ids"][row, first + 1 : end + 1], skip_special_tokens=True)
-        heard = teacher.decode(batch["teacher_input_ids"][row, begun + 1 : done + 1], skip_special_tokens=True)
-        heard = student.backend_tokenizer.normalizer.normalize_str(heard)
-        assert said.replace("##", "").replace(" ", "") == heard.replace(" ", "")
+        student_text = student.decode(batch["input_ids"][row, first + 1 : end + 1], skip_special_tokens=True)
+        teacher_text = teacher.decode(batch["teacher_input_ids"][row, begun + 1 : done + 1], skip_special_tokens=True)
+        teacher_text = student.backend_tokenizer.normalizer.normalize_str(teacher_text)
+        assert student_text.replace("##", "").replace(" ", "") == teacher_text.replace(" ", "")
 
 
 def test_the_loss_of_masked_models_has_gradients_at_the_masked_positions_only():
     student, teacher = wordpiece(), byte_level(masked=True)
     rows = encode_twice(student, teacher, SENTENCES, 20, 30)
-    batch = MaskedAlignedRows.of(rows, MaskConfig(rate=0.4), student, teacher).collate(range(len(rows)), 0)
-    own = draw(*batch["input_ids"].shape, len(student), seed=1).requires_grad_()
-    taught = draw(*batch["teacher_input_ids"].shape, len(teacher), seed=2)
+    batch = MaskedAlignedRows.build(rows, MaskConfig(rate=0.4), student, teacher).collate(range(len(rows)), 0)
+    student_logits = draw(*batch["input_ids"].shape, len(student), seed=1).requires_grad_()
+    teacher_logits = draw(*batch["teacher_input_ids"].shape, len(teacher), seed=2)
     shared = torch.from_numpy(shared_vocabulary(student, teacher))
-    across_loss(own, taught, batch, AcrossConfig(), shared).backward()
-    assert torch.equal(own.grad.abs().sum(-1) > 0, batch["positions"])
+    across_loss(student_logits, teacher_logits, batch, AcrossConfig(), shared).backward()
+    assert torch.equal(student_logits.grad.abs().sum(-1) > 0, batch["positions"])
 
 
 def train_model(model: PreTrainedModel, steps: int, rate: float, loss) -> None:
@@ -103,7 +103,7 @@ def tiny_encoder(vocabulary: int, seed: int) -> BertForMaskedLM:
 def test_a_masked_student_learns_from_a_teacher_with_another_tokenizer():
     student_words, teacher_words = wordpiece(), byte_level(masked=True)
     rows = encode_twice(student_words, teacher_words, [" ".join(SENTENCES[:5])], 32, 32)
-    data = MaskedAlignedRows.of(rows, MaskConfig(passes=1), student_words, teacher_words)
+    data = MaskedAlignedRows.build(rows, MaskConfig(passes=1), student_words, teacher_words)
     batch = data.collate(range(len(rows)), student_words.pad_token_id)
     teacher, student = tiny_encoder(len(teacher_words), 1), tiny_encoder(len(student_words), 2)
     labels = batch["teacher_labels"].flatten()
@@ -112,16 +112,16 @@ def test_a_masked_student_learns_from_a_teacher_with_another_tokenizer():
         student,
         loss=LossConfig(kl=1),
         train=TrainConfig(),
-        across=CrossTokenizerKL.of(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words),
+        across=CrossTokenizerKL.from_tokenizers(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words),
     )
 
     def guessed() -> float:
         with torch.no_grad():
-            said = student(**inputs_of(batch)).logits[batch["positions"]].argmax(-1)
-        return (said == batch["labels"][batch["positions"]]).double().mean().item()
+            predictions = student(**select_inputs(batch)).logits[batch["positions"]].argmax(-1)
+        return (predictions == batch["labels"][batch["positions"]]).double().mean().item()
 
     assert guessed() < 0.2
-    train_model(student, 80, 5e-3, lambda: module.terms(batch)["kl"])
+    train_model(student, 80, 5e-3, lambda: module.compute_terms(batch)["kl"])
     assert guessed() > 0.9
 
 
@@ -129,7 +129,7 @@ def test_a_teacher_with_another_tokenizer_and_non_finite_logits_is_refused():
     student_words, teacher_words = wordpiece(), byte_level()
     batch = encode_twice(student_words, teacher_words, SENTENCES[:4], 64, 64).collate(range(4), 0)
     teacher = tiny_decoder(len(teacher_words), 1)
-    learnt = CrossTokenizerKL.of(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words)
+    learnt = CrossTokenizerKL.from_tokenizers(OnlineTeacher(teacher), AcrossConfig(), student_words, teacher_words)
     own = draw(*batch["input_ids"].shape, len(student_words), seed=1)
     assert learnt(own, batch).isfinite()
     teacher.transformer.ln_f.bias.data[0] = torch.nan

@@ -26,12 +26,13 @@ from distill.errors import InputError
 from distill.losses.compose import weighted_sum
 from distill.losses.config import DIVERGENCES, LayerSizes, LossConfig, match_layers
 from distill.losses.features import attention_scores
-from distill.losses.logits import DIVERGENCES as FUNCTIONS
-from distill.models.attention import attention_widths, watching
+from distill.losses.logits import DIVERGENCE_FUNCTIONS as FUNCTIONS
+from distill.models.attention import capture_attention_vectors, read_attention_widths
+from distill.models.layer_sizes import read_layer_sizes
 from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
-from distill.train.module import DistillationModule, sizes_of
+from distill.train.module import DistillationModule
 from pipelines import distill
 from pipelines.settings.cache_config import KeepConfig
 from pipelines.stages.cached_signals import make_signal
@@ -66,7 +67,7 @@ def test_attention_scores_of_captured_queries_and_keys_give_the_models_attention
     model, batch = build_model(family), rows.collate(range(6), 0)
     model.set_attn_implementation("eager")
     inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    with torch.no_grad(), watching(model) as caught:
+    with torch.no_grad(), capture_attention_vectors(model) as caught:
         attended = model(**inputs, output_attentions=True).attentions
     padding = (batch["attention_mask"] == 0)[:, None, None]
     for (queries, keys, _), expected in zip(caught, attended, strict=True):
@@ -75,8 +76,8 @@ def test_attention_scores_of_captured_queries_and_keys_give_the_models_attention
 
 
 def test_the_terms_of_a_student_equal_to_its_teacher_are_0(rows):
-    own = OnlineTeacher(build_model("bert"), BOTH.teacher_answers)
-    terms = module(BOTH, own, "teacher").terms(rows.collate(range(8), 0))
+    own = OnlineTeacher(build_model("bert"), BOTH.teacher_outputs)
+    terms = module(BOTH, own, "teacher").compute_terms(rows.collate(range(8), 0))
     assert list(terms) == ["kl", "attention", "relations"]
     assert all(value.abs() < 1e-6 for value in terms.values())
 
@@ -89,24 +90,24 @@ def gradients(made: DistillationModule, term: Tensor) -> dict[str, Tensor]:
 
 def test_relations_train_the_last_student_layer_on_the_chosen_teacher_layer(rows):
     loss = LossConfig(kl=0, relations=1, relation_heads=2, relation_layer=3)
-    teacher = OnlineTeacher(build_model("bert"), loss.teacher_answers)
+    teacher = OnlineTeacher(build_model("bert"), loss.teacher_outputs)
     made, batch = module(loss, teacher, "layers=2,hidden=16"), rows.collate(range(8), 0)
-    pulled = gradients(made, weighted_sum(loss, made.terms(batch)))
+    pulled = gradients(made, weighted_sum(loss, made.compute_terms(batch)))
     for name in ("query", "key", "value"):
         assert pulled[f"bert.encoder.layer.1.attention.self.{name}.weight"].abs().max() > 0
     assert "bert.encoder.layer.1.attention.output.dense.weight" not in pulled, "behind the vectors nothing counts"
-    last = module(replace(loss, relation_layer=0), teacher, "layers=2,hidden=16").terms(batch)["relations"]
-    assert made.terms(batch)["relations"] != last
+    last = module(replace(loss, relation_layer=0), teacher, "layers=2,hidden=16").compute_terms(batch)["relations"]
+    assert made.compute_terms(batch)["relations"] != last
 
 
 def test_cached_vectors_give_the_terms_and_gradients_of_the_teacher_in_memory(rows, tmp_path):
-    batch, teacher = rows.collate(range(8), 0), OnlineTeacher(build_model("bert"), BOTH.teacher_answers)
-    layers = match_layers(BOTH, LayerSizes(2, 32, 4), SIZE).vector_layers
+    batch, teacher = rows.collate(range(8), 0), OnlineTeacher(build_model("bert"), BOTH.teacher_outputs)
+    layers = match_layers(BOTH, LayerSizes(2, 32, 4), SIZE).attention_layers
     assert layers == (1, 3)
     identity = Identity("t", "t", (Dense(5), Relations(SIZES["hidden"], layers=layers)))
     write_cache(tmp_path / "c", identity, samples_of(rows, 0), teacher)
     online, offline = module(BOTH, teacher), module(BOTH, CacheReader(tmp_path / "c", identity))
-    expected, found = online.terms(batch), offline.terms(batch)
+    expected, found = online.compute_terms(batch), offline.compute_terms(batch)
     for name in ("attention", "relations"):
         torch.testing.assert_close(found[name], expected[name], rtol=5e-3, atol=1e-4)
         pulls = [
@@ -118,10 +119,10 @@ def test_cached_vectors_give_the_terms_and_gradients_of_the_teacher_in_memory(ro
 
 def test_vectors_of_a_layer_missing_from_the_cache_are_refused(rows, tmp_path):
     identity = Identity("t", "t", (Dense(5), Relations(SIZES["hidden"], layers=(0,))))
-    teacher = OnlineTeacher(build_model("bert"), BOTH.teacher_answers)
+    teacher = OnlineTeacher(build_model("bert"), BOTH.teacher_outputs)
     write_cache(tmp_path / "c", identity, samples_of(rows, 0), teacher)
-    with pytest.raises(InputError, match="hold no queries, keys and values of layer 1"):
-        module(BOTH, CacheReader(tmp_path / "c", identity)).terms(rows.collate(range(8), 0))
+    with pytest.raises(InputError, match="expected queries, keys and values of layer 1"):
+        module(BOTH, CacheReader(tmp_path / "c", identity)).compute_terms(rows.collate(range(8), 0))
 
 
 def test_the_divergence_names_are_those_of_the_functions():
@@ -131,28 +132,36 @@ def test_the_divergence_names_are_those_of_the_functions():
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_every_divergence_gives_a_positive_term_with_finite_gradients(name, rows):
     loss = LossConfig(divergence=name)
-    made = module(loss, OnlineTeacher(build_model("bert"), loss.teacher_answers))
-    term = made.terms(rows.collate(range(8), 0))["kl"]
+    made = module(loss, OnlineTeacher(build_model("bert"), loss.teacher_outputs))
+    term = made.compute_terms(rows.collate(range(8), 0))["kl"]
     assert term > 0
     assert all(grad.isfinite().all() for grad in gradients(made, term).values())
 
 
 @pytest.mark.parametrize(
-    ("loss", "student", "told"),
+    ("loss", "student", "message"),
     [
         (LossConfig(attention=1), LayerSizes(2, 16, 2), "expected as many heads as the teacher's 4, found 2"),
-        (LossConfig(relations=1, relation_heads=5), LayerSizes(2, 16, 2), "divides the widths 16 and 32"),
-        (LossConfig(relations=1, relation_heads=2, relation_layer=5), SIZE, "the teacher has layers 1 to 4"),
-        (LossConfig(attention=1, layer_map="0:0"), SIZE, "a pair of layers for loss.attention, found the embeddings"),
+        (LossConfig(relations=1, relation_heads=5), LayerSizes(2, 16, 2), "expected a divisor of the widths 16 and 32"),
+        (
+            LossConfig(relations=1, relation_heads=2, relation_layer=5),
+            SIZE,
+            "expected a layer of the teacher from 1 to 4, found 5",
+        ),
+        (
+            LossConfig(attention=1, layer_map="0:0"),
+            SIZE,
+            "a pair of layers for loss.attention, found only the embeddings",
+        ),
     ],
 )
-def test_layers_that_cannot_be_compared_are_refused(loss, student, told):
-    with pytest.raises(InputError, match=told):
+def test_layers_that_cannot_be_compared_are_refused(loss, student, message):
+    with pytest.raises(InputError, match=message):
         match_layers(loss, student, SIZE)
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"divergence": "kl"}, "loss.divergence: expected forward_kl, reverse_kl,"),
         ({"beta": 1.0}, "loss.beta: expected a share between 0 and 1"),
@@ -163,27 +172,27 @@ def test_layers_that_cannot_be_compared_are_refused(loss, student, told):
         ({"attention": 1.0, "layer_map": "learned"}, "loss.layer_map learned: expected loss.attention 0"),
     ],
 )
-def test_meaningless_settings_are_refused(settings, told):
-    with pytest.raises(InputError, match=told):
+def test_meaningless_settings_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
         LossConfig(**settings)
 
 
 def test_a_run_with_attention_and_relation_terms_trains_from_its_cache(tmp_path: Path, words, data_folder):
-    taught = saved(build_model("bert"), words, tmp_path / "taught")
-    asked = ("--loss.relations", "1", "--loss.relation_heads", "4", "--loss.attention", "1", "--epochs", "1")
+    teacher_folder = saved(build_model("bert"), words, tmp_path / "taught")
+    flags = ("--loss.relations", "1", "--loss.relation_heads", "4", "--loss.attention", "1", "--epochs", "1")
     distill.main(
-        small_run(taught, data_folder, tmp_path / "run", *asked, "--student", "layers=2", "--until", "distill")
+        small_run(teacher_folder, data_folder, tmp_path / "run", *flags, "--student", "layers=2", "--until", "distill")
     )
-    assert sizes_of(AutoConfig.from_pretrained(taught)) == SIZE
+    assert read_layer_sizes(AutoConfig.from_pretrained(teacher_folder)) == SIZE
     (log,) = (tmp_path / "run" / "distill").glob("*/logs/attempt-0/metrics.csv")
     assert "train/relations_gradient_share" in log.read_text()
 
 
 def test_a_run_with_different_numbers_of_heads_is_refused(tmp_path, words, data_folder, monkeypatch, capsys):
-    taught = saved(build_model("bert"), words, tmp_path / "taught")
-    asked = ("--loss.attention", "1", "--student", "layers=2,hidden=16,heads=2")
-    said = refusal_of(distill, small_run(taught, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
-    assert "expected as many heads as the teacher's 4, found 2" in said
+    teacher_folder = saved(build_model("bert"), words, tmp_path / "taught")
+    flags = ("--loss.attention", "1", "--student", "layers=2,hidden=16,heads=2")
+    message = refusal_of(distill, small_run(teacher_folder, data_folder, tmp_path / "run", *flags), monkeypatch, capsys)
+    assert "expected as many heads as the teacher's 4, found 2" in message
     assert not (tmp_path / "run" / "teacher").exists()
 
 
@@ -205,10 +214,10 @@ def narrow_bottleneck_config() -> MobileBertConfig:
 @pytest.mark.parametrize("family", [*PACKED, "mobilebert"])
 def test_the_widths_of_queries_keys_and_values_follow_from_the_config(family):
     model = MobileBertForMaskedLM(narrow_bottleneck_config()) if family == "mobilebert" else build_packed(family)
-    with torch.no_grad(), watching(model) as caught:
+    with torch.no_grad(), capture_attention_vectors(model) as caught:
         model(input_ids=torch.tensor([[5, 6, 7]]))
     for vectors in caught:
-        assert tuple(each.shape[-1] for each in vectors) == attention_widths(model.config)
+        assert tuple(each.shape[-1] for each in vectors) == read_attention_widths(model.config)
 
 
 @pytest.mark.parametrize(
@@ -216,8 +225,8 @@ def test_the_widths_of_queries_keys_and_values_follow_from_the_config(family):
     [(16, grouped_query_decoder().config, "8 and 16"), (16, narrow_bottleneck_config(), "12"), (24, SIZE, "32")],
 )
 def test_relation_heads_that_do_not_divide_the_attention_widths_are_refused(heads, config, widths):
-    own = config if isinstance(config, LayerSizes) else sizes_of(config)
-    with pytest.raises(InputError, match=f"that divides the widths {widths} of queries, keys and values"):
+    own = config if isinstance(config, LayerSizes) else read_layer_sizes(config)
+    with pytest.raises(InputError, match=f"expected a divisor of the widths {widths} of queries, keys and values"):
         match_layers(LossConfig(kl=0, relations=1, relation_heads=heads), own, own)
 
 
@@ -227,24 +236,24 @@ def test_cached_vectors_of_a_grouped_query_teacher_give_the_same_terms_as_online
     blocks = LanguageBlocks([rng.integers(5, 60, length) for length in (9, 7, 9, 3)])
     batch, wanted = (
         blocks.collate(range(4), 0),
-        match_layers(loss, sizes_of(grouped_query_decoder(2).config), sizes_of(teacher.config)),
+        match_layers(loss, read_layer_sizes(grouped_query_decoder(2).config), read_layer_sizes(teacher.config)),
     )
-    keep = KeepConfig(signals="relations", vectors=",".join(map(str, wanted.vector_layers)))
+    keep = KeepConfig(signals="relations", vectors=",".join(map(str, wanted.attention_layers)))
     identity = Identity("t", "t", (make_signal("relations", "causal-lm", keep, teacher.config, 0),))
-    online = OnlineTeacher(teacher, loss.teacher_answers)
+    online = OnlineTeacher(teacher, loss.teacher_outputs)
     write_cache(tmp_path / "c", identity, samples_of(blocks, 0), online)
     found = []
     for signals in (online, CacheReader(tmp_path / "c", identity)):
-        sizes = sizes_of(teacher.config)
+        sizes = read_layer_sizes(teacher.config)
         made = DistillationModule(
             grouped_query_decoder(2), loss=loss, train=TrainConfig(), signals=signals, teacher_sizes=sizes
         )
-        found.append(made.terms(batch))
+        found.append(made.compute_terms(batch))
     torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-4)
     assert found[0]["relations"] > 0
 
 
 def test_the_docs_name_every_divergence():
-    text = (ROOT / "docs" / "objectives.md").read_text()
+    text = (ROOT / "docs" / "reference" / "objectives.md").read_text()
     rows = text[text.index("| `divergence` |") :].split("\n\n")[0].splitlines()[2:]
     assert tuple(name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])) == DIVERGENCES

@@ -10,11 +10,11 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from distill.errors import InputError
-from distill.losses.compose import balanced, gradient_shares, weighted_sum
+from distill.losses.compose import compute_balance_factors, compute_gradient_shares, weighted_sum
 from distill.losses.config import LossConfig
 from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher
-from distill.train.balance import Balance
+from distill.train.balance import GradientBalance
 from distill.train.module import DistillationModule
 from support.tiny_models import build_model
 from unit.distill.train.test_module import BERT_SIZES, TRAIN, data, quiet_trainer  # noqa: F401 - data is a fixture
@@ -22,7 +22,7 @@ from unit.distill.train.test_module import BERT_SIZES, TRAIN, data, quiet_traine
 
 def module(loss: LossConfig) -> DistillationModule:
     teacher = build_model("bert")
-    signals = OnlineTeacher(teacher, loss.teacher_answers)
+    signals = OnlineTeacher(teacher, loss.teacher_outputs)
     student = build_student(teacher, "layers=2")
     return DistillationModule(student, loss=loss, train=TRAIN, signals=signals, teacher_sizes=BERT_SIZES)
 
@@ -38,26 +38,26 @@ def logged(made: DistillationModule, data, folder: Path, **settings) -> list[dic
 def test_a_ramp_interpolates_linearly_between_its_two_values():
     loss = LossConfig(kl=1, hidden=9, ramps={"hidden": (2.0, 0.0), "temperature": (4.0, 1.0)})
     assert (loss.hidden, loss.temperature) == (2.0, 4.0), "the larger end decides what is computed"
-    assert [loss.at(share).hidden for share in (0.0, 0.25, 1.0)] == [2.0, 1.5, 0.0]
-    assert [loss.at(share).temperature for share in (0.0, 0.5, 1.0)] == [4.0, 2.5, 1.0]
-    assert LossConfig(ramps={"ce": (0.0, 1.0)}).at(0.5).ce == 0.5
-    assert loss.of_outputs.ramps == {"temperature": (4.0, 1.0)}
+    assert [loss.interpolate_ramps(share).hidden for share in (0.0, 0.25, 1.0)] == [2.0, 1.5, 0.0]
+    assert [loss.interpolate_ramps(share).temperature for share in (0.0, 0.5, 1.0)] == [4.0, 2.5, 1.0]
+    assert LossConfig(ramps={"ce": (0.0, 1.0)}).interpolate_ramps(0.5).ce == 0.5
+    assert loss.without_layer_terms.ramps == {"temperature": (4.0, 1.0)}
     plain = LossConfig(kl=1)
-    assert plain.at(0.7) is plain
+    assert plain.interpolate_ramps(0.7) is plain
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"ramps": {"speed": (1.0, 0.0)}}, "relations, embedding, similarity or temperature with"),
         ({"ramps": {"ce": (1.0, -1.0)}}, "with two values >= 0, found ce"),
-        ({"ramps": {"kl": (1.0, 0.0)}}, "the weights at the end sum to nothing"),
+        ({"ramps": {"kl": (1.0, 0.0)}}, "expected weights with a sum > 0 at the end, found 0"),
         ({"ramps": {"temperature": (2.0, 0.0)}}, "loss.temperature: expected more than 0"),
         ({"balance": -1}, "loss.balance: expected at least 0 steps"),
     ],
 )
-def test_an_invalid_schedule_is_refused(settings, told):
-    with pytest.raises(InputError, match=told):
+def test_an_invalid_schedule_is_refused(settings, message):
+    with pytest.raises(InputError, match=message):
         LossConfig(**settings)
 
 
@@ -73,9 +73,9 @@ def test_training_follows_its_ramp_in_equal_steps(data, tmp_path):  # noqa: F811
 def test_balanced_gradients_have_the_shares_of_the_weights():
     x = torch.ones(3, requires_grad=True)
     terms = {"kl": (x * torch.tensor([100.0, 0, 0])).sum(), "ce": (x * torch.tensor([0, 0.01, 0])).sum()}
-    balance, loss = Balance(10), LossConfig(kl=3, ce=1)
+    balance, loss = GradientBalance(10), LossConfig(kl=3, ce=1)
     balance.update(0, terms, [x], lambda norm: norm)
-    assert gradient_shares(balance.scaled(loss), terms, [x]) == pytest.approx({"kl": 0.75, "ce": 0.25})
+    assert compute_gradient_shares(balance.scale_weights(loss), terms, [x]) == pytest.approx({"kl": 0.75, "ce": 0.25})
     before = dict(balance.factors)
     balance.update(7, {name: 5 * term for name, term in terms.items()}, [x], lambda norm: norm)
     assert balance.factors == before, "between the steps that set them they stay"
@@ -84,7 +84,7 @@ def test_balanced_gradients_have_the_shares_of_the_weights():
 
 
 def test_a_term_without_a_gradient_gets_the_factor_1():
-    assert balanced({"kl": 0.0, "ce": 2.0}, {}) == {"kl": 1.0, "ce": 0.5}
+    assert compute_balance_factors({"kl": 0.0, "ce": 2.0}, {}) == {"kl": 1.0, "ce": 0.5}
 
 
 def test_balance_factors_are_saved_and_restored_with_a_checkpoint(data, tmp_path):  # noqa: F811
@@ -97,11 +97,11 @@ def test_balance_factors_are_saved_and_restored_with_a_checkpoint(data, tmp_path
     again = module(made.loss)
     again.on_load_checkpoint(kept)
     assert again.balance.factors == made.balance.factors
-    assert again.now == made.now
+    assert again.current_loss == made.current_loss
 
 
 def test_weights_outside_training_are_not_scaled():
     made = module(LossConfig(kl=1, ce=1, balance=1))
-    assert made.now is made.loss
+    assert made.current_loss is made.loss
     assert isinstance(made.student, nn.Module)
-    assert weighted_sum(made.now, {"kl": torch.ones(()), "ce": torch.ones(())}) == 2
+    assert weighted_sum(made.current_loss, {"kl": torch.ones(()), "ce": torch.ones(())}) == 2

@@ -22,10 +22,10 @@ from distill.data.batches.encode import Encoded, encode
 from distill.data.batches.share import shard_batch
 from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
-from distill.losses.config import LayerSizes, LossConfig, layer_pairs
-from distill.losses.features import DISTANCES, hidden_mse
-from distill.losses.matching import layer_distances, rising_map
-from distill.models.inputs import inputs_of
+from distill.losses.config import LayerSizes, LossConfig, pair_layers
+from distill.losses.features import HIDDEN_DISTANCES, hidden_mse
+from distill.losses.matching import compute_layer_distances, find_increasing_map
+from distill.models.inputs import select_inputs
 from distill.student.build import build_student
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
@@ -68,54 +68,56 @@ def test_the_rising_map_has_the_smallest_sum(layers, teacher_layers):
             each: sum(float(costs[i, t - i]) for i, t in enumerate(each))
             for each in rising_maps(layers, teacher_layers)
         }
-        found = tuple(rising_map(costs))
+        found = tuple(find_increasing_map(costs))
         assert sums[found] == pytest.approx(min(sums.values()), abs=1e-6)
 
 
 def test_among_equal_sums_the_lower_layers_are_chosen():
     for seed in range(50):
         costs = torch.randint(0, 3, (3, 4), generator=torch.Generator().manual_seed(seed)).float()
-        found = rising_map(costs)
+        found = find_increasing_map(costs)
         sums = {each: sum(float(costs[i, t - i]) for i, t in enumerate(each)) for each in rising_maps(3, 6)}
         best = [each for each in sums if sums[each] == min(sums.values())]
         assert tuple(found) in best
         assert found[-1] == min(each[-1] for each in best)
-    assert rising_map(torch.zeros(3, 4)) == [0, 1, 2]
+    assert find_increasing_map(torch.zeros(3, 4)) == [0, 1, 2]
 
 
 def test_two_student_layers_are_matched_to_distinct_teacher_layers_in_ascending_order():
     """Both student layers are closest to the teacher's layer 1, but no rising map gives it to both."""
-    own, taught = draw(2, 1, 3, 4, seed=1), draw(4, 1, 3, 4, seed=2)
-    taught[1] = own.mean(0)
-    distances = layer_distances(list(own), list(taught), torch.ones(1, 3, dtype=torch.long), hidden_mse)
-    assert rising_map(distances) in ([1, 2], [1, 3], [0, 1])
+    student_states, teacher_states = draw(2, 1, 3, 4, seed=1), draw(4, 1, 3, 4, seed=2)
+    teacher_states[1] = student_states.mean(0)
+    distances = compute_layer_distances(
+        list(student_states), list(teacher_states), torch.ones(1, 3, dtype=torch.long), hidden_mse
+    )
+    assert find_increasing_map(distances) in ([1, 2], [1, 3], [0, 1])
 
 
 @pytest.mark.parametrize("kind", ["mse", "cosine"])
 def test_distances_are_those_of_their_layer_pair_without_padding(kind):
-    own, taught = draw(2, 3, 5, 4, seed=1), draw(5, 3, 5, 4, seed=2)
+    student_states, teacher_states = draw(2, 3, 5, 4, seed=1), draw(5, 3, 5, 4, seed=2)
     mask = (torch.arange(5) < torch.tensor([5, 3, 1])[:, None]).long()
-    found = layer_distances(list(own), list(taught), mask, DISTANCES[kind])
+    found = compute_layer_distances(list(student_states), list(teacher_states), mask, HIDDEN_DISTANCES[kind])
     assert found.shape == (2, 4)
     rows = mask.bool()
     for i in range(2):
         for k in range(4):
-            s, t = own[i][rows].double(), taught[i + k][rows].double()
+            s, t = student_states[i][rows].double(), teacher_states[i + k][rows].double()
             cosine = 1 - (s * t).sum(-1) / (s.norm(dim=-1) * t.norm(dim=-1))
             wanted = ((s - t) ** 2).mean() if kind == "mse" else cosine.mean()
             assert float(found[i, k]) == pytest.approx(float(wanted), rel=1e-5)
 
 
 def test_the_dynamic_map_considers_every_pair_that_a_rising_map_can_contain():
-    assert layer_pairs("dynamic", 2, 4) == [(0, 0), (1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (2, 4)]
-    assert layer_pairs("dynamic", 3, 3) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert pair_layers("dynamic", 2, 4) == [(0, 0), (1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (2, 4)]
+    assert pair_layers("dynamic", 3, 3) == [(0, 0), (1, 1), (2, 2), (3, 3)]
     for student in range(1, 7):
-        assert {t for _, t in layer_pairs("dynamic", student, 6)} == set(range(7))
+        assert {t for _, t in pair_layers("dynamic", student, 6)} == set(range(7))
 
 
 def test_more_student_layers_than_teacher_layers_are_refused():
-    with pytest.raises(InputError, match="at most 4 student layers, the teacher's, found 5"):
-        layer_pairs("dynamic", 5, 4)
+    with pytest.raises(InputError, match="at most 4 student layers, the teacher's number, found 5"):
+        pair_layers("dynamic", 5, 4)
 
 
 # --- training
@@ -140,7 +142,7 @@ def module(loss: LossConfig, signals: Any = None, spec: str = "layers=2,hidden=1
         build_student(teacher, spec),
         loss=loss,
         train=TrainConfig(epochs=1, learning_rate=1e-2, batch_size=8, accumulate=2, dropout=0.0),
-        signals=signals if signals is not None else OnlineTeacher(teacher, loss.teacher_answers),
+        signals=signals if signals is not None else OnlineTeacher(teacher, loss.teacher_outputs),
         teacher_sizes=(LAYERS, WIDTH),
     )
 
@@ -150,7 +152,7 @@ def fixed_map_loss(kind: str, pairs: Sequence[tuple[int, int]]) -> LossConfig:
 
 
 def hidden_term_gradients(made: DistillationModule, batch: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-    value = made.terms(batch)["hidden"]
+    value = made.compute_terms(batch)["hidden"]
     grads = torch.autograd.grad(value, list(made.parameters()), allow_unused=True)
     return value.detach(), [torch.zeros(()) if grad is None else grad for grad in grads]
 
@@ -166,7 +168,7 @@ def test_the_dynamic_map_is_the_best_fixed_map_with_its_loss_and_gradients(kind,
         pairs = ((0, 0), *((s + 1, t + 1) for s, t in enumerate(each)))
         others[pairs] = hidden_term_gradients(module(fixed_map_loss(kind, pairs), spec=spec), batch)
     assert all(value <= other * (1 + 1e-6) for other, _ in others.values())
-    expected_value, expected = others[tuple(made.taught.matched)]
+    expected_value, expected = others[tuple(made.layer_terms.matched)]
     assert value == expected_value
     assert all(torch.equal(g, e) for g, e in zip(grads, expected, strict=True))
     assert sum(not torch.equal(value, other) for other, _ in others.values()) == len(others) - 1
@@ -175,12 +177,12 @@ def test_the_dynamic_map_is_the_best_fixed_map_with_its_loss_and_gradients(kind,
 def test_a_copied_layer_is_matched_to_the_teacher_layer_it_came_from(rows):
     """The student is built of the teacher's layers 0 and 1, so its hidden states are the teacher's 0, 1 and 2."""
     made = module(LossConfig(kl=0, hidden=1, layer_map="dynamic"), spec="layers=0,1")
-    assert made.terms(rows.collate(range(8), 0))["hidden"] < 1e-10
-    assert made.taught.matched == [(0, 0), (1, 1), (2, 2)]
+    assert made.compute_terms(rows.collate(range(8), 0))["hidden"] < 1e-10
+    assert made.layer_terms.matched == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_a_narrow_student_has_one_projection_per_layer_and_one_for_the_embeddings():
-    assert len(module(DYNAMIC).taught.projections) == 3  # embeddings and two layers
+    assert len(module(DYNAMIC).layer_terms.projections) == 3  # embeddings and two layers
 
 
 LEARNED = LossConfig(kl=0, hidden=1, layer_map="learned")
@@ -191,33 +193,39 @@ def test_a_learned_map_targets_weighted_means_of_teacher_layers_and_trains_the_w
     batch, made = rows.collate(range(8), 0), module(LEARNED, spec=spec)
     layers = made.student.config.num_hidden_layers
     with torch.no_grad():
-        own = made.student(**inputs_of(batch), output_hidden_states=True).hidden_states
-        taught = build_model("bert")(**inputs_of(batch), output_hidden_states=True).hidden_states
-        shares = [mix.double().softmax(0) for mix in made.taught.mixes]
-        targets = [taught[0], *(sum(s * h for s, h in zip(share, taught[1:], strict=True)) for share in shares)]
+        student_states = made.student(**select_inputs(batch), output_hidden_states=True).hidden_states
+        teacher_states = build_model("bert")(**select_inputs(batch), output_hidden_states=True).hidden_states
+        shares = [mix.double().softmax(0) for mix in made.layer_terms.mixture_logits]
+        targets = [
+            teacher_states[0],
+            *(sum(s * h for s, h in zip(share, teacher_states[1:], strict=True)) for share in shares),
+        ]
         mask = batch["attention_mask"].bool()
         distances = [
             (project(each) - target)[mask].square().mean()
-            for project, each, target in zip(made.taught.projections, own, targets, strict=True)
+            for project, each, target in zip(made.layer_terms.projections, student_states, targets, strict=True)
         ]
-    value = made.terms(batch)["hidden"]
+    value = made.compute_terms(batch)["hidden"]
     torch.testing.assert_close(value.double(), torch.stack(distances).mean().double(), rtol=1e-5, atol=1e-6)
-    middles = [t for _, t in made.taught.matched]
+    middles = [t for _, t in made.layer_terms.matched]
     assert middles == sorted(middles)
-    assert len(made.taught.mixes) == layers
+    assert len(made.layer_terms.mixture_logits) == layers
     value.backward()
-    assert all(mix.grad is not None and mix.grad.abs().sum() > 0 for mix in made.taught.mixes)
+    assert all(mix.grad is not None and mix.grad.abs().sum() > 0 for mix in made.layer_terms.mixture_logits)
 
 
 def test_a_learned_map_finds_the_teacher_layers_that_the_student_was_built_from(rows):
     """The student has the teacher's layers 0 and 1, so a map trained by itself moves from layers 2 and 4 to 1 and 2."""
     made = module(LEARNED, spec="layers=0,1")
-    batch, optimizer = rows.collate(range(24), 0), torch.optim.Adam(made.taught.mixes.parameters(), lr=0.1)
+    batch, optimizer = (
+        rows.collate(range(24), 0),
+        torch.optim.Adam(made.layer_terms.mixture_logits.parameters(), lr=0.1),
+    )
     for _ in range(300):
         optimizer.zero_grad()
-        made.terms(batch)["hidden"].backward()
+        made.compute_terms(batch)["hidden"].backward()
         optimizer.step()
-    assert [share.softmax(0).argmax().item() + 1 for share in made.taught.mixes] == [1, 2]
+    assert [share.softmax(0).argmax().item() + 1 for share in made.layer_terms.mixture_logits] == [1, 2]
 
 
 def cached(rows: Encoded, folder: Path, layers: tuple[int, ...] = tuple(range(LAYERS + 1))) -> CacheReader:
@@ -229,16 +237,16 @@ def cached(rows: Encoded, folder: Path, layers: tuple[int, ...] = tuple(range(LA
 def test_an_8_bit_cache_matches_the_same_layers_as_the_teacher_in_memory(rows, tmp_path):
     batch, reader = rows.collate(range(8), 0), cached(rows, tmp_path / "c")
     online, offline = module(DYNAMIC), module(DYNAMIC, reader)
-    expected, found = online.terms(batch), offline.terms(batch)
-    assert offline.taught.matched == online.taught.matched
+    expected, found = online.compute_terms(batch), offline.compute_terms(batch)
+    assert offline.layer_terms.matched == online.layer_terms.matched
     torch.testing.assert_close(found["hidden"], expected["hidden"], rtol=2e-3, atol=1e-4)
     carried = module(DYNAMIC, reader)
-    assert torch.equal(carried.terms(batch | {"signals": reader(batch)})["hidden"], found["hidden"])
+    assert torch.equal(carried.compute_terms(batch | {"signals": reader(batch)})["hidden"], found["hidden"])
 
 
 def test_a_cache_that_lacks_a_layer_is_refused(rows, tmp_path):
     with pytest.raises(InputError, match="hidden states of layer 3"):
-        module(DYNAMIC, cached(rows, tmp_path / "c", (0, 1, 2, 4))).terms(rows.collate(range(8), 0))
+        module(DYNAMIC, cached(rows, tmp_path / "c", (0, 1, 2, 4))).compute_terms(rows.collate(range(8), 0))
 
 
 def test_a_student_with_a_pruned_vocabulary_learns_from_the_same_hidden_states(rows, words, tmp_path):
@@ -251,8 +259,8 @@ def test_a_student_with_a_pruned_vocabulary_learns_from_the_same_hidden_states(r
     whole, cut = module(DYNAMIC, reader, spec="layers=2"), module(DYNAMIC, Translated(reader, left), spec="layers=2")
     assert len(left) < len(VOCABULARY)
     cut.student = small
-    expected, found = whole.terms(rows.collate(range(8), 0)), cut.terms(own.collate(range(8), 0))
-    assert cut.taught.matched == whole.taught.matched
+    expected, found = whole.compute_terms(rows.collate(range(8), 0)), cut.compute_terms(own.collate(range(8), 0))
+    assert cut.layer_terms.matched == whole.layer_terms.matched
     torch.testing.assert_close(found["hidden"], expected["hidden"])
 
 
@@ -277,14 +285,16 @@ def train_epoch(words: BertTokenizerFast, folder: Path) -> tuple[dict[str, Tenso
 
 
 def test_training_matches_reproducibly_and_logs_the_matched_layers(words, tmp_path):
-    one, told = train_epoch(words, tmp_path / "one")
+    one, logged = train_epoch(words, tmp_path / "one")
     other, again = train_epoch(words, tmp_path / "other")
     assert all(torch.equal(one[name], other[name]) for name in one)
-    said = [(float(row["train/matched_1"]), float(row["train/matched_2"])) for row in told if row["train/matched_1"]]
-    assert len(said) >= 2
-    assert all(1 <= first < second <= LAYERS for first, second in said)
-    assert "train/matched_0" not in told[0]
-    assert [row["train/matched_1"] for row in told] == [row["train/matched_1"] for row in again]
+    matched = [
+        (float(row["train/matched_1"]), float(row["train/matched_2"])) for row in logged if row["train/matched_1"]
+    ]
+    assert len(matched) >= 2
+    assert all(1 <= first < second <= LAYERS for first, second in matched)
+    assert "train/matched_0" not in logged[0]
+    assert [row["train/matched_1"] for row in logged] == [row["train/matched_1"] for row in again]
 
 
 def test_the_distances_of_a_process_are_weighted_by_its_tokens(rows):
@@ -294,7 +304,7 @@ def test_the_distances_of_a_process_are_weighted_by_its_tokens(rows):
         made = module(DYNAMIC)
         strategy = SimpleNamespace(reduce=lambda values, reduce_op: seen.append(values) or values)
         made._trainer = SimpleNamespace(world_size=2, strategy=strategy)
-        made.terms(own)
+        made.compute_terms(own)
     whole, first, second = seen
     torch.testing.assert_close((first + second) / 2, whole)
     assert not torch.allclose(first, second, rtol=0.05)
@@ -321,8 +331,8 @@ def matched_in(place: Path) -> list[tuple[str, str]]:
 def test_two_processes_match_the_same_layers_as_one(tmp_path, words):
     """Batches of 7 texts are split unevenly, and by its own texts alone a process would match other layers."""
     student = saved(build_model("bert", num_hidden_layers=2), words, tmp_path / "student")
-    taught = saved(with_similar_layers(build_model("bert")), words, tmp_path / "taught")
-    one, two = (Training(student, tmp_path / name, SLOW, DYNAMIC, teacher=taught) for name in ("one", "two"))
+    teacher_folder = saved(with_similar_layers(build_model("bert")), words, tmp_path / "taught")
+    one, two = (Training(student, tmp_path / name, SLOW, DYNAMIC, teacher=teacher_folder) for name in ("one", "two"))
     alone = train(0, 1, one, "replicated")
     both = run_ranks(train, 2, 2, two, "replicated", limit=120)
     assert matched_in(two.place) == matched_in(one.place)
@@ -351,23 +361,23 @@ def test_the_cache_stores_the_layers_that_the_loss_reads(loss, pruned, layers):
 
 
 def test_a_run_with_a_dynamic_map_caches_all_layers_and_logs_the_matches(tmp_path, words, data_folder):
-    taught = saved(build_model("bert"), words, tmp_path / "taught")
+    teacher_folder = saved(build_model("bert"), words, tmp_path / "taught")
     output = tmp_path / "run"
-    asked = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--epochs", "2", "--until", "distill")
-    distill.main(small_run(taught, data_folder, output, *asked, "--machine.log_every", "1"))
+    flags = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--epochs", "2", "--until", "distill")
+    distill.main(small_run(teacher_folder, data_folder, output, *flags, "--machine.log_every", "1"))
     (manifest,) = (output / "cache").glob("*/manifest.json")
     assert json.loads(manifest.read_text())["config"]["layers"] == "0,1,2,3,4"
     (log,) = (output / "distill").glob("*/logs/attempt-0/metrics.csv")
     with log.open() as file:
-        told = [row for row in csv.DictReader(file) if row["train/matched_2"]]
-    assert told
-    assert all(float(row["train/matched_1"]) < float(row["train/matched_2"]) for row in told)
-    assert all(float(row["train/hidden"]) >= 0 for row in told)
+        logged = [row for row in csv.DictReader(file) if row["train/matched_2"]]
+    assert logged
+    assert all(float(row["train/matched_1"]) < float(row["train/matched_2"]) for row in logged)
+    assert all(float(row["train/hidden"]) >= 0 for row in logged)
 
 
 def test_a_run_with_a_student_deeper_than_its_teacher_is_refused(tmp_path, words, data_folder, monkeypatch, capsys):
-    taught = saved(build_model("bert", num_hidden_layers=2), words, tmp_path / "taught")
+    teacher_folder = saved(build_model("bert", num_hidden_layers=2), words, tmp_path / "taught")
     deep = saved(build_model("bert"), words, tmp_path / "deep")
-    asked = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--student", str(deep))
-    said = refusal_of(distill, small_run(taught, data_folder, tmp_path / "run", *asked), monkeypatch, capsys)
-    assert "expected at most 2 student layers, the teacher's, found 4" in said
+    flags = ("--loss.hidden", "1", "--loss.layer_map", "dynamic", "--student", str(deep))
+    message = refusal_of(distill, small_run(teacher_folder, data_folder, tmp_path / "run", *flags), monkeypatch, capsys)
+    assert "expected at most 2 student layers, the teacher's number, found 4" in message

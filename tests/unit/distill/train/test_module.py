@@ -60,7 +60,7 @@ def distilled(loss: LossConfig, train: TrainConfig = TRAIN, spec: str = "layers=
     """Returns the module of a narrow student of the tiny BERT, with that BERT as its teacher in memory."""
     teacher = build_model("bert")
     student = build_student(teacher, spec)
-    signals = OnlineTeacher(teacher, loss.teacher_answers)
+    signals = OnlineTeacher(teacher, loss.teacher_outputs)
     return DistillationModule(student, loss=loss, train=train, signals=signals, teacher_sizes=BERT_SIZES)
 
 
@@ -96,22 +96,22 @@ class Watch(Callback):
 
 def test_projections_are_trained_but_not_saved_with_the_student(data, tmp_path):
     module = distilled(ALL)
-    assert len(module.taught.projections) == 3  # embeddings and two layers
-    before = copy_state(module.taught.projections)
+    assert len(module.layer_terms.projections) == 3  # embeddings and two layers
+    before = copy_state(module.layer_terms.projections)
     quiet_trainer().fit(module, datamodule=data)
-    for name, value in module.taught.projections.state_dict().items():
+    for name, value in module.layer_terms.projections.state_dict().items():
         assert not torch.equal(value, before[name]), f"projection {name} stayed as it was"
     module.student.save_pretrained(tmp_path)
     stock = type(module.student)(module.student.config)
     assert module.student.state_dict().keys() == stock.state_dict().keys()
-    loaded, told = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
-    assert not told["unexpected_keys"]
-    assert not told["missing_keys"]
+    loaded, report = AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["unexpected_keys"]
+    assert not report["missing_keys"]
     assert all(torch.equal(value, module.student.state_dict()[name]) for name, value in loaded.state_dict().items())
 
 
 def test_a_student_as_wide_as_its_teacher_has_no_projections():
-    assert not list(distilled(ALL, spec="layers=2").taught.projections.parameters())
+    assert not list(distilled(ALL, spec="layers=2").layer_terms.projections.parameters())
 
 
 def test_an_online_teacher_is_neither_trained_nor_saved_with_the_module(data, tmp_path):
@@ -131,7 +131,7 @@ def test_an_online_teacher_is_neither_trained_nor_saved_with_the_module(data, tm
     assert watch.seen == [(True, True, True)] * 5
     assert not theirs & {id(p) for p in module.parameters()}
     assert not theirs & {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
-    assert all(name.startswith(("student.", "taught.")) for name in module.state_dict())
+    assert all(name.startswith(("student.", "layer_terms.")) for name in module.state_dict())
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert saved["state_dict"].keys() == module.state_dict().keys()
@@ -181,15 +181,15 @@ def test_cached_and_online_signals_give_the_same_loss_and_gradients(batch, tmp_p
 
 def test_unlabelled_rows_count_for_the_teachers_term_but_not_for_the_label_term(batch):
     module = distilled(replace(KL, ce=1))
-    whole = module.terms(batch)
+    whole = module.compute_terms(batch)
     labelled = torch.tensor([0, 3, 4])
     partly = batch | {"labels": torch.full((8,), IGNORED)}
     partly["labels"][labelled] = batch["labels"][labelled]
-    terms, logits = module.terms(partly), module(batch).logits
+    terms, logits = module.compute_terms(partly), module(batch).logits
     assert terms["kl"] == whole["kl"] == forward_kl(logits, module.signals(batch)["logits"], temperature=2.0)
     torch.testing.assert_close(terms["ce"], F.cross_entropy(logits[labelled], batch["labels"][labelled]))
     assert abs(terms["ce"] - whole["ce"]) > 1e-3
-    none = module.terms(batch | {"labels": torch.full((8,), IGNORED)})
+    none = module.compute_terms(batch | {"labels": torch.full((8,), IGNORED)})
     assert none["ce"] == 0
     none["ce"].backward()
     assert all(p.grad is None or not p.grad.any() for p in module.parameters())
@@ -198,16 +198,16 @@ def test_unlabelled_rows_count_for_the_teachers_term_but_not_for_the_label_term(
 @pytest.mark.parametrize("loss", [KL, LossConfig(kl=0, ce=1, hidden=1)])
 def test_a_teacher_term_without_teacher_signals_is_refused(loss, batch):
     module = DistillationModule(build_model("bert"), loss=loss, train=TRAIN, teacher_sizes=BERT_SIZES)
-    with pytest.raises(InputError, match="terms that read the teacher need signals"):
-        module.terms(batch)
+    with pytest.raises(InputError, match="expected signals for the terms that read the teacher, found none"):
+        module.compute_terms(batch)
 
 
 def test_hidden_states_that_cannot_be_paired_are_refused():
     signals = OnlineTeacher(build_model("bert"), ("hidden",))
-    with pytest.raises(InputError, match=r"the sizes of the teacher are needed"):
+    with pytest.raises(InputError, match=r"expected the sizes of the teacher, found none"):
         DistillationModule(build_model("bert"), loss=ALL, train=TRAIN, signals=signals)
     wrong = replace(ALL, layer_map="0:0,2:9")
-    with pytest.raises(InputError, match="pair 2:9 is out of range"):
+    with pytest.raises(InputError, match="found 2:9"):
         DistillationModule(build_model("bert"), loss=wrong, train=TRAIN, signals=signals, teacher_sizes=BERT_SIZES)
 
 
@@ -290,7 +290,7 @@ def test_logged_terms_add_up_to_the_loss_and_gradient_shares_to_1(data, tmp_path
 def test_a_non_finite_loss_stops_training(data):
     module = distilled(KL)
     module.student.classifier.weight.data.fill_(float("nan"))
-    with pytest.raises(InputError, match="the loss is nan in step 0"):
+    with pytest.raises(InputError, match="expected a finite loss, found nan in step 0"):
         quiet_trainer(log_every_n_steps=1).fit(module, datamodule=data)
 
 
@@ -316,12 +316,12 @@ def test_non_finite_teacher_states_at_padding_do_not_affect_the_terms(batch):
     module = distilled(LossConfig(kl=1, hidden=1))
     answer, padding = module.signals, batch["attention_mask"] == 0
 
-    def poisoned(asked: dict[str, Tensor]) -> dict[str, Any]:
-        found = answer(asked)
+    def poisoned(batch: dict[str, Tensor]) -> dict[str, Any]:
+        found = answer(batch)
         return found | {"hidden": [each.masked_fill(padding[..., None], torch.nan) for each in found["hidden"]]}
 
     module.signals = poisoned
-    assert all(value.isfinite() for value in module.terms(batch).values())
+    assert all(value.isfinite() for value in module.compute_terms(batch).values())
 
 
 # --- use in notebooks
@@ -341,7 +341,7 @@ def test_a_default_trainer_runs_and_resumes_from_its_checkpoint(data, tmp_path):
 
 
 def test_the_loss_falls_within_thirty_steps_and_the_score_is_that_of_the_final_weights(data):
-    student, metric = build_model("bert"), TextClassification(LABELS).metric()
+    student, metric = build_model("bert"), TextClassification(LABELS).scorer()
     module = DistillationModule(student, loss=CE, train=replace(TRAIN, schedule="constant"), metric=metric)
     losses = []
 
@@ -369,8 +369,8 @@ def test_hidden_states_missing_from_the_signals_are_refused(tiny_model, token_ba
         signals=OnlineTeacher(teacher),
         teacher_sizes=(4, 32),
     )
-    with pytest.raises(InputError, match="hold no hidden states"):
-        module.terms(token_batch | {"labels": torch.zeros(6, dtype=torch.long)})
+    with pytest.raises(InputError, match="expected hidden states of layer .* found none"):
+        module.compute_terms(token_batch | {"labels": torch.zeros(6, dtype=torch.long)})
 
 
 def test_a_second_fit_with_the_same_data_starts_at_the_first_batch(tokenizer):

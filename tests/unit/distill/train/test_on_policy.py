@@ -24,11 +24,11 @@ from distill.models.generation import generate
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from distill.train.steps.on_policy import OnPolicy, prompts_of
+from distill.train.steps.on_policy import OnPolicy, extract_prompts
 from distill.train.steps.on_policy_config import OnPolicyConfig
 from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
-from pipelines.runs.stage import SCRATCH
+from pipelines.runs.manifest import SCRATCH
 from pipelines.settings.distill_config import MachineConfig
 from support.tiny_models import build_model
 from unit.distill.models.test_generation import VOCABULARY_SIZE, decoder
@@ -63,7 +63,7 @@ def expected_kl(
     for ids in batch["input_ids"]:
         prompt = ids[: config.prompt_tokens]
         settings = {"new_tokens": config.new_tokens, "temperature": config.temperature, "seed": stream}
-        new = generate(student, [prompt], **settings).rows()[0][0]
+        new = generate(student, [prompt], **settings).split_rows()[0][0]
         whole = torch.cat([prompt, new])[None]
         q, p = (
             each(input_ids=whole).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
@@ -76,8 +76,8 @@ def expected_kl(
 
 def test_positions_cover_the_generated_tokens_up_to_the_end_but_not_the_prompt():
     student, policy = decoder(), OnPolicy(ON_POLICY, 3)
-    made = policy.batch_for(student, 4, batch_of(10))
-    new = generate(student, list(batch_of(10)["input_ids"][:, :3]), new_tokens=7, seed=policy.stream(4))
+    made = policy.build_batch(student, 4, batch_of(10))
+    new = generate(student, list(batch_of(10)["input_ids"][:, :3]), new_tokens=7, seed=policy.draw_seed(4))
     assert new.lengths.min() < new.lengths.max() == 7
     for i, length in enumerate(new.lengths.tolist()):
         assert made["attention_mask"][i].sum() == 3 + length
@@ -92,9 +92,11 @@ def test_the_loss_is_the_reverse_kl_over_the_sequences_that_the_student_generate
     student, teacher = decoder(), decoder(seed=1)
     module = module_of(student, loss=replace(LOSS, ce=1))
     batch = batch_of() | {"signals": {"logits": torch.zeros(5, 9, VOCABULARY_SIZE)}}  # as from a cache of the texts
-    found = module.terms(module._batch_of_step(batch))
+    found = module.compute_terms(module._select_batch(batch))
     with torch.no_grad():
-        expected = torch.cat(expected_kl(student, teacher, ON_POLICY, batch, OnPolicy(ON_POLICY, 3).stream(0))).mean()
+        expected = torch.cat(
+            expected_kl(student, teacher, ON_POLICY, batch, OnPolicy(ON_POLICY, 3).draw_seed(0))
+        ).mean()
     assert found["kl"].item() == pytest.approx(expected.item(), rel=1e-5)
     assert found["ce"].item() == 0
 
@@ -108,13 +110,13 @@ def test_the_gradient_is_that_of_the_loss_on_the_generated_sequences_as_fixed_da
         module.training_step(batch_of(), 0).backward()
     found = {name: each.grad.clone() for name, each in student.named_parameters()}
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        made = module.on_policy.batch_for(student, 0, batch_of())
+        made = module.on_policy.build_batch(student, 0, batch_of())
     student.zero_grad()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         torch.manual_seed(1)
-        said = student(input_ids=made["input_ids"], attention_mask=made["attention_mask"]).logits
+        logits = student(input_ids=made["input_ids"], attention_mask=made["attention_mask"]).logits
         teacher = decoder(seed=1)(input_ids=made["input_ids"], attention_mask=made["attention_mask"]).logits.detach()
-        reverse_kl(said[made["positions"]], teacher[made["positions"]]).backward()
+        reverse_kl(logits[made["positions"]], teacher[made["positions"]]).backward()
     assert any(each.abs().max() > 0 for each in found.values())
     for name, each in student.named_parameters():
         assert torch.equal(found[name], each.grad), name
@@ -123,38 +125,38 @@ def test_the_gradient_is_that_of_the_loss_on_the_generated_sequences_as_fixed_da
 
 def test_the_configured_share_of_steps_is_on_policy_and_reproducible_from_the_seed():
     own, n = OnPolicy(replace(ON_POLICY, share=0.3), 7), 4000
-    drawn = [own.stream(step) for step in range(n)]
+    drawn = [own.draw_seed(step) for step in range(n)]
     count = sum(each is not None for each in drawn)
     assert abs(count - 0.3 * n) < 5 * (0.3 * 0.7 * n) ** 0.5
     assert len(set(drawn)) == count + 1
-    assert drawn[:50] == [OnPolicy(replace(ON_POLICY, share=0.3), 7).stream(step) for step in range(50)]
-    assert drawn[:50] != [OnPolicy(replace(ON_POLICY, share=0.3), 8).stream(step) for step in range(50)]
+    assert drawn[:50] == [OnPolicy(replace(ON_POLICY, share=0.3), 7).draw_seed(step) for step in range(50)]
+    assert drawn[:50] != [OnPolicy(replace(ON_POLICY, share=0.3), 8).draw_seed(step) for step in range(50)]
     batch = batch_of()
-    assert all(OnPolicy(replace(ON_POLICY, share=0)).batch_for(decoder(), step, batch) is batch for step in range(50))
-    assert None not in [OnPolicy(ON_POLICY).stream(step) for step in range(50)]
+    assert all(OnPolicy(replace(ON_POLICY, share=0)).build_batch(decoder(), step, batch) is batch for step in range(50))
+    assert None not in [OnPolicy(ON_POLICY).draw_seed(step) for step in range(50)]
 
 
 def test_a_prompt_ends_where_the_answer_begins_and_leaves_a_texts_last_token():
-    asked = Sequences([np.array([5, 6, 7, 8]), np.array([9])], [np.array([10, 11]), np.array([12, 13, 14, 15, 16])])
-    batch = asked.collate([0, 1], 0)
+    sequences = Sequences([np.array([5, 6, 7, 8]), np.array([9])], [np.array([10, 11]), np.array([12, 13, 14, 15, 16])])
+    batch = sequences.collate([0, 1], 0)
     by_labels = {name: value for name, value in batch.items() if name != "positions"}
     unlabelled = batch | {"labels": torch.full_like(batch["labels"], IGNORED)}
     for each in (batch, by_labels, unlabelled):
         # If the first token is already requested, as in plain text, the prompt has three tokens.
-        assert [ids[:n].tolist() for ids, n in prompts_of(each, 3)] == [[5, 6, 7, 8], [9, 12, 13]]
+        assert [ids[:n].tolist() for ids, n in extract_prompts(each, 3)] == [[5, 6, 7, 8], [9, 12, 13]]
     left = {
         name: value.flip(1) for name, value in LanguageBlocks([np.array([7, 6, 5, 4])] * 2).collate([0, 1], 0).items()
     }
     left = {name: torch.cat([torch.zeros(2, 2, dtype=torch.int64), value], 1) for name, value in left.items()}
-    assert [ids[:n].tolist() for ids, n in prompts_of(left | {"labels": left["input_ids"]}, 9)] == [[4, 5, 6]] * 2, (
-        "the last token is left to be said, or what is written comes after the end of a text"
-    )
+    assert [ids[:n].tolist() for ids, n in extract_prompts(left | {"labels": left["input_ids"]}, 9)] == [
+        [4, 5, 6]
+    ] * 2, "the last token is left to be generated, or the continuation comes after the end of a text"
 
 
 def test_a_long_prompt_is_truncated_from_the_left_to_fit_the_positions():
     student = decoder("GPT2", n_positions=12)
     rows = Sequences([np.arange(3, 13)], [np.array([20, 21])])
-    made = OnPolicy(ON_POLICY).batch_for(student, 0, rows.collate([0], 0))
+    made = OnPolicy(ON_POLICY).build_batch(student, 0, rows.collate([0], 0))
     assert made["input_ids"].shape[1] <= 12
     assert made["input_ids"][0, :5].tolist() == [8, 9, 10, 11, 12]  # the end of the prompt
 
@@ -165,7 +167,7 @@ def test_the_mean_gradient_over_processes_is_that_of_the_whole_batch():
     module_of(whole).training_step(batch, 0).backward()
     parts = [shard_batch(batch, rank, 8) for rank in range(8)]  # one of them has no row
     made = [
-        OnPolicy(ON_POLICY, 3).batch_for(whole, 0, {n: v for n, v in each.items() if n != "shares"}) for each in parts
+        OnPolicy(ON_POLICY, 3).build_batch(whole, 0, {n: v for n, v in each.items() if n != "shares"}) for each in parts
     ]
     written = torch.tensor([int(each["positions"].sum()) for each in made[:7]] + [0])
     assert len(set(written.tolist())) > 2
@@ -179,8 +181,8 @@ def test_the_mean_gradient_over_processes_is_that_of_the_whole_batch():
             tokens = torch.tensor([int(each["attention_mask"].sum()) for each in made[:7]]).sum() / 8
             return torch.tensor([written.sum() / 8, 0, tokens])
 
-        own = module.on_policy.batch_for(student, 0, part, mean)
-        module.terms(own)["kl"].backward()
+        own = module.on_policy.build_batch(student, 0, part, mean)
+        module.compute_terms(own)["kl"].backward()
         total = [a + b.grad / 8 for a, b in zip(total, student.parameters(), strict=True)]
     assert kept == written.tolist()
     for found, expected in zip(total, whole.parameters(), strict=True):
@@ -194,7 +196,7 @@ def fit_weights(folder: Path, config: OnPolicyConfig, train: TrainConfig = TRAIN
     machine = MachineConfig(accelerator="cpu", precision="32", threads=1, log_every=1)
     facts = {"label": "test", "console": Console(quiet=True), "wandb_folder": folder, "seed": 7, "precision": "32"}
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-    trainers.fit(module, data, folder, train=train, machine=machine, **facts)
+    trainers.fit_module(module, data, folder, train=train, machine=machine, **facts)
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
@@ -258,7 +260,7 @@ def test_on_policy_training_brings_a_student_closer_to_its_teacher_on_its_own_te
         for step in range(20):
             rows = LanguageBlocks(list(draw.integers(3, NARROW, (16, 10)))).collate(range(16), 0)
             optimizer.zero_grad()
-            module.terms(module.on_policy.batch_for(student, step, rows))["kl"].backward()
+            module.compute_terms(module.on_policy.build_batch(student, step, rows))["kl"].backward()
             optimizer.step()
         found[share] = distance_on_own_texts(student.eval(), teacher)
     assert found[1.0] < 0.8 * found[0.0]
@@ -281,7 +283,7 @@ def test_settings_that_rule_out_on_policy_training_are_refused(tmp_path):
         OnlineTeacher(decoder(seed=1)),
     )
     for signals, found in ((None, "none"), (CacheReader(tmp_path), "a cache")):
-        with pytest.raises(InputError, match=f"expected a teacher that is asked in the step .* found {found}"):
+        with pytest.raises(InputError, match=f"expected a teacher that is queried in the step .* found {found}"):
             module_of(decoder(), signals=signals)
     for loss, found in ((LossConfig(kl=0, ce=1), "no kl"), (LossConfig(divergence="decoupled_kl"), "decoupled_kl")):
         with pytest.raises(InputError, match=f"expected the term kl .* found {found}"):
@@ -297,9 +299,11 @@ def test_settings_that_rule_out_on_policy_training_are_refused(tmp_path):
 def test_a_student_generates_within_its_teachers_vocabulary_and_positions():
     student, teacher = decoder(vocab_size=VOCABULARY_SIZE + 400), decoder("GPT2", seed=1, n_positions=12)
     module = module_of(student, signals=OnlineTeacher(teacher), config=replace(ON_POLICY, new_tokens=9))
-    made = module.on_policy.batch_for(student, 0, batch_of())
+    made = module.on_policy.build_batch(student, 0, batch_of())
     assert int(made["input_ids"].max()) < VOCABULARY_SIZE
     assert made["input_ids"].shape[1] <= 12
     assert made["positions"].sum(1).min() >= 1
-    with pytest.raises(InputError, match="at most 12 together, the longest sequence of student and teacher, found 16"):
+    with pytest.raises(
+        InputError, match="at most 12 together, the maximum sequence length of student and teacher, found 16"
+    ):
         module_of(student, signals=OnlineTeacher(teacher), config=replace(ON_POLICY, new_tokens=13))

@@ -81,7 +81,7 @@ def with_logits(monkeypatch):
 
     def run(call, *given: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(FusedKL, "fits", lambda *_: False)
+            patch.setattr(FusedKL, "can_fuse", lambda *_: False)
             return call(*given)
 
     return run
@@ -95,7 +95,7 @@ def test_the_fused_loss_gives_the_loss_and_gradients_of_the_loss_on_logits(famil
     signals = cached(kind, rows, build(family, 64), tmp_path / "c")
     module = DistillationModule(build(family), loss=LOSS, train=TrainConfig(dropout=0), signals=signals)
     batch = rows.collate(range(len(rows)), 0)
-    assert module.headless.fits(batch, signals(batch))
+    assert module.fused_kl.can_fuse(batch, signals(batch))
     loss, found = loss_and_gradients(module, batch, half)
     expected_loss, expected = with_logits(loss_and_gradients, module, batch, half)
     torch.testing.assert_close(loss, expected_loss, rtol=1e-2 if half else 1e-5, atol=1e-6)
@@ -119,7 +119,7 @@ def test_the_fused_loss_with_a_hidden_term_gives_the_terms_computed_with_logits(
         teacher_sizes=(2, 16),
     )
     batch = rows.collate(range(2), 0)
-    found, expected = module.terms(batch), with_logits(module.terms, batch)
+    found, expected = module.compute_terms(batch), with_logits(module.compute_terms, batch)
     assert list(found) == list(expected) == ["kl", "hidden"]
     torch.testing.assert_close(found, expected)
 
@@ -129,13 +129,13 @@ def test_the_fused_loss_computes_no_logits_unless_the_head_has_hooks(tmp_path):
     signals = cached("sampled", rows, build("llama", 64), tmp_path / "c")
     module = DistillationModule(build("llama"), loss=LOSS, train=TrainConfig(dropout=0), signals=signals)
     batch, made = rows.collate(range(2), 0), []
-    module.terms(batch)
+    module.compute_terms(batch)
     module.student.lm_head.register_forward_hook(lambda _, given, output: made.append(output.shape))
-    module.terms(batch)
+    module.compute_terms(batch)
     assert [shape[0] for shape in made] == [28]  # a head with hooks is called as usual
     module.student.lm_head._forward_hooks.clear()
     module.student.register_forward_hook(lambda _, given, output: made.append(output.logits.shape))
-    module.terms(batch)
+    module.compute_terms(batch)
     assert made[1:] == [(0, VOCABULARY_SIZE)]
 
 
@@ -170,7 +170,7 @@ def test_scaled_or_soft_capped_logits_are_detected_without_side_effects(family, 
 def test_losses_that_read_logits_are_not_fused(loss, signals):
     batch = rows_of("llama").collate(range(2), 0)
     module = DistillationModule(build("llama"), loss=loss, train=TrainConfig())
-    assert not module.headless.fits(batch, dict.fromkeys(signals))
+    assert not module.fused_kl.can_fuse(batch, dict.fromkeys(signals))
 
 
 def test_float16_autocast_and_classifiers_are_not_fused(token_batch):
@@ -178,7 +178,7 @@ def test_float16_autocast_and_classifiers_are_not_fused(token_batch):
     signals = dict.fromkeys(("ids", "weights"))
     batch = rows_of("llama").collate(range(2), 0)
     with torch.autocast("cpu", torch.float16):
-        assert not module.headless.fits(batch, signals)
-    assert module.headless.fits(batch, signals)
+        assert not module.fused_kl.can_fuse(batch, signals)
+    assert module.fused_kl.can_fuse(batch, signals)
     classes = DistillationModule(build_model("bert"), loss=LOSS, train=TrainConfig())
-    assert not classes.headless.fits(token_batch, signals)
+    assert not classes.fused_kl.can_fuse(token_batch, signals)
