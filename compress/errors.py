@@ -1,11 +1,13 @@
 """Exceptions of this package that the user can act on."""
 
+from distill.errors import InputError
+
 
 class ArtefactError(RuntimeError):
     """An exported artefact could not be written or doesn't reproduce the model that it was exported from."""
 
 
-class CompressError(ValueError):
+class CompressError(InputError):
     """A request that a model or runtime doesn't support; the message has the setting, expected and found value."""
 
 

@@ -17,7 +17,7 @@ from compress.export.common.source import Source
 from compress.export.common.targets import Target
 from compress.export.onnx.graph import FILE, open_session
 from compress.export.onnx.rounded import PRODUCTS
-from compress.prune.slicing.checkpoint import load_pruned
+from distill.checkpoint.pruned import load_pruned
 
 Inputs = Mapping[str, np.ndarray]
 Probe = Callable[[Source, Target, Path, Inputs], dict[str, Product]]

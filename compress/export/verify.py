@@ -20,7 +20,7 @@ from compress.errors import ArtefactError, VerificationError
 from compress.export.common.decisions import Kind, predictions_agree
 from compress.export.common.targets import Target, target_of
 from compress.export.runtimes import open_export
-from compress.measure.memory import peak_memory
+from compress.measure.memory import read_peak_memory
 from compress.subprocesses import end_with_parent, signal_name
 from distill.checkpoint.readers import READERS
 
@@ -161,7 +161,7 @@ def run_samples(target: Target, folder: Path, samples: dict[str, Any]) -> dict[s
         mask = np.asarray([each.attention_mask for each in encoded])
         parts.append(flatten_tokens(model(arrays(encoded, model)), mask))
         lengths.append(mask.sum(1))
-    most = peak_memory()
+    most = read_peak_memory()
     told = {"logits": np.concatenate(parts), "lengths": np.concatenate(lengths)}
     return told | {"load_ms": load_ms, "peak_bytes": most}
 

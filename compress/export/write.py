@@ -13,15 +13,24 @@ from compress.export.onnx.graph import FILE, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.onnx.rounded import round_fused, round_graph
 from compress.export.probe import PROBES, Inputs
-from compress.quantize.store import save_rounding
+from compress.quantize.store import save_quantization
 
 LAYER = 1e-5  # largest allowed difference of a deployed product, as a share of its largest value
 Write = Callable[[Source, Target, Path], None]  # (model, target, folder of all targets)
 
 
 def write_targets(source: Source, targets: Iterable[Target], folder: Path) -> None:
-    """Writes the targets, and the targets they are made from, each into a folder of its name."""
-    for target in with_sources(targets):
+    """Writes the targets, and the targets they are made from, each into a folder of its name.
+
+    Raises:
+        ArtefactError: A format can't express the model.
+        CompressError: A format's library isn't installed, or, before anything is written, a format doesn't support the
+            model's scheme.
+    """
+    wanted = with_sources(targets)
+    for target in wanted:
+        check_rounded(source, target)
+    for target in wanted:
         write_target(source, target, folder)
 
 
@@ -32,8 +41,7 @@ def write_target(source: Source, target: Target, folder: Path) -> None:
         ArtefactError: The format can't express the model.
         CompressError: The format's library isn't installed, or the format doesn't support the model's scheme.
     """
-    if target.rounded:
-        check_rounded(source, target)
+    check_rounded(source, target)
     WRITERS[target.format](source, target, folder)
     if target.format != "huggingface":
         source.tokenizer.save_pretrained(folder / str(target))
@@ -42,6 +50,8 @@ def write_target(source: Source, target: Target, folder: Path) -> None:
 
 
 def check_rounded(source: Source, target: Target) -> None:
+    if not target.rounded:
+        return
     if source.rounding is None:
         if target == Target("onnxruntime", "int8"):
             return  # ONNX Runtime's own int8 needs no stored scales
@@ -62,7 +72,7 @@ def check_layers(source: Source, target: Target, folder: Path, inputs: Inputs) -
     """
     name, difference = worst_layer(PROBES[target.format](source, target, folder, inputs), source.reference)
     if not difference <= LAYER:  # also catches NaN
-        saturated = target.kind.saturates and not source.in_7_bits and products_saturate()
+        saturated = target.kind.saturates and not source.has_reduced_range and products_saturate()
         raise ArtefactError(
             f"{target}: {name} gives other products than it was trained with: they differ by {difference:.1e} of the "
             f"largest, expected at most {LAYER:.0e}"
@@ -79,7 +89,7 @@ def check_layers(source: Source, target: Target, folder: Path, inputs: Inputs) -
 def write_huggingface(source: Source, target: Target, folder: Path) -> None:
     export_huggingface(source.model, source.tokenizer, folder / str(target))
     if source.rounding is not None:
-        save_rounding(source.rounding, folder / str(target))
+        save_quantization(source.rounding, folder / str(target))
 
 
 def write_onnx(source: Source, target: Target, folder: Path) -> None:

@@ -34,13 +34,13 @@ class Latency:
     best_ms: float
 
 
-BLOCK = 16  # texts per uninterrupted turn of a runner
+TEXTS_PER_TURN = 16  # a runner's uninterrupted calls
 Name = TypeVar("Name", bound=Hashable)
 Inputs = dict[str, np.ndarray]
 Runner = Callable[[Inputs], object]
 
 
-def measure(
+def measure_latency(
     runners: Mapping[Name, Runner],
     inputs: Mapping[Name, Sequence[Inputs]],
     *,
@@ -49,11 +49,11 @@ def measure(
     threads: int = 1,
     on_call: Callable[[], None] = lambda: None,
 ) -> dict[Name, Latency]:
-    """Times every runner on every text, `rounds` times, alternating between runners after each block of BLOCK texts.
+    """Times every runner on every text, `rounds` times, alternating between runners after TEXTS_PER_TURN texts.
 
-    Within a block one runner runs alone, as in deployment: with alternation after every text, a large model would evict
+    Within a turn one runner runs alone, as in deployment: with alternation after every text, a large model would evict
     a small one's weights from the cache each time, and the small one would look half as fast. For the same reason the
-    first call of a block isn't counted. The order of the runners changes from block to block.
+    first call of a turn isn't counted. The order of the runners changes from turn to turn.
 
     Args:
         runners: Name -> function of one padded batch of token ids ([batch, length] int64 each).
@@ -63,45 +63,49 @@ def measure(
         warmup: Rounds that aren't counted.
         threads: Threads of PyTorch while measuring; runners of other runtimes must be built with the same number.
         on_call: Called after each timed call, outside the timing.
+
+    Returns:
+        Name -> its latency.
     """
     names = list(runners)
     times: dict[Name, list[float]] = {name: [] for name in names}
-    with torch_threads(threads):
+    with limit_torch_threads(threads):
         for number in range(-warmup, rounds):
-            for block, first in enumerate(range(0, len(inputs[names[0]]), BLOCK)):
-                shift = (number + block) % len(names)
+            for turn, first in enumerate(range(0, len(inputs[names[0]]), TEXTS_PER_TURN)):
+                shift = (number + turn) % len(names)
                 for name in names[shift:] + names[:shift]:
-                    found = timed(runners[name], inputs[name][first : first + BLOCK], on_call)
-                    times[name] += found if number >= 0 else []
-    return {name: summary(np.reshape(values, (rounds, -1)), inputs[name], threads) for name, values in times.items()}
+                    batches = inputs[name][first : first + TEXTS_PER_TURN]
+                    milliseconds = _time_calls(runners[name], batches, on_call)
+                    times[name] += milliseconds if number >= 0 else []
+    return {name: _summarize(np.reshape(values, (rounds, -1)), inputs[name], threads) for name, values in times.items()}
 
 
-def timed(runner: Runner, block: Sequence[Inputs], on_call: Callable[[], None]) -> list[float]:
-    """Returns the milliseconds of each call."""
-    runner(block[0])
-    found = []
-    for batch in block:
+@contextmanager
+def limit_torch_threads(count: int) -> Iterator[None]:
+    """Limits PyTorch to `count` threads inside the block."""
+    previous = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(previous)
+
+
+def _time_calls(runner: Runner, batches: Sequence[Inputs], on_call: Callable[[], None]) -> list[float]:
+    """Returns the milliseconds of each call, after a call that isn't counted."""
+    runner(batches[0])
+    milliseconds = []
+    for batch in batches:
         start = time.perf_counter()
         runner(batch)
-        found.append((time.perf_counter() - start) * 1e3)
+        milliseconds.append((time.perf_counter() - start) * 1e3)
         on_call()
-    return found
+    return milliseconds
 
 
-def summary(values: np.ndarray, inputs: Sequence[Inputs], threads: int) -> Latency:
+def _summarize(values: np.ndarray, inputs: Sequence[Inputs], threads: int) -> Latency:
     """Returns the latency statistics of times [rounds, texts]."""
     shapes = [batch["input_ids"].shape for batch in inputs]
     batch, length = shapes[0][0], int(np.median([shape[1] for shape in shapes]))
     p10, median, p90 = (float(q) for q in np.quantile(values, [0.1, 0.5, 0.9]))
     return Latency(batch, length, threads, values.size, median, p10, p90, float(np.median(values.min(axis=0))))
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Limits PyTorch to `count` threads inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

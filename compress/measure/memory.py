@@ -1,6 +1,7 @@
 """Peak memory of this process."""
 
 import resource
+import sys
 from pathlib import Path
 
 
@@ -12,10 +13,11 @@ def reset_peak_memory() -> None:
         return
 
 
-def peak_memory() -> int:
+def read_peak_memory() -> int:
     """Returns the peak resident bytes since `reset_peak_memory`; rusage alone would include the parent's peak."""
     try:
         status = Path("/proc/self/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
     except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,14 +1,14 @@
-"""Quantization settings: the scheme, and how scales and rounded weights are determined."""
+"""Quantization settings: the scheme, and how scales and quantized weights are determined."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from compress.errors import CompressError
-from compress.quantize.schemes import SCHEMES, multiplies_bytes, schemes_named
+from compress.quantize.schemes import SCHEMES, has_integer_products, resolve_schemes
 
 Reduced = bool | Literal["auto"]
 Processor = Literal["here", "avx2", "avx512", "vnni", "arm"]
-AUTO = 0.99  # share of the float score that --quantize auto preserves
+AUTO_MIN_SCORE = 0.99  # share of the float score that --quantize auto preserves
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class QuantizeConfig:
         epochs: Epochs of qat.
         learning_rate: Learning rate of qat; its schedule and the other training settings are those of the student.
         keep: Patterns of layers that stay in float, separated by commas, such as `*.pooler.dense,classifier`.
+
+    Raises:
+        CompressError: A value is out of range, or a setting has no effect with the others.
     """
 
     scheme: str = ""
@@ -54,15 +57,12 @@ class QuantizeConfig:
     keep: str = ""
 
     def __post_init__(self) -> None:
-        if self.scheme == "auto":
-            object.__setattr__(self, "min_score", self.min_score or AUTO)
-            object.__setattr__(self, "scheme", "int8")
-        if self.scheme:
-            self.check_scheme()
+        if self.scheme and self.scheme != "auto":
+            self._check_scheme()
         if self.processor != "here" and self.reduced != "auto":
             raise CompressError(
                 f"quantize.processor {self.processor}: expected quantize.reduced auto, found "
-                f"{str(self.reduced).lower()}: it would have no effect; leave one of the two out"
+                f"{str(self.reduced).lower()}: the processor would have no effect; leave one of the two out"
             )
         for name in ("samples", "epochs"):
             if getattr(self, name) < 1:
@@ -73,28 +73,24 @@ class QuantizeConfig:
         if not self.learning_rate > 0:
             raise CompressError(f"quantize.learning_rate: expected more than 0, found {self.learning_rate}")
 
-    def check_scheme(self) -> None:
-        """Checks that the scheme exists and that the other settings apply to it.
-
-        Raises:
-            CompressError: The scheme is unknown, or a setting has no effect with any of the schemes it selects.
-        """
-        schemes = [SCHEMES[name] for name in schemes_named(self.scheme)]
+    def _check_scheme(self) -> None:
+        schemes = [SCHEMES[name] for name in resolve_schemes(self.scheme)]
         if self.ranges != "minmax" and all(each.inputs != "tensor" for each in schemes):
             raise CompressError(
-                f"quantize.ranges {self.ranges}: expected int8-static, found {self.scheme}: no range is kept of its "
-                "inputs; leave quantize.ranges out"
+                f"quantize.ranges {self.ranges}: expected scheme int8-static, found {self.scheme}: it has no "
+                "calibrated input ranges; leave quantize.ranges out"
             )
-        if not any(multiplies_bytes(each) for each in schemes):
+        if not any(has_integer_products(each) for each in schemes):
             for name, requested in (("reduced", self.reduced is True), ("processor", self.processor != "here")):
                 if requested:
                     raise CompressError(
-                        f"quantize.{name}: expected a scheme with products of bytes, found {self.scheme}: it has none "
-                        "that saturate; leave it out"
+                        f"quantize.{name}: expected a scheme with integer products, found {self.scheme}: it has no "
+                        f"products that can saturate; leave quantize.{name} out"
                     )
         if self.learned and self.method == "ptq":
-            raise CompressError("quantize.learned: expected method qat, found ptq: nothing is trained")
+            raise CompressError("quantize.learned: expected method qat, found ptq: ptq trains no scales")
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def float_patterns(self) -> tuple[str, ...]:
+        """Patterns of the names of layers that stay in float."""
         return tuple(pattern.strip() for pattern in self.keep.split(",") if pattern.strip())

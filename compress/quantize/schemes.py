@@ -1,4 +1,4 @@
-"""Quantization schemes by name: which tensors are rounded, and to how many bits."""
+"""Quantization schemes by name: which tensors are quantized, and to how many bits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,42 +6,45 @@ from typing import Literal
 
 from compress.errors import CompressError
 
+LARGEST_LEVEL = 255  # largest level of an 8-bit activation; the smallest is 0
+SMALLEST_SCALE = 1e-9  # lower bound of a scale: a row of zeros stays zeros
+
 
 @dataclass(frozen=True)
-class Numbers:
-    """Values that a weight can take, in units of its scale.
+class NumberFormat:
+    """Values that a quantized weight can take, in units of its scale.
 
     Args:
         largest: Largest value; the smallest is its negative.
-        floats: Whether they are 8-bit floats (E4M3), whose steps grow with magnitude, instead of integers.
+        floats: Whether they are 8-bit floats (E4M3), whose spacing grows with magnitude, instead of integers.
     """
 
     largest: int
     floats: bool = False
 
     @property
-    def edge(self) -> float:
-        """Clipping bound: half a step beyond the largest value."""
+    def clip_bound(self) -> float:
+        """The magnitude from which values are clipped: half a step beyond the largest value."""
         return self.largest + (16 if self.floats else 0.5)
 
 
-INT8 = Numbers(127)
-FLOAT8 = Numbers(448, floats=True)
+INT8 = NumberFormat(127)
+FLOAT8 = NumberFormat(448, floats=True)
 
 
 @dataclass(frozen=True)
 class Scheme:
     """How a layer is quantized.
 
-    Weights are symmetric, with a scale for each output or for each `group` of adjacent inputs; embedding tables always
-    have 8-bit integers and per-row scales.
+    Weights are symmetric, with a scale per output or per `group` of adjacent inputs. Embedding tables always have 8-bit
+    integers and a scale per row.
 
     Args:
         name: Name in the settings.
-        bits: Bits of a weight; 7 is 8 bits with the largest values unused, see `reduced_scheme`.
+        bits: Bits of a weight; 7 is 8 bits with the largest values unused, see `reduce_weight_range`.
         group: Inputs that share a scale; 0: all inputs of an output.
-        inputs: Of a linear layer: `float`, unrounded; `token`, 8 bits with a scale and zero point per token, computed
-            in each call; `tensor`, 8 bits with one scale and zero point from calibration or training.
+        inputs: Inputs of a linear layer: `float`, not quantized; `token`, 8 bits with a scale and zero point per token,
+            computed in each call; `tensor`, 8 bits with one scale and zero point from calibration or training.
         floats: 8-bit floats (E4M3) instead of integers, for weights and for inputs with per-token scales, which then
             have no zero point.
     """
@@ -53,19 +56,19 @@ class Scheme:
     floats: bool = False
 
     @property
-    def numbers(self) -> Numbers:
+    def number_format(self) -> NumberFormat:
         """Values that a weight can take, in units of its scale."""
-        return FLOAT8 if self.floats else Numbers(2 ** (self.bits - 1) - 1)
+        return FLOAT8 if self.floats else NumberFormat(2 ** (self.bits - 1) - 1)
 
     @property
-    def stored(self) -> int:
+    def stored_bits(self) -> int:
         """Bits per weight in a file."""
         return 4 if self.bits == 4 else 8
 
     @property
     def precision(self) -> str:
-        """Name of the precision in reports and files."""
-        return "fp8" if self.floats else f"int{self.stored}"
+        """Name of the precision in reports and files: int8, int4 or fp8."""
+        return "fp8" if self.floats else f"int{self.stored_bits}"
 
 
 SCHEMES: Mapping[str, Scheme] = {
@@ -81,55 +84,56 @@ SCHEMES: Mapping[str, Scheme] = {
     )
 }
 
-
-def reduced_scheme(scheme: Scheme) -> Scheme:
-    """Returns the scheme with weights from -63 to 63 instead of -127 to 127, if it has byte products.
-
-    x86 processors without VNNI add pairs of byte products in 16 bits. Twice 255 x 127 overflows and saturates; twice
-    255 x 63 fits.
-    """
-    return replace(scheme, bits=7) if scheme.bits == 8 and multiplies_bytes(scheme) else scheme
-
-
-def multiplies_bytes(scheme: Scheme) -> bool:
-    """Returns whether integer products may have 8-bit weights.
-
-    4-bit schemes with rounded inputs use 8 bits in sensitive layers and tied heads.
-    """
-    return scheme.inputs != "float" and not scheme.floats
-
-
-def wider_scheme(scheme: Scheme, *, in_7_bits: bool = False) -> Scheme | None:
-    """Returns the scheme with more bits, for sensitive layers, or None if they stay in float.
-
-    With `in_7_bits` the wider scheme is `reduced_scheme`.
-    """
-    found = SCHEMES.get(scheme.name.replace("int4", "int8")) if scheme.bits == 4 else None
-    return reduced_scheme(found) if found is not None and in_7_bits else found
-
-
-BITS: Mapping[str, tuple[str, ...]] = {  # requested by bits alone: each format uses the first that it supports
+PREFERRED_SCHEMES: Mapping[str, tuple[str, ...]] = {  # precision -> each format uses the first scheme that it supports
     "int8": ("int8-static", "int8-dynamic"),
     "int4": ("int4-weights", "int4-dynamic"),
     "fp8": ("fp8-dynamic",),
 }
 
 
-def schemes_named(name: str) -> tuple[str, ...]:
-    """Returns the schemes that a name stands for, in order of preference.
+def resolve_schemes(name: str) -> tuple[str, ...]:
+    """Returns the names of the schemes that a scheme or precision stands for, in order of preference.
 
     Raises:
         CompressError: The name is unknown.
     """
-    if name not in BITS and name not in SCHEMES:
-        raise CompressError(f"quantize.scheme: expected one of {', '.join((*SCHEMES, *BITS))}, found {name!r}")
-    return BITS.get(name, (name,))
+    if name not in PREFERRED_SCHEMES and name not in SCHEMES:
+        raise CompressError(
+            f"quantize.scheme: expected one of {', '.join((*SCHEMES, *PREFERRED_SCHEMES))}, found {name!r}"
+        )
+    return PREFERRED_SCHEMES.get(name, (name,))
 
 
-def scheme_of(name: str) -> Scheme:
-    """Returns the scheme of a name, the preferred one if there are several.
+def resolve_scheme(name: str) -> Scheme:
+    """Returns the scheme of a name, or the preferred one of a precision.
 
     Raises:
         CompressError: The name is unknown.
     """
-    return SCHEMES[schemes_named(name)[0]]
+    return SCHEMES[resolve_schemes(name)[0]]
+
+
+def has_integer_products(scheme: Scheme) -> bool:
+    """Returns whether a model in this scheme may multiply 8-bit weights by 8-bit inputs.
+
+    4-bit schemes with quantized inputs use 8-bit weights in sensitive layers and tied heads.
+    """
+    return scheme.inputs != "float" and not scheme.floats
+
+
+def reduce_weight_range(scheme: Scheme) -> Scheme:
+    """Returns the scheme with weights from -63 to 63 instead of -127 to 127 if its integer products have 8-bit weights.
+
+    x86 processors without VNNI add pairs of 8-bit products in 16 bits. Twice 255 x 127 overflows and saturates; twice
+    255 x 63 fits.
+    """
+    return replace(scheme, bits=7) if scheme.bits == 8 and has_integer_products(scheme) else scheme
+
+
+def widen_scheme(scheme: Scheme, *, reduce_range: bool = False) -> Scheme | None:
+    """Returns the scheme with more bits, for sensitive layers, or None if they stay in float.
+
+    With `reduce_range` the wider scheme's weights are limited by `reduce_weight_range`.
+    """
+    wider = SCHEMES.get(scheme.name.replace("int4", "int8")) if scheme.bits == 4 else None
+    return reduce_weight_range(wider) if wider is not None and reduce_range else wider

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from compress.errors import CompressError
-from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
-from compress.quantize.prepare import as_plain
-from compress.quantize.ranges import same_inputs
-from compress.quantize.schemes import wider_scheme
+from compress.quantize.layers import QuantizedLayer, QuantizedLinear, find_quantized_layers
+from compress.quantize.observers import Batch, find_shared_inputs
+from compress.quantize.prepare import restore_plain_layers
+from compress.quantize.schemes import Scheme, widen_scheme
 
-Layers = Mapping[str, QuantizedLinear | QuantizedEmbedding]
+Layers = Mapping[str, QuantizedLayer]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Sensitivity:
 
     Args:
         layers: Names; layers that take the same tensor form one group, because deployed files merge them.
-        divergence: Divergence of the model's outputs from those in float, as returned by `judge`.
+        divergence: Divergence of the model's outputs from those in float.
     """
 
     layers: tuple[str, ...]
@@ -30,8 +30,8 @@ class Sensitivity:
 
 
 @torch.no_grad()
-def sensitivities(
-    model: nn.Module, judge: Callable[[], float], batch: Mapping[str, torch.Tensor], *, in_7_bits: bool = False
+def measure_sensitivities(
+    model: nn.Module, measure_divergence: Callable[[], float], batch: Batch, *, reduce_range: bool = False
 ) -> list[Sensitivity]:
     """Returns the sensitivity of every group of layers of a prepared and calibrated model, the most sensitive first.
 
@@ -39,75 +39,37 @@ def sensitivities(
 
     Args:
         model: In eval mode; restored afterwards.
-        judge: Returns the divergence of the model's current outputs from those in float.
+        measure_divergence: Returns the divergence of the model's current outputs from those in float.
         batch: A batch of model inputs, which determines the layers that take the same tensor.
-        in_7_bits: Whether wider schemes use at most 7 bits for weights whose inputs have 8.
+        reduce_range: Whether the wider schemes' weights are limited by `reduce_weight_range`.
     """
-    layers = rounding_layers(model)
-    found = []
-    for group in grouped_layers(model, layers, batch):
-        with widened(layers, [name for name in layers if name not in group], in_7_bits):
-            found.append(Sensitivity(group, judge()))
-    return sorted(found, key=lambda each: each.divergence, reverse=True)
-
-
-def rounding_layers(model: nn.Module) -> dict[str, QuantizedLinear | QuantizedEmbedding]:
-    return {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLinear | QuantizedEmbedding)}
-
-
-def grouped_layers(model: nn.Module, layers: Layers, batch: Mapping[str, torch.Tensor]) -> list[tuple[str, ...]]:
-    """Returns groups of linear layers that take the same tensor, and each table with the head tied to it."""
-    linears = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
-    tables = {id(layer.weight): name for name, layer in layers.items() if name not in linears}
-    groups: dict[str, list[str]] = {name: [name] for name in tables.values()}
-    for name, first in same_inputs(model, linears, batch).items():
-        groups.setdefault(tables.get(id(layers[first].weight), first), []).append(name)
-    return [tuple(names) for names in groups.values()]
-
-
-@contextmanager
-def widened(layers: Layers, names: Collection[str], in_7_bits: bool = False) -> Iterator[None]:
-    """Gives the named layers more bits inside the block, or turns off their quantization."""
-    before = {name: (layer.rounds, getattr(layer, "scheme", None)) for name, layer in layers.items()}
-    for name in names:
-        widen(layers[name], in_7_bits)
-    try:
-        yield
-    finally:
-        for name, (rounds, scheme) in before.items():
-            layer = layers[name]
-            layer.rounds = rounds
-            if isinstance(layer, QuantizedLinear) and scheme is not None:
-                layer.scheme = scheme
-
-
-def widen(layer: QuantizedLinear | QuantizedEmbedding, in_7_bits: bool) -> None:
-    more = wider_scheme(layer.scheme, in_7_bits=in_7_bits) if isinstance(layer, QuantizedLinear) else None
-    if isinstance(layer, QuantizedLinear) and more is not None:
-        layer.scheme = more
-    else:
-        layer.rounds = False
+    layers = find_quantized_layers(model)
+    sensitivities = []
+    for group in group_layers(model, layers, batch):
+        with _widen_inside(layers, [name for name in layers if name not in group], reduce_range):
+            sensitivities.append(Sensitivity(group, measure_divergence()))
+    return sorted(sensitivities, key=lambda each: each.divergence, reverse=True)
 
 
 @torch.no_grad()
 def widen_most_sensitive(
     model: nn.Module,
     ranked: Sequence[Sensitivity],
-    score: Callable[[], float],
-    least: float,
+    measure_score: Callable[[], float],
+    min_score: float,
     *,
-    in_7_bits: bool = False,
+    reduce_range: bool = False,
 ) -> tuple[list[str], float]:
-    """Gives more bits to the fewest of the most sensitive groups that reach a score of `least`, in place.
+    """Gives more bits to the fewest of the most sensitive groups that reach a score of `min_score`, in place.
 
     These layers then have 8 bits instead of 4, or stay in float.
 
     Args:
         model: Prepared and calibrated.
-        ranked: Result of `sensitivities`.
-        score: Returns the score of the model as it currently is; higher is better.
-        least: Score to reach.
-        in_7_bits: Whether wider schemes use at most 7 bits for weights whose inputs have 8.
+        ranked: Result of `measure_sensitivities`.
+        measure_score: Returns the score of the model as it currently is; higher is better.
+        min_score: Score to reach.
+        reduce_range: Whether the wider schemes' weights are limited by `reduce_weight_range`.
 
     Returns:
         Names of the layers that have more bits, and the score.
@@ -115,21 +77,59 @@ def widen_most_sensitive(
     Raises:
         CompressError: The score isn't reached even with a single group left in the scheme.
     """
-    layers = rounding_layers(model)
-    low, high, found = 0, len(ranked), dict[int, float]()
+    layers = find_quantized_layers(model)
+    low, high, scores = 0, len(ranked), dict[int, float]()
     while low < high:
         middle = (low + high) // 2
-        with widened(layers, [name for group in ranked[:middle] for name in group.layers], in_7_bits):
-            found[middle] = score()
-        low, high = (low, middle) if found[middle] >= least else (middle + 1, high)
+        with _widen_inside(layers, [name for group in ranked[:middle] for name in group.layers], reduce_range):
+            scores[middle] = measure_score()
+        low, high = (low, middle) if scores[middle] >= min_score else (middle + 1, high)
     if low == len(ranked):
         raise CompressError(
-            f"quantize.min_score: expected a score of {least:.4f}, found {max(found.values()):.4f} at best, even with "
-            f"all but one of {len(ranked)} groups of layers in more bits: this scheme can't keep it before it is "
-            "trained; a scheme with more bits or a lower min_score can"
+            f"quantize.min_score: expected a score of {min_score:.4f}, found {max(scores.values()):.4f} at best, even "
+            f"with more bits in all but one of {len(ranked)} groups of layers: choose a scheme with more bits or a "
+            "lower min_score"
         )
     names = [name for group in ranked[:low] for name in group.layers]
     for name in names:
-        widen(layers[name], in_7_bits)
-    as_plain(model, [name for name in names if not layers[name].rounds])
-    return names, found[low]
+        _widen(layers[name], reduce_range)
+    restore_plain_layers(model, [name for name in names if not layers[name].fake_quant_enabled])
+    return names, scores[low]
+
+
+def group_layers(model: nn.Module, layers: Layers, batch: Batch) -> list[tuple[str, ...]]:
+    """Returns groups of linear layers that take the same tensor, and each table with the head tied to it."""
+    linears = {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
+    tables = {id(layer.weight): name for name, layer in layers.items() if name not in linears}
+    groups: dict[str, list[str]] = {name: [name] for name in tables.values()}
+    for name, first in find_shared_inputs(model, linears, batch).items():
+        groups.setdefault(tables.get(id(layers[first].weight), first), []).append(name)
+    return [tuple(names) for names in groups.values()]
+
+
+@contextmanager
+def _widen_inside(layers: Layers, names: Collection[str], reduce_range: bool) -> Iterator[None]:
+    """Gives the named layers more bits inside the block, or turns off their quantization."""
+    previous = {name: (layer.fake_quant_enabled, _get_scheme(layer)) for name, layer in layers.items()}
+    for name in names:
+        _widen(layers[name], reduce_range)
+    try:
+        yield
+    finally:
+        for name, (enabled, scheme) in previous.items():
+            layer = layers[name]
+            layer.fake_quant_enabled = enabled
+            if isinstance(layer, QuantizedLinear) and scheme is not None:
+                layer.scheme = scheme
+
+
+def _get_scheme(layer: QuantizedLayer) -> Scheme | None:
+    return layer.scheme if isinstance(layer, QuantizedLinear) else None
+
+
+def _widen(layer: QuantizedLayer, reduce_range: bool) -> None:
+    wider = widen_scheme(layer.scheme, reduce_range=reduce_range) if isinstance(layer, QuantizedLinear) else None
+    if isinstance(layer, QuantizedLinear) and wider is not None:
+        layer.scheme = wider
+    else:
+        layer.fake_quant_enabled = False

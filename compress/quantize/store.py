@@ -4,49 +4,56 @@ import json
 from pathlib import Path
 
 from compress.errors import CompressError
-from compress.quantize.prepare import LayerQuantization, Rounding
+from compress.quantize.prepare import LayerQuantization, ModelQuantization
 from compress.quantize.schemes import Scheme
+from compress.safetensors_file import sort_metadata
 
-FILE = "quantization.safetensors"
-VERSION = "1"
+QUANTIZATION_FILE = "quantization.safetensors"
+FORMAT_VERSION = "1"
 
 
-def save_rounding(rounding: Rounding, folder: Path) -> None:
+def save_quantization(quantization: ModelQuantization, folder: Path) -> None:
     """Writes the scales, with schemes and input grids in the file's header."""
     from safetensors.torch import save_file
 
     layers = {
-        name: {"scheme": vars(r.scheme) if r.scheme is not None else None, "grid": r.grid}
-        for name, r in rounding.items()
+        name: {"scheme": vars(each.scheme) if each.scheme is not None else None, "grid": each.grid}
+        for name, each in quantization.items()
     }
-    scales = {name: rounded.scales.clone() for name, rounded in rounding.items()}  # tied weights share one tensor
-    save_file(scales, str(folder / FILE), metadata={"version": VERSION, "layers": json.dumps(layers)})
+    scales = {name: each.scales.clone() for name, each in quantization.items()}  # tied weights share one tensor
+    header = {"version": FORMAT_VERSION, "layers": json.dumps(layers)}
+    save_file(scales, str(folder / QUANTIZATION_FILE), metadata=header)
+    sort_metadata(folder / QUANTIZATION_FILE)
 
 
-def load_rounding(folder: Path) -> dict[str, LayerQuantization]:
-    """Loads the schemes, scales and grids by layer name.
+def load_quantization(folder: Path) -> dict[str, LayerQuantization]:
+    """Returns the schemes, scales and grids by layer name.
 
     Raises:
         CompressError: There is no such file, or it has another version.
     """
     from safetensors import safe_open
 
-    if not (folder / FILE).is_file():
-        raise CompressError(f"{folder}: expected a quantized checkpoint with {FILE}, found none")
-    with safe_open(folder / FILE, framework="pt") as file:
+    path = folder / QUANTIZATION_FILE
+    if not path.is_file():
+        raise CompressError(f"{folder}: expected a quantized checkpoint with {QUANTIZATION_FILE}, found none")
+    with safe_open(path, framework="pt") as file:
         header = file.metadata() or {}
-        if header.get("version") != VERSION:
-            raise CompressError(f"{folder / FILE}: expected version {VERSION}, found {header.get('version')}")
+        if header.get("version") != FORMAT_VERSION:
+            raise CompressError(
+                f"{path}: expected version {FORMAT_VERSION}, found {header.get('version')}: its scales can't be read"
+            )
         layers = json.loads(header["layers"])
         return {
             name: LayerQuantization(
-                Scheme(**about["scheme"]) if about["scheme"] is not None else None,
+                Scheme(**settings["scheme"]) if settings["scheme"] is not None else None,
                 file.get_tensor(name),
-                tuple(about["grid"]) if about["grid"] is not None else None,
+                tuple(settings["grid"]) if settings["grid"] is not None else None,
             )
-            for name, about in layers.items()
+            for name, settings in layers.items()
         }
 
 
-def is_rounded(folder: Path) -> bool:
-    return (folder / FILE).is_file()
+def is_quantized(folder: Path) -> bool:
+    """Returns whether the checkpoint in the folder is quantized: its scales are stored beside it."""
+    return (folder / QUANTIZATION_FILE).is_file()

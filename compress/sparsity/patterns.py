@@ -7,12 +7,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from compress.errors import CompressError
-from compress.sparsity.config import Sparsity
+from compress.sparsity.schedule import SparsitySchedule
 
 Masks = dict[str, Tensor]  # name of a weight -> bool [output, input], True for weights that stay
 
 
-def choose_masks(scores: Mapping[str, Tensor], config: Sparsity, share: float) -> Masks:
+def choose_masks(scores: Mapping[str, Tensor], config: SparsitySchedule, share: float) -> Masks:
     """Returns masks that remove round(share * n) of n units: the lowest-scoring of each row, each layer, or all layers.
 
     A unit is a weight, or a block with the sum of its weights' scores. In an N:M pattern only the M - N lowest of a
@@ -21,68 +21,57 @@ def choose_masks(scores: Mapping[str, Tensor], config: Sparsity, share: float) -
     Args:
         scores: Name -> scores [output, input].
         config: Pattern and scope.
-        share: From 0 to the pattern's final share.
+        share: Share of the units to remove, from 0 to the pattern's final share.
 
     Raises:
         CompressError: The pattern doesn't divide a size, or a score is NaN.
     """
-    units = {name: unit_scores(name, score, config) for name, score in scores.items()}
-    if config.compared == "global":
-        one = torch.cat([unit.flatten() for unit in units.values()])[None]
-        parts = without_lowest(one, round(share * one.numel()))[0].split([unit.numel() for unit in units.values()])
+    units = {name: _compute_unit_scores(name, score, config) for name, score in scores.items()}
+    if config.ranking_scope == "global":
+        joined = torch.cat([unit.flatten() for unit in units.values()])[None]
+        parts = drop_lowest(joined, round(share * joined.numel()))[0].split([unit.numel() for unit in units.values()])
         kept = {name: part.view_as(unit) for (name, unit), part in zip(units.items(), parts, strict=True)}
     else:
         kept = {}
         for name, unit in units.items():
-            groups = unit if config.compared == "row" else unit.reshape(1, -1)
-            kept[name] = without_lowest(groups, round(share * groups.shape[1])).view_as(unit)
+            groups = unit if config.ranking_scope == "row" else unit.reshape(1, -1)
+            kept[name] = drop_lowest(groups, round(share * groups.shape[1])).view_as(unit)
     return {name: expand_units(mask, config.block) for name, mask in kept.items()}
 
 
-def unit_scores(name: str, score: Float[Tensor, "out in"], config: Sparsity) -> Float[Tensor, "units_out units_in"]:
-    """Returns the scores of a weight's units; +inf for weights that an N:M pattern protects."""
-    check_shape(name, score, config)
-    score = score.float()
-    if score.isnan().any():
-        raise CompressError(f"weight {name!r}: expected numbers as scores, found NaN: any weight could go")
-    if config.n_m is None:
-        return block_sums(score, config.block)
-    n, m = config.n_m
-    return score.masked_fill(~lowest_of_groups(score, m, m - n), torch.inf)
-
-
-def check_shape(name: str, weight: Tensor, config: Sparsity) -> None:
+def check_shape(name: str, weight: Tensor, config: SparsitySchedule) -> None:
     """Checks that the pattern divides the weight, which would otherwise stay dense, fully or in part.
 
     Raises:
         CompressError: The pattern doesn't divide the weight's shape.
     """
     rows, columns = (1, config.n_m[1]) if config.n_m else config.block
-    for dim, size, what in ((0, rows, "outputs"), (1, columns, "inputs")):
+    for dim, size, axis in ((0, rows, "outputs"), (1, columns, "inputs")):
         if weight.shape[dim] % size:
             raise CompressError(
-                f"weight {name!r}: expected a number of {what} that {size} divides, found {weight.shape[dim]}: pattern "
-                f"{config.pattern} has no place for the rest; leave this layer out with `chosen`"
+                f"weight {name!r}: expected a number of {axis} divisible by {size}, found {weight.shape[dim]}: pattern "
+                f"{config.pattern} doesn't fit; exclude this layer with `select`"
             )
 
 
-def lowest_of_groups(score: Float[Tensor, "out in"], size: int, count: int) -> Bool[Tensor, "out in"]:
+def find_lowest_of_groups(score: Float[Tensor, "out in"], size: int, count: int) -> Bool[Tensor, "out in"]:
     """Returns True for the `count` lowest of every `size` adjacent inputs; among equals the first."""
     groups = score.reshape(-1, size)
-    return ~without_lowest(groups, count).view_as(score)
+    return ~drop_lowest(groups, count).view_as(score)
 
 
-def without_lowest(scores: Float[Tensor, "groups units"], count: int) -> Bool[Tensor, "groups units"]:
+def drop_lowest(scores: Float[Tensor, "groups units"], count: int) -> Bool[Tensor, "groups units"]:
     """Returns False for the `count` lowest of each group, True elsewhere; among equals the first are removed."""
     if not count:
         return torch.ones_like(scores, dtype=torch.bool)
-    edge = scores.kthvalue(count, dim=1, keepdim=True).values  # a full sort takes three times as long
-    lower, equal = scores < edge, scores == edge
-    room = count - lower.sum(1, keepdim=True)
-    return ~(lower | equal & (equal.cumsum(1) <= room))
+    threshold = scores.kthvalue(count, dim=1, keepdim=True).values  # a full sort takes three times as long
+    lower, equal = scores < threshold, scores == threshold
+    remaining = count - lower.sum(1, keepdim=True)
+    return ~(lower | equal & (equal.cumsum(1) <= remaining))
 
 
-def block_sums(values: Float[Tensor, "out in"], block: tuple[int, int]) -> Float[Tensor, "units_out units_in"]:
+def sum_blocks(values: Float[Tensor, "out in"], block: tuple[int, int]) -> Float[Tensor, "units_out units_in"]:
+    """Returns the sum of the values in each block of (outputs, inputs)."""
     rows, columns = block
     if block == (1, 1):
         return values
@@ -90,6 +79,20 @@ def block_sums(values: Float[Tensor, "out in"], block: tuple[int, int]) -> Float
 
 
 def expand_units(units: Bool[Tensor, "units_out units_in"], block: tuple[int, int]) -> Bool[Tensor, "out in"]:
-    """Returns each unit's value at every weight of its block."""
+    """Returns each unit's value at every weight of its block of (outputs, inputs)."""
     rows, columns = block
     return units.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+
+
+def _compute_unit_scores(
+    name: str, score: Float[Tensor, "out in"], config: SparsitySchedule
+) -> Float[Tensor, "units_out units_in"]:
+    """Returns the scores of a weight's units; +inf for weights that an N:M pattern protects."""
+    check_shape(name, score, config)
+    score = score.float()
+    if score.isnan().any():
+        raise CompressError(f"weight {name!r}: expected numbers as scores, found NaN: the lowest can't be determined")
+    if config.n_m is None:
+        return sum_blocks(score, config.block)
+    n, m = config.n_m
+    return score.masked_fill(~find_lowest_of_groups(score, m, m - n), torch.inf)

@@ -4,21 +4,21 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from compress.quantize.gptq import inverse_factor
-from compress.sparsity.config import Sparsity
-from compress.sparsity.patterns import check_shape, lowest_of_groups, without_lowest
+from compress.quantize.gptq import invert_gram
+from compress.sparsity.patterns import check_shape, drop_lowest, find_lowest_of_groups
+from compress.sparsity.schedule import SparsitySchedule
 
-COLUMNS = 128  # inputs whose mask is chosen together: the paper's block size
+BLOCK_INPUTS = 128  # inputs whose mask is chosen together: the paper's block size
 DAMPING = 0.01  # share of the mean of the diagonal, as in the paper
 
 
-def sparsegpt(
+def prune_with_sparsegpt(
     name: str,
     weight: Float[Tensor, "out in"],
     gram: Float[Tensor, "in in"],
-    config: Sparsity,
+    config: SparsitySchedule,
     *,
-    columns: int = COLUMNS,
+    block_inputs: int = BLOCK_INPUTS,
     damping: float = DAMPING,
 ) -> tuple[Float[Tensor, "out in"], Bool[Tensor, "out in"]]:
     """Returns the pruned weight and its mask, with a small sum of squares of (W - W_pruned) X.
@@ -33,7 +33,7 @@ def sparsegpt(
         weight: W.
         gram: X X^T of its inputs, summed over tokens.
         config: Pattern (single weights or N:M), share and scope; `row` removes the same number from each row.
-        columns: Inputs per block.
+        block_inputs: Inputs per block.
         damping: Added to the diagonal, as a share of its mean.
 
     Raises:
@@ -43,32 +43,32 @@ def sparsegpt(
     that the layer's total is exact. All weights of an input that is always 0 become 0.
     """
     check_shape(name, weight, config)
-    work, factor = weight.double().clone(), inverse_factor(f"weight {name!r}", gram, damping)
+    work, factor = weight.double().clone(), invert_gram(f"weight {name!r}", gram, damping)
     work[:, gram.diagonal() == 0] = 0
     mask = torch.ones_like(work, dtype=torch.bool)
-    step = max(columns // config.n_m[1], 1) * config.n_m[1] if config.n_m else columns
+    step = max(block_inputs // config.n_m[1], 1) * config.n_m[1] if config.n_m else block_inputs
     for begin in range(0, work.shape[1], step):
         end = min(begin + step, work.shape[1])
         if not config.n_m:
-            mask[:, begin:end] = choose_block_mask(work, factor, begin, end, config)
-        errors = prune_block(work, factor, mask, begin, end, config)
+            mask[:, begin:end] = _choose_block_mask(work, factor, begin, end, config)
+        errors = _prune_block(work, factor, mask, begin, end, config)
         work[:, end:] -= errors @ factor[begin:end, end:]
     return work.to(weight.dtype).masked_fill(~mask, 0), mask
 
 
-def choose_block_mask(
-    work: Tensor, factor: Tensor, begin: int, end: int, config: Sparsity
+def _choose_block_mask(
+    work: Tensor, factor: Tensor, begin: int, end: int, config: SparsitySchedule
 ) -> Bool[Tensor, "out block"]:
     """Returns the mask of the block's remaining weights; the counts of all blocks add up to round(share * n)."""
-    worth = (work[:, begin:end] / factor.diagonal()[begin:end]).square()
-    groups = worth if config.compared == "row" else worth.reshape(1, -1)
+    importance = (work[:, begin:end] / factor.diagonal()[begin:end]).square()
+    groups = importance if config.ranking_scope == "row" else importance.reshape(1, -1)
     per_input = groups.shape[1] // (end - begin)  # units per group at each input
-    count = round(config.share * per_input * end) - round(config.share * per_input * begin)
-    return without_lowest(groups, count).view_as(worth)
+    count = round(config.final_share * per_input * end) - round(config.final_share * per_input * begin)
+    return drop_lowest(groups, count).view_as(importance)
 
 
-def prune_block(
-    work: Tensor, factor: Tensor, mask: Tensor, begin: int, end: int, config: Sparsity
+def _prune_block(
+    work: Tensor, factor: Tensor, mask: Tensor, begin: int, end: int, config: SparsitySchedule
 ) -> Float[Tensor, "out block"]:
     """Removes the block's weights outside the mask, in place; N:M masks are chosen here, group by group.
 
@@ -78,8 +78,8 @@ def prune_block(
     for j in range(begin, end):
         if config.n_m and (j - begin) % config.n_m[1] == 0:
             n, m = config.n_m
-            worth = (work[:, j : j + m] / factor.diagonal()[j : j + m]).square()
-            mask[:, j : j + m] = ~lowest_of_groups(worth, m, m - n)
+            importance = (work[:, j : j + m] / factor.diagonal()[j : j + m]).square()
+            mask[:, j : j + m] = ~find_lowest_of_groups(importance, m, m - n)
         error = (work[:, j] / factor[j, j]).masked_fill(mask[:, j], 0)
         work[:, j:end] -= error[:, None] * factor[j, j:end]
         errors[:, j - begin] = error

@@ -2,16 +2,28 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from compress.errors import CompressError
-from compress.sparsity.config import Sparsity
-from compress.sparsity.layers import Chosen, sparse_layers
-from compress.sparsity.patterns import Masks, block_sums, check_shape, choose_masks, expand_units
+from compress.sparsity.layers import LayerFilter, find_sparsifiable_layers
+from compress.sparsity.patterns import Masks, check_shape, choose_masks, expand_units, sum_blocks
+from compress.sparsity.schedule import SparsitySchedule
+
+
+class SparseState(TypedDict):
+    """State of a sparse training: the fields of its `SparsitySchedule`, and tensors by the name of a weight."""
+
+    config: dict[str, object]
+    step: int
+    fixed: bool
+    masks: dict[str, Tensor]
+    scores: dict[str, Tensor]
+    removed: dict[str, Tensor]
 
 
 class SparseTraining:
@@ -33,7 +45,9 @@ class SparseTraining:
         fixed: Whether `masks` were passed in rather than chosen by score.
     """
 
-    def __init__(self, model: nn.Module, config: Sparsity, weights: Mapping[str, Tensor], masks: Masks, *, fixed: bool):
+    def __init__(
+        self, model: nn.Module, config: SparsitySchedule, weights: Mapping[str, Tensor], masks: Masks, *, fixed: bool
+    ):
         self.model, self.config, self.weights, self.masks, self.fixed = model, config, weights, masks, fixed
         self.step = 0
         self.scores: dict[str, Tensor] = {}
@@ -42,8 +56,8 @@ class SparseTraining:
             self.scores = {name: torch.zeros_like(w, dtype=torch.float32) for name, w in weights.items()}
             self.removed = {name: torch.zeros_like(w) for name, w in weights.items()}
         self._gradients: dict[str, Tensor] = {}
-        self._handles: list[Any] = []
-        self._seen = False
+        self._handles: list[RemovableHandle] = []
+        self._saw_backward = False
 
     @torch.no_grad()
     def after_backward(self) -> None:
@@ -52,21 +66,20 @@ class SparseTraining:
         Raises:
             CompressError: A weight whose next mask depends on its gradient has none.
         """
-        grows, learns = self._rewires(self.step + 1), bool(self.scores) and self.step < self.config.end
+        rewires = self._is_rewiring_step(self.step + 1)
+        scores_movement = bool(self.scores) and self.step < self.config.end
         for name, weight in self.weights.items():
             if weight.grad is None:
-                if learns or grows:
-                    raise CompressError(
-                        f"weight {name!r}: expected a gradient, found none: its mask could never change"
-                    )
+                if scores_movement or rewires:
+                    raise CompressError(f"weight {name!r}: expected a gradient, found none: its mask can't be updated")
                 continue
-            if learns:
-                whole = torch.where(self.masks[name], weight, self.removed[name])
-                self.scores[name] -= whole.float() * weight.grad.float()
-            if grows:
+            if scores_movement:
+                dense = torch.where(self.masks[name], weight, self.removed[name])
+                self.scores[name] -= dense.float() * weight.grad.float()
+            if rewires:
                 self._gradients[name] = weight.grad.abs()
             weight.grad.masked_fill_(~self.masks[name], 0)
-        self._seen = True
+        self._saw_backward = True
 
     @torch.no_grad()
     def after_step(self, optimizer: Optimizer) -> None:
@@ -75,74 +88,86 @@ class SparseTraining:
         Raises:
             CompressError: `after_backward` wasn't called.
         """
-        if not self._seen:
+        if not self._saw_backward:
             raise CompressError(
-                f"sparsity: step {self.step + 1} came without after_backward: gradients of removed weights went into "
-                "the optimizer's moments, and weights would come back with them"
+                f"sparsity: expected after_backward before step {self.step + 1}, found no call: the optimizer's "
+                "moments have gradients of removed weights, which would become nonzero again"
             )
-        self._seen, self.step = False, self.step + 1
+        self._saw_backward, self.step = False, self.step + 1
         for name, weight in self.weights.items():
             weight.masked_fill_(~self.masks[name], 0)
-        if self._rewires(self.step):
-            self._change(self._rewired(), optimizer)
+        if self._is_rewiring_step(self.step):
+            self._replace_masks(self._rewire_masks(), optimizer)
         elif not self.fixed and not self.config.rewire and self.config.is_due(self.step):
-            self._change(self._chosen(), optimizer)
+            self._replace_masks(self._choose_masks(), optimizer)
         self._gradients.clear()
 
     def attach(self, optimizer: Optimizer) -> None:
         """Calls `after_step` after every step of the optimizer, until `convert`."""
-        self._handles.append(optimizer.register_step_post_hook(lambda made, args, kwargs: self.after_step(made)))
+        self._handles.append(optimizer.register_step_post_hook(lambda stepped, args, kwargs: self.after_step(stepped)))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> SparseState:
         """Returns the config, masks, scores and step as plain values and tensors."""
-        state: dict[str, Any] = {"config": asdict(self.config), "step": self.step, "fixed": self.fixed}
-        for part in ("masks", "scores", "removed"):
-            state[part] = {name: value.clone() for name, value in getattr(self, part).items()}
-        return state
+        return SparseState(
+            config=asdict(self.config),
+            step=self.step,
+            fixed=self.fixed,
+            masks=_clone_tensors(self.masks),
+            scores=_clone_tensors(self.scores),
+            removed=_clone_tensors(self.removed),
+        )
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: SparseState) -> None:
         """Resumes from a `state_dict`; the caller restores the model and the optimizer.
 
         Raises:
             CompressError: The state belongs to another config or to other weights.
         """
-        if state["config"] != asdict(self.config) or state["fixed"] != self.fixed:
+        saved, own = state["config"] | {"fixed": state["fixed"]}, asdict(self.config) | {"fixed": self.fixed}
+        changed = next((name for name in sorted(saved.keys() | own.keys()) if saved.get(name) != own.get(name)), None)
+        if changed is not None:
             raise CompressError(
-                f"sparsity: expected the state of {self.config}, found one of {state['config']}: the masks would mix"
+                f"sparsity.{changed}: expected a training state with {own.get(changed)!r}, found "
+                f"{saved.get(changed)!r}: its masks follow another schedule"
             )
-        theirs = {name: tuple(mask.shape) for name, mask in state["masks"].items()}
-        ours = {name: tuple(weight.shape) for name, weight in self.weights.items()}
-        if theirs != ours:
-            other = sorted(set(theirs.items()) ^ set(ours.items()))[0]
+        found = {name: tuple(mask.shape) for name, mask in state["masks"].items()}
+        expected = {name: tuple(weight.shape) for name, weight in self.weights.items()}
+        if found != expected:
+            name, shape = sorted(set(found.items()) ^ set(expected.items()))[0]
             raise CompressError(
-                f"sparsity: expected the state of the same weights, found {other[0]!r} {other[1]} apart"
+                f"sparsity: expected the state of the same weights, found a difference at {name!r} {shape}: its masks "
+                "belong to another model"
             )
-        self.step, self._seen = state["step"], False
-        for part in ("masks", "scores", "removed"):
-            setattr(self, part, {name: state[part][name].to(self.weights[name].device) for name in state[part]})
-            setattr(self, part, {name: value.clone() for name, value in getattr(self, part).items()})
+        self.step, self._saw_backward = state["step"], False
+        self.masks = self._copy_to_devices(state["masks"])
+        self.scores = self._copy_to_devices(state["scores"])
+        self.removed = self._copy_to_devices(state["removed"])
 
-    def _rewires(self, step: int) -> bool:
-        return self.config.is_due(step) and self.config.rewired_at(step) > 0
+    def _copy_to_devices(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return _clone_tensors({name: tensor.to(self.weights[name].device) for name, tensor in tensors.items()})
 
-    def _chosen(self) -> Masks:
+    def _is_rewiring_step(self, step: int) -> bool:
+        return self.config.is_due(step) and self.config.compute_rewiring_share(step) > 0
+
+    def _choose_masks(self) -> Masks:
         """Returns masks for the scheduled share; weights once removed by magnitude stay removed."""
         scores = self.scores or {
             name: weight.abs().float().masked_fill(~self.masks[name], -torch.inf)
             for name, weight in self.weights.items()
         }
-        return choose_masks(scores, self.config, self.config.share_at(self.step))
+        return choose_masks(scores, self.config, self.config.compute_share(self.step))
 
-    def _rewired(self) -> Masks:
-        block, share = self.config.block, self.config.rewired_at(self.step)
+    def _rewire_masks(self) -> Masks:
+        """Returns the masks after this step's swaps."""
+        block, share = self.config.block, self.config.compute_rewiring_share(self.step)
         masks = {}
         for name, weight in self.weights.items():
-            alive = block_sums(self.masks[name].float(), block) > 0
-            sizes, gradients = block_sums(weight.abs(), block), block_sums(self._gradients[name], block)
+            alive = sum_blocks(self.masks[name].float(), block) > 0
+            sizes, gradients = sum_blocks(weight.abs(), block), sum_blocks(self._gradients[name], block)
             masks[name] = expand_units(rewire_units(alive, sizes, gradients, share), block)
         return masks
 
-    def _change(self, masks: Masks, optimizer: Optimizer) -> None:
+    def _replace_masks(self, masks: Masks, optimizer: Optimizer) -> None:
         """Replaces the masks; the optimizer's moments of weights that are removed or restored become 0."""
         for name, weight in self.weights.items():
             old, new = self.masks[name], masks[name]
@@ -172,7 +197,7 @@ def rewire_units(alive: Tensor, sizes: Tensor, gradients: Tensor, share: float) 
 
 @torch.no_grad()
 def prepare(
-    model: nn.Module, config: Sparsity, *, masks: Masks | None = None, chosen: Chosen | None = None
+    model: nn.Module, config: SparsitySchedule, *, masks: Masks | None = None, select: LayerFilter | None = None
 ) -> SparseTraining:
     """Prepares a model for sparse training: its weights get the zeros of the schedule's first step, in place.
 
@@ -180,7 +205,7 @@ def prepare(
         model: Any module with linear layers.
         config: Pattern, score (magnitude or movement) and schedule.
         masks: Masks returned by `sparsify`: they are held instead, whatever the score, and only rewiring changes them.
-        chosen: Filter for linear layers; see `sparse_layers`.
+        select: Filter for linear layers; see `find_sparsifiable_layers`.
 
     Raises:
         CompressError: The score needs calibration data and there are no masks; the masks belong to other weights; or
@@ -193,31 +218,25 @@ def prepare(
     1911.11134), algorithm 1: new connections start at 0; the first mask is by magnitude instead of random, and the
     optimizer also steps in rewiring steps.
     """
-    layers = sparse_layers(model, chosen)
+    layers = find_sparsifiable_layers(model, select)
     weights = {f"{name}.weight": layer.weight for name, layer in layers.items()}
     for name, weight in weights.items():
         check_shape(name, weight, config)
     if masks is not None:
-        check_masks(masks, weights)
-        first = {name: masks[name].to(weight.device) for name, weight in weights.items()}
+        _check_masks(masks, weights)
+        initial = {name: masks[name].to(weight.device) for name, weight in weights.items()}
     elif config.score in ("wanda", "sparsegpt"):
         raise CompressError(
-            f"sparsity.score: {config.score} chooses its masks from calibration data before the training; expected the "
-            "masks that `sparsify` returned, found none"
+            f"sparsity.score {config.score}: expected the masks that `sparsify` returned, found none: this score needs "
+            "calibration data, which training doesn't have"
         )
     else:
-        first = choose_masks({name: weight.abs() for name, weight in weights.items()}, config, config.share_at(0))
+        initial = choose_masks(
+            {name: weight.abs() for name, weight in weights.items()}, config, config.compute_share(0)
+        )
     for name, weight in weights.items():
-        weight.masked_fill_(~first[name], 0)
-    return SparseTraining(model, config, weights, first, fixed=masks is not None)
-
-
-def check_masks(masks: Masks, weights: Mapping[str, Tensor]) -> None:
-    for name in [*weights, *masks]:
-        found = tuple(masks[name].shape) if name in masks else None
-        wanted = tuple(weights[name].shape) if name in weights else None
-        if found != wanted:
-            raise CompressError(f"mask of {name!r}: expected shape {wanted}, found {found}: other weights were pruned")
+        weight.masked_fill_(~initial[name], 0)
+    return SparseTraining(model, config, weights, initial, fixed=masks is not None)
 
 
 @torch.no_grad()
@@ -228,13 +247,28 @@ def convert(training: SparseTraining) -> nn.Module:
         CompressError: The schedule hasn't ended, so that the model has fewer zeros than requested.
     """
     step, config = training.step, training.config
-    if not training.fixed and config.share_at(step) < config.share:
+    if not training.fixed and config.compute_share(step) < config.final_share:
         raise CompressError(
-            f"sparsity: expected to convert after step {config.end}, found step {step}: the "
-            f"schedule is at {config.share_at(step):.1%} zeros, not {config.share:.1%}; train on, or let it end earlier"
+            f"sparsity: expected at least {config.end} steps before `convert`, found {step}: "
+            f"{config.compute_share(step):.1%} of the weights are zero instead of {config.final_share:.1%}; train "
+            "longer, or end the schedule earlier"
         )
     for handle in training._handles:
         handle.remove()
     for name, weight in training.weights.items():
         weight.masked_fill_(~training.masks[name], 0)
     return training.model
+
+
+def _check_masks(masks: Masks, weights: Mapping[str, Tensor]) -> None:
+    for name in [*weights, *masks]:
+        found = tuple(masks[name].shape) if name in masks else None
+        expected = tuple(weights[name].shape) if name in weights else None
+        if found != expected:
+            raise CompressError(
+                f"mask of {name!r}: expected shape {expected}, found {found}: the masks belong to other weights"
+            )
+
+
+def _clone_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}

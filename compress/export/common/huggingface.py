@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.prune.slicing.checkpoint import load_pruned, save_pruned
 from distill.checkpoint.outputs import logits_of
+from distill.checkpoint.pruned import load_pruned, save_pruned
 
 WEIGHTS = "model.safetensors"
 

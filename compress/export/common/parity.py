@@ -48,7 +48,7 @@ def layer_differences(products: Mapping[str, Product], reference: nn.Module) -> 
     for name, seen in products.items():
         layers = [reference.get_submodule(each) for each in name.split("+")]
         x = torch.from_numpy(seen.read)
-        kept = ~torch.stack([cast(QuantizedLinear, layer).near_tie(x, TIE) for layer in layers]).any(0)
+        kept = ~torch.stack([cast(QuantizedLinear, layer).find_near_ties(x, TIE) for layer in layers]).any(0)
         if not kept.any():
             found[name] = float("nan")
             continue
@@ -66,4 +66,4 @@ def worst_layer(products: Mapping[str, Product], reference: nn.Module) -> tuple[
 
 def product(layer: nn.Module, x: torch.Tensor, biased: bool) -> torch.Tensor:
     assert isinstance(layer, QuantizedLinear)
-    return F.linear(layer.rounded_input(x), layer.rounded_weight(), layer.bias if biased else None)
+    return F.linear(layer.round_input(x), layer.round_weight(), layer.bias if biased else None)

@@ -46,9 +46,9 @@ def layers_of(model: Any, rounding: Mapping[str, Any]) -> dict[str, Layer]:
         weight, scheme = model.get_submodule(name).weight.detach(), rounded.scheme
         found[name] = Layer(
             weight.numpy(),
-            rounded.stored(weight).numpy(),
+            rounded.quantize(weight).numpy(),
             rounded.scales.numpy(),
-            8 if scheme is None else scheme.stored,
+            8 if scheme is None else scheme.stored_bits,
             "table" if scheme is None else scheme.inputs,
             rounded.grid,
         )

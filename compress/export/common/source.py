@@ -8,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from compress.export.common.huggingface import TorchModel, input_names
 from compress.export.common.rows import Layer, layers_of
-from compress.quantize.prepare import Rounding, requantize
+from compress.quantize.prepare import ModelQuantization, requantize
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Source:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    rounding: Rounding | None = None
+    rounding: ModelQuantization | None = None
     reduced: bool = False
 
     @property
@@ -41,7 +41,7 @@ class Source:
         return min(most - first, self.tokenizer.model_max_length)
 
     @property
-    def in_7_bits(self) -> bool:
+    def has_reduced_range(self) -> bool:
         """Whether weights have 7 bits for processors whose products saturate."""
         schemes = [each.scheme for each in (self.rounding or {}).values() if each.scheme is not None]
         return self.reduced or any(scheme.bits == 7 for scheme in schemes)

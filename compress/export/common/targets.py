@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 
 from compress.errors import CompressError
-from compress.quantize.schemes import SCHEMES, schemes_named
+from compress.quantize.schemes import SCHEMES, resolve_schemes
 
 FLOAT = "fp32"
 PRECISIONS = (FLOAT, "int8", "int4", "fp8")
@@ -180,7 +180,7 @@ def by_scheme(formats: Iterable[str], name: str) -> dict[str, list[str]]:
     Raises:
         CompressError: A format supports none of the schemes.
     """
-    schemes = schemes_named(name)
+    schemes = resolve_schemes(name)
     found: dict[str, list[str]] = {scheme: [] for scheme in schemes}
     for each in formats:
         held = next((scheme for scheme in schemes if scheme not in FORMATS[each].refuses), None)

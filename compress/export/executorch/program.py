@@ -88,7 +88,7 @@ def with_integers(source: "Source") -> Any:
     )
 
     from compress.export.pytorch.torchao import unpacked_tensor
-    from compress.quantize.prepare import replace
+    from compress.quantize.prepare import replace_module
 
     assert source.rounding is not None
     model = copy.deepcopy(source.model)
@@ -96,7 +96,7 @@ def with_integers(source: "Source") -> Any:
         layer: Any = model.get_submodule(name)
         weight = layer.weight.detach()
         if rounded.scheme is None:
-            replace(model, name, byte_table(rounded.stored(weight), rounded.scales))
+            replace_module(model, name, byte_table(rounded.quantize(weight), rounded.scales))
         else:
             by_token = unpacked_tensor(weight, rounded, inputs=Inputs.INT8_ASYM_PER_TOKEN)
             layer.weight = nn.Parameter(by_token, requires_grad=False)

@@ -15,7 +15,7 @@ from compress.errors import ArtefactError
 from compress.export.common.rows import Layer, Rows
 from compress.export.onnx.fuse import attribute, remove_unused, replace_nodes
 from compress.export.onnx.nodes import Writer
-from compress.quantize.grid import LEVELS, SMALLEST
+from compress.quantize.schemes import LARGEST_LEVEL, SMALLEST_SCALE
 
 Write = Callable[[Writer, Any, Layer, str], tuple[str, str] | None]
 OPSET = 21  # the first with group-wise weight scales and 4 bits
@@ -242,11 +242,11 @@ def token_bytes(writer: Writer, x: str) -> tuple[str, str, str]:
     """
     from onnx import TensorProto
 
-    nothing, levels = writer.number(0.0), writer.number(LEVELS)
+    nothing, levels = writer.number(0.0), writer.number(LARGEST_LEVEL)
     low = writer.once("Min", [writer.once("ReduceMin", [x, last_axis(writer)], f"{x}_least"), nothing], f"{x}_low")
     high = writer.once("Max", [writer.once("ReduceMax", [x, last_axis(writer)], f"{x}_most"), nothing], f"{x}_high")
     share = writer.once("Div", [writer.once("Sub", [high, low], f"{x}_range"), levels], f"{x}_share")
-    scale = writer.once("Max", [share, writer.number(SMALLEST)], f"{x}_scale")
+    scale = writer.once("Max", [share, writer.number(SMALLEST_SCALE)], f"{x}_scale")
     below = writer.once("Div", [writer.once("Neg", [low], f"{x}_below"), scale], f"{x}_below_steps")
     zero = writer.once("Round", [below], f"{x}_zero")
     inverse = writer.once("Div", [writer.number(1.0), scale], f"{x}_inverse")

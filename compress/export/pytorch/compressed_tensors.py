@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from compress.export.common.quiet import quiet
 from compress.export.common.source import Source
 from compress.export.common.targets import check_installed
-from compress.prune.slicing.checkpoint import save_pruned
 from compress.quantize.prepare import LayerQuantization
 from compress.quantize.schemes import Scheme
+from distill.checkpoint.pruned import save_pruned
 
 if TYPE_CHECKING:
     from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
@@ -86,13 +86,13 @@ def group_of(scheme: Scheme, targets: list[str]) -> "QuantizationScheme":
 
     numbers: dict[str, Any] = {"strategy": "group", "group_size": scheme.group} if scheme.group else {}
     kind = "float" if scheme.floats else "int"
-    weights = QuantizationArgs(num_bits=scheme.stored, type=kind, **{"strategy": "channel"} | numbers)
+    weights = QuantizationArgs(num_bits=scheme.stored_bits, type=kind, **{"strategy": "channel"} | numbers)
     inputs = None
     if scheme.inputs != "float":
         inputs = QuantizationArgs(
             type=kind, symmetric=scheme.floats, strategy=scheme.inputs, dynamic=scheme.inputs == "token"
         )
-    packed = scheme.stored == 4 or (inputs is None and not scheme.floats)
+    packed = scheme.stored_bits == 4 or (inputs is None and not scheme.floats)
     form = "pack-quantized" if packed else f"{kind}-quantized"
     return QuantizationScheme(targets=targets, weights=weights, input_activations=inputs, format=form)
 

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel, TorchAoConfig
 
 from compress.export.common.huggingface import WEIGHTS
 from compress.export.common.source import Source
-from compress.prune.slicing.checkpoint import save_pruned
 from compress.quantize.prepare import LayerQuantization
+from distill.checkpoint.pruned import save_pruned
 
 
 def export_torchao(source: Source, folder: Path) -> None:
@@ -80,7 +80,7 @@ def with_integers(source: Source) -> PreTrainedModel:
 
 
 def tensor_of(weight: Tensor, rounded: LayerQuantization) -> Tensor:
-    if rounded.scheme is None or rounded.scheme.stored == 4:
+    if rounded.scheme is None or rounded.scheme.stored_bits == 4:
         return unpacked_tensor(weight, rounded)
     return float_tensor(weight, rounded) if rounded.scheme.floats else byte_tensor(weight, rounded)
 
@@ -93,7 +93,7 @@ def byte_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
     assert scheme is not None
     inputs = QuantizeTensorToInt8Kwargs(granularity=PerRow(), mapping_type=MappingType.ASYMMETRIC)
     return Int8Tensor(
-        rounded.stored(weight),
+        rounded.quantize(weight),
         rounded.scales.clone(),
         [1, weight.shape[1] // rounded.scales.shape[1]],
         torch.float32,
@@ -111,7 +111,7 @@ def float_tensor(weight: Tensor, rounded: LayerQuantization) -> Tensor:
     assert scheme is not None
     inputs = QuantizeTensorToFloat8Kwargs(granularity=PerRow(), mm_config=products)
     return Float8Tensor(
-        rounded.stored(weight),
+        rounded.quantize(weight),
         rounded.scales.clone(),
         [1, weight.shape[1]],
         products,
@@ -124,9 +124,9 @@ def unpacked_tensor(weight: Tensor, rounded: LayerQuantization, *, inputs: Any =
     """Returns the weight as unpacked int8; `inputs` is torchao's activation quantization."""
     from torchao.quantization import IntxUnpackedToInt8Tensor
 
-    bits = 8 if rounded.scheme is None else rounded.scheme.stored
+    bits = 8 if rounded.scheme is None else rounded.scheme.stored_bits
     return IntxUnpackedToInt8Tensor(
-        rounded.stored(weight),
+        rounded.quantize(weight),
         rounded.scales.clone(),
         zeros(rounded),
         getattr(torch, f"int{bits}"),

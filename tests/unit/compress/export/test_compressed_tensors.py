@@ -13,9 +13,9 @@ from compress.errors import ArtefactError
 from compress.export.common.source import Source
 from compress.export.common.targets import Target, target_of
 from compress.export.write import check_layers, write_targets
-from compress.quantize.prepare import convert, precision_of, prepare
-from compress.quantize.ranges import calibrate
-from compress.quantize.schemes import SCHEMES, scheme_of
+from compress.quantize.calibration import calibrate
+from compress.quantize.prepare import convert, find_lowest_precision, prepare
+from compress.quantize.schemes import SCHEMES, resolve_scheme
 from support.tiny_families import build
 from support.tiny_models import VOCABULARY, build_model
 
@@ -30,7 +30,7 @@ def written(model: PreTrainedModel, folder: Path, scheme: object, keep: tuple[st
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)})
     source = Source(model.eval(), tokenizer, convert(model))
     assert source.rounding is not None
-    target = Target("compressed-tensors", precision_of(source.rounding))
+    target = Target("compressed-tensors", find_lowest_precision(source.rounding))
     write_targets(source, [target], folder)
     return source, folder / str(target)
 
@@ -45,7 +45,7 @@ def difference(source: Source, folder: Path) -> float:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_stock_decoder_computes_the_models_logits_from_quantized_weights(scheme: str, tmp_path):
-    source, folder = written(build("llama", **WIDE), tmp_path, scheme_of(scheme))
+    source, folder = written(build("llama", **WIDE), tmp_path, resolve_scheme(scheme))
     assert difference(source, folder) <= 1e-6
     stored = load_file(folder / "model.safetensors")
     kinds = {value.dtype for name, value in stored.items() if "q_proj" in name and "scale" not in name}
@@ -55,14 +55,14 @@ def test_a_stock_decoder_computes_the_models_logits_from_quantized_weights(schem
 @pytest.mark.parametrize("scheme", ["int8-dynamic", "int4-dynamic"])
 def test_a_pooler_whose_inputs_stay_in_float_is_rejected(scheme: str, tmp_path):
     model = build_model("bert", num_hidden_layers=1, **WIDE)
-    source, folder = written(model, tmp_path, scheme_of(scheme))
+    source, folder = written(model, tmp_path, resolve_scheme(scheme))
     given = {name: value.numpy() for name, value in BATCH.items()} | {"token_type_ids": np.zeros_like(IDS.numpy())}
     with pytest.raises(ArtefactError, match="pooler.dense gives other products than it was trained with"):
         check_layers(source, target_of(folder.name), tmp_path, given)
 
 
 def test_a_tied_head_is_untied_and_stored_in_int8(tmp_path):
-    source, folder = written(build("qwen2", **WIDE), tmp_path, scheme_of("int8-dynamic"))
+    source, folder = written(build("qwen2", **WIDE), tmp_path, resolve_scheme("int8-dynamic"))
     assert difference(source, folder) <= 1e-6
     assert load_file(folder / "model.safetensors")["lm_head.weight"].dtype == torch.int8
     assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
@@ -71,7 +71,7 @@ def test_a_tied_head_is_untied_and_stored_in_int8(tmp_path):
 def test_layers_of_several_schemes_get_separate_config_groups(tmp_path):
     model = build("llama", **WIDE)
     layers = [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)]
-    eased = {name: scheme_of("int8-weights" if "down_proj" in name else "int4-weights") for name in layers}
+    eased = {name: resolve_scheme("int8-weights" if "down_proj" in name else "int4-weights") for name in layers}
     source, folder = written(model, tmp_path, eased)
     assert difference(source, folder) <= 1e-6
     groups = json.loads((folder / "config.json").read_text())["quantization_config"]["config_groups"]
@@ -79,7 +79,7 @@ def test_layers_of_several_schemes_get_separate_config_groups(tmp_path):
 
 
 def test_layers_kept_in_float_are_stored_in_float32(tmp_path):
-    source, folder = written(build("llama", **WIDE), tmp_path, scheme_of("int8-static"), ("*.0.*", "lm_head"))
+    source, folder = written(build("llama", **WIDE), tmp_path, resolve_scheme("int8-static"), ("*.0.*", "lm_head"))
     assert difference(source, folder) <= 1e-6
     stored = load_file(folder / "model.safetensors")
     assert stored["model.layers.0.mlp.up_proj.weight"].dtype == stored["lm_head.weight"].dtype == torch.float32

@@ -22,9 +22,8 @@ from compress.export.onnx import graph as exporting
 from compress.export.onnx.decoder import export_decoder, verify_decoder
 from compress.export.onnx.generate import OnnxDecoder, draw, perplexity
 from compress.export.onnx.graph import FILE, OPSET
-from compress.prune.slicing.sizes import is_pruned
-from compress.prune.slicing.slice import Shape, prune
-from compress.prune.tracing.trace import find_axes
+from distill.checkpoint.pruned import is_pruned
+from distill.slicing import Shape, find_axes, prune
 from support.commands import ROOT
 
 WORDS, TOKENS, WINDOW = 200, 100, 8

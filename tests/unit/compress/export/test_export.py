@@ -17,6 +17,7 @@ from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertPreTrainedModel,
     BertTokenizerFast,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -32,9 +33,11 @@ from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.openvino import ir
 from compress.export.openvino.ir import export_openvino
 from compress.export.verify import BATCH, Parity, check_parity, compare, verify
+from support.commands import fork_verifications
 from support.tiny_models import MAX_LENGTH, MODELS, VOCABULARY, build_model, make_rows
 
 TARGETS = ("huggingface", "onnx", "onnxruntime", "openvino")
+LAYERS = 2
 LIMIT = 24  # tokens; the last text below is longer
 TEXTS = [text for text, _ in make_rows(18, 5)] + ["badi", "?!", " ".join(VOCABULARY[-40:])]
 PAIRS = [text for text, _ in make_rows(len(TEXTS), 6)]
@@ -53,7 +56,8 @@ class Exported:
 
 
 def build(family: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    model, words = build_model(family, **AS_PUBLISHED.get(family, {})), list(VOCABULARY)
+    layers = {"n_layers" if family == "distilbert" else "num_hidden_layers": LAYERS}
+    model, words = build_model(family, **layers, **AS_PUBLISHED.get(family, {})), list(VOCABULARY)
     if model.config.pad_token_id == 1:
         words[:2] = words[1::-1]
     return model, BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}, model_max_length=MAX_LENGTH)
@@ -99,6 +103,11 @@ def bert(export) -> Exported:
     return export("bert")
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    fork_verifications(monkeypatch)
+
+
 @torch.no_grad()
 def logits(made: Exported, texts: Sequence[str] = TEXTS, pairs: Sequence[str] | None = None) -> np.ndarray:
     """Returns the model's logits [texts, classes], computed text by text and therefore without padding."""
@@ -126,7 +135,9 @@ def test_a_reloaded_checkpoint_has_the_same_weights_and_labels(exported):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_fresh_process_computes_the_models_logits(exported, target):
+def test_a_fresh_process_computes_the_models_logits(exported, target, monkeypatch):
+    if not isinstance(exported.model, BertPreTrainedModel):
+        fork_verifications(monkeypatch)  # only one family's process imports PyTorch, which takes seconds
     expected = logits(exported)
     assert expected.std(0).min() > 0.05, "the model says the same of every text"
     proof, _ = verify(target, exported.folders[target], TEXTS, None, LIMIT, expected)
@@ -143,7 +154,7 @@ def test_peak_memory_of_a_fresh_process_excludes_its_parents_memory(exported):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_text_pairs_keep_their_token_types(bert, target):
+def test_text_pairs_keep_their_token_types(bert, target, forked):
     expected = logits(bert, TEXTS, PAIRS)
     untyped = Exported(without_token_types(bert.model), bert.tokenizer, {})
     assert np.abs(logits(untyped, TEXTS, PAIRS) - expected).max() > 0.1, "token types make no difference here"
@@ -191,7 +202,12 @@ def test_an_onnx_folder_is_self_contained(exported):
 def test_operators_are_fused_and_padding_is_ignored(exported):
     graph = onnx.load(exported.folders["onnxruntime"] / FILE).graph
     made = Counter(node.op_type for node in graph.node)
-    assert (made["Attention"], made["BiasGelu"], made["Softmax"], made["SkipLayerNormalization"]) == (4, 4, 0, 0)
+    assert (made["Attention"], made["BiasGelu"], made["Softmax"], made["SkipLayerNormalization"]) == (
+        LAYERS,
+        LAYERS,
+        0,
+        0,
+    )
     assert all(len(node.input) == 4 for node in graph.node if node.op_type == "Attention"), "reads the raw mask"
     before = len(onnx.load(exported.folders["onnx"] / FILE).graph.node)
     assert len(graph.node) < before / 3
@@ -222,7 +238,7 @@ def test_int8_stores_all_matrices_in_8_bits_and_stays_close_to_the_model(exporte
     whole, small = (exported.folders[name] / FILE for name in ("onnxruntime", "onnxruntime-int8"))
     graph = onnx.load(small).graph
     made = Counter(node.op_type for node in graph.node)
-    assert made["QAttention"] == 4
+    assert made["QAttention"] == LAYERS
     assert not any(made[name] for name in ("Attention", "MatMul", "Gemm"))
     wide = [w for w in graph.initializer if len(w.dims) == 2 and w.data_type == onnx.TensorProto.FLOAT]
     assert not [w.name for w in wide], "a matrix is still in 32 bits"
@@ -251,7 +267,7 @@ def copy_target(made: Exported, target: str, place: Path) -> Path:
     return shutil.copytree(made.folders[target], place / target)
 
 
-def test_swapped_layers_are_rejected(bert, tmp_path):
+def test_swapped_layers_are_rejected(bert, tmp_path, forked):
     folder = copy_target(bert, "huggingface", tmp_path)
     weights = load_file(folder / WEIGHTS)
     first, second = (f"bert.encoder.layer.{i}.attention.self.query.weight" for i in (0, 1))
@@ -267,9 +283,7 @@ def test_mismatched_logits_are_rejected(bert, change):
     expected = logits(bert)
     wrong = {
         "rows in another order": expected[::-1],
-        "another model's": logits(
-            Exported(without_token_types(build_model("bert", hidden_act="relu")), bert.tokenizer, {})
-        ),
+        "another model's": logits(Exported(build_model("bert", hidden_act="relu"), bert.tokenizer, {})),
         "not a number": np.where(np.arange(len(TEXTS))[:, None] == 7, np.nan, expected),
         "a class too few": expected[:, :-1],
     }[change]
@@ -288,7 +302,7 @@ def test_a_model_that_outputs_nan_is_rejected(bert, tmp_path):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_an_artefact_without_its_tokenizer_is_rejected(bert, target, tmp_path):
+def test_an_artefact_without_its_tokenizer_is_rejected(bert, target, tmp_path, forked):
     folder = copy_target(bert, target, tmp_path)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ArtefactError, match="can't be reloaded in a fresh process") as caught:

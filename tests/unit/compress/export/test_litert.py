@@ -19,9 +19,9 @@ from compress.export.litert.model import FILE, LitertModel, lengths
 from compress.export.litert.tflite import ALIGNED, File, schema
 from compress.export.onnx.nodes import Writer
 from compress.export.write import check_layers, write_targets
-from compress.prune.slicing.slice import prune
 from compress.quantize.prepare import convert, prepare
-from compress.quantize.schemes import scheme_of
+from compress.quantize.schemes import resolve_scheme
+from distill.slicing import prune
 from support.tiny_families import axes_of, model_of, random_shape
 from support.tiny_models import VOCABULARY, build_model
 
@@ -29,7 +29,7 @@ SHORT, LONG = 16, 20  # tokens of the two signatures
 
 
 def source_of(model: PreTrainedModel, longest: int = SHORT, scheme: str = "int8-dynamic") -> Source:
-    prepare(model, scheme_of(scheme))
+    prepare(model, resolve_scheme(scheme))
     tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=longest)
     return Source(model.eval(), tokenizer, convert(model))
 

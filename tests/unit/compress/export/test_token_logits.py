@@ -35,7 +35,8 @@ def written(request: pytest.FixtureRequest, tokenizer, tmp_path_factory) -> tupl
     """A model and the folder of its targets."""
     kind, head = CASES[request.param]
     labels = {"id2label": {0: "start", 1: "end"}, "label2id": {"start": 0, "end": 1}} if "Question" in head else {}
-    model, folder = build_model(kind, head, **labels), tmp_path_factory.mktemp("written")
+    layers = {"n_layers" if kind == "distilbert" else "num_hidden_layers": 2}
+    model, folder = build_model(kind, head, **layers, **labels), tmp_path_factory.mktemp("written")
     write_targets(Source(model, tokenizer), [Target("huggingface"), Target("onnxruntime")], folder)
     return model, folder
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from compress.measure import latency as latencies
-from compress.measure import training_precision as precisions
-from compress.measure.latency import BLOCK, Latency, measure, torch_threads
-from compress.measure.training_precision import MAX_SLOWDOWN, autocast, candidates, fastest, measure_precisions
+from compress.measure import memory, precision_modes, precision_speed
+from compress.measure.latency import TEXTS_PER_TURN, Latency, limit_torch_threads, measure_latency
+from compress.measure.precision_modes import list_candidate_modes
+from compress.measure.precision_speed import MAX_SLOWDOWN, autocast_to_mode, choose_fastest_mode, measure_modes
 from pipelines.settings import this_machine
 from support.tiny_models import build_model
 
@@ -40,7 +41,7 @@ class Clock:
 def clock(monkeypatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(latencies, "time", made)
-    monkeypatch.setattr(precisions, "time", made)
+    monkeypatch.setattr(precision_speed, "time", made)
     return made
 
 
@@ -66,7 +67,7 @@ class CallRecorder:
 @pytest.mark.parametrize(("rounds", "warmup"), [(1, 0), (3, 1), (2, 2)])
 def test_every_runner_gets_the_same_calls_and_each_call_is_reported(rounds, warmup):
     calls, told = CallRecorder(), []
-    found = measure(calls.runners(), INPUTS, rounds=rounds, warmup=warmup, on_call=lambda: told.append(1))
+    found = measure_latency(calls.runners(), INPUTS, rounds=rounds, warmup=warmup, on_call=lambda: told.append(1))
     assert list(found) == list(NAMES)
     assert {one.repeats for one in found.values()} == {rounds * len(LENGTHS)}
     count = Counter((name, length) for name, length, _ in calls.seen)
@@ -76,14 +77,16 @@ def test_every_runner_gets_the_same_calls_and_each_call_is_reported(rounds, warm
 
 
 def test_runners_alternate_in_blocks_and_take_every_place_equally_often():
-    calls, count = CallRecorder(), 3 * BLOCK
+    calls, count = CallRecorder(), 3 * TEXTS_PER_TURN
     texts = [{"input_ids": np.full((1, length), 1)} for length in range(1, count + 1)]
-    measure(calls.runners(), dict.fromkeys(NAMES, texts), rounds=3, warmup=0)
-    turns = [calls.seen[i : i + BLOCK + 1] for i in range(0, len(calls.seen), BLOCK + 1)]
+    measure_latency(calls.runners(), dict.fromkeys(NAMES, texts), rounds=3, warmup=0)
+    turns = [calls.seen[i : i + TEXTS_PER_TURN + 1] for i in range(0, len(calls.seen), TEXTS_PER_TURN + 1)]
     assert all(len({name for name, *_ in turn}) == 1 for turn in turns), "a model is alone within a block"
     assert all(turn[0] == turn[1] for turn in turns), "and warms up on its first text"
     starts = [turn[0][1] for turn in turns]
-    assert starts == 3 * [first for first in (1, 1 + BLOCK, 1 + 2 * BLOCK) for _ in NAMES], "models take turns"
+    assert starts == 3 * [first for first in (1, 1 + TEXTS_PER_TURN, 1 + 2 * TEXTS_PER_TURN) for _ in NAMES], (
+        "models take turns"
+    )
     names = [turn[0][0] for turn in turns]
     for place in range(3):  # each model is first, second and third equally often
         assert Counter(names[place::3]) == dict.fromkeys(NAMES, 3)
@@ -96,7 +99,9 @@ def test_quantiles_are_computed_from_the_durations_of_the_calls_alone(clock):
     batches = [{"input_ids": np.zeros((4, length), np.int64)} for length in (5, 9, 9, 8, 30)]
     runners = {"only": lambda batch: clock.work(next(took))}
     # The callback after a call takes time too, which must not count towards the call.
-    found = measure(runners, {"only": batches}, rounds=1, warmup=0, threads=2, on_call=lambda: clock.work(5))["only"]
+    found = measure_latency(runners, {"only": batches}, rounds=1, warmup=0, threads=2, on_call=lambda: clock.work(5))[
+        "only"
+    ]
     wanted = Latency(batch=4, length=9, threads=2, repeats=5, median_ms=3.0, p10_ms=1.4, p90_ms=7.6, best_ms=3.0)
     assert asdict(found) == pytest.approx(asdict(wanted))
 
@@ -104,7 +109,9 @@ def test_quantiles_are_computed_from_the_durations_of_the_calls_alone(clock):
 def test_the_best_latency_is_the_median_of_per_text_minima(clock):
     took = iter([1, 0.002, 0.005, 1, 0.009, 0.004, 1, 0.003, 0.010])
     batches = [{"input_ids": np.zeros((1, length), np.int64)} for length in (5, 9)]
-    found = measure({"only": lambda batch: clock.work(next(took))}, {"only": batches}, rounds=3, warmup=0)["only"]
+    found = measure_latency({"only": lambda batch: clock.work(next(took))}, {"only": batches}, rounds=3, warmup=0)[
+        "only"
+    ]
     assert found.best_ms == pytest.approx(3.0), "of 2 and 4"
     assert found.median_ms == pytest.approx(4.5), "of 2, 3, 4, 5, 9 and 10"
     assert found.repeats == 6
@@ -112,7 +119,7 @@ def test_the_best_latency_is_the_median_of_per_text_minima(clock):
 
 def test_each_model_gets_its_own_inputs():
     calls, longer = CallRecorder(), [{"input_ids": np.full((2, length + 1), 1)} for length in LENGTHS]
-    found = measure(calls.runners(), INPUTS | {"student": longer}, rounds=2, warmup=0)
+    found = measure_latency(calls.runners(), INPUTS | {"student": longer}, rounds=2, warmup=0)
     assert {length for name, length, _ in calls.seen if name == "student"} == {length + 1 for length in LENGTHS}
     assert {length for name, length, _ in calls.seen if name != "student"} == set(LENGTHS)
     assert (found["student"].length, found["teacher"].length) == (7, 6)
@@ -121,28 +128,28 @@ def test_each_model_gets_its_own_inputs():
 def test_times_are_attributed_to_the_right_model(clock):
     times = {"slow": 0.004, "quick": 0.001, "middle": 0.002}
     runners = {name: lambda batch, seconds=seconds: clock.work(seconds) for name, seconds in times.items()}
-    found = measure(runners, dict.fromkeys(times, TEXTS), rounds=3)
+    found = measure_latency(runners, dict.fromkeys(times, TEXTS), rounds=3)
     for name, seconds in times.items():
         one = found[name]
         assert [one.p10_ms, one.median_ms, one.p90_ms] == pytest.approx([seconds * 1e3] * 3)
 
 
 def test_quantiles_of_real_times_are_positive_and_ordered():
-    for one in measure(CallRecorder().runners(), INPUTS, rounds=5).values():
+    for one in measure_latency(CallRecorder().runners(), INPUTS, rounds=5).values():
         assert 0 < one.p10_ms <= one.median_ms <= one.p90_ms
 
 
 def test_warmup_calls_are_not_counted(clock):
     calls = iter(range(4 * (len(TEXTS) + 1)))
     cold = {"cold": lambda batch: clock.work(9 if next(calls) < len(TEXTS) + 1 else 0.002)}
-    assert measure(cold, {"cold": TEXTS}, rounds=3, warmup=1)["cold"].p90_ms == pytest.approx(2)
+    assert measure_latency(cold, {"cold": TEXTS}, rounds=3, warmup=1)["cold"].p90_ms == pytest.approx(2)
     assert next(calls, None) is None
 
 
 def test_the_thread_count_is_restored_after_success_and_failure():
     before = torch.get_num_threads()
     calls = CallRecorder()
-    measure(calls.runners(), INPUTS, rounds=1, threads=before + 1)
+    measure_latency(calls.runners(), INPUTS, rounds=1, threads=before + 1)
     assert {threads for *_, threads in calls.seen} == {before + 1}
     assert torch.get_num_threads() == before
 
@@ -150,11 +157,25 @@ def test_the_thread_count_is_restored_after_success_and_failure():
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        measure(calls.runners() | {"broken": broken}, INPUTS | {"broken": TEXTS}, rounds=1, threads=before + 1)
+        measure_latency(calls.runners() | {"broken": broken}, INPUTS | {"broken": TEXTS}, rounds=1, threads=before + 1)
     assert torch.get_num_threads() == before
-    with torch_threads(before + 2):
+    with limit_torch_threads(before + 2):
         assert torch.get_num_threads() == before + 2
     assert torch.get_num_threads() == before
+
+
+# --- memory
+
+
+@pytest.mark.parametrize(("system", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_without_proc_the_peak_is_read_in_the_units_of_the_system(system, unit, monkeypatch):
+    def missing(self) -> str:
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(memory.sys, "platform", system)
+    largest = memory.resource.getrusage(memory.resource.RUSAGE_SELF).ru_maxrss
+    assert memory.read_peak_memory() == pytest.approx(largest * unit, rel=0.1)
 
 
 # --- precision
@@ -174,7 +195,7 @@ def test_timing_a_precision_leaves_weights_and_gradients_unchanged(gathered):
         squares(model).backward()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-    seconds = measure_precisions(model, [squares], ("32", "bf16-mixed"), steps=2)
+    seconds = measure_modes(model, [squares], ("32", "bf16-mixed"), steps=2)
     assert list(seconds) == ["32", "bf16-mixed"]
     assert all(value > 0 for value in seconds.values())
     assert model.training
@@ -186,7 +207,7 @@ def test_timing_a_precision_leaves_weights_and_gradients_unchanged(gathered):
 def test_models_with_frozen_parameters_can_be_timed():
     model = build_model("bert")
     model.base_model.requires_grad_(False)
-    assert set(measure_precisions(model, [squares], candidates(CPU), steps=1)) == set(candidates(CPU))
+    assert set(measure_modes(model, [squares], list_candidate_modes(CPU), steps=1)) == set(list_candidate_modes(CPU))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +220,7 @@ def test_models_with_frozen_parameters_can_be_timed():
     ],
 )
 def test_a_lower_precision_replaces_float32_only_by_a_clear_margin(seconds, chosen):
-    assert fastest(seconds) == chosen
+    assert choose_fastest_mode(seconds) == chosen
 
 
 class Paced:
@@ -219,7 +240,7 @@ class Paced:
 @pytest.mark.parametrize(("mixed", "calls"), [(0.01, 4), (0.02, 4), (0.05, 4), (0.07, 1), (9.0, 1)])
 def test_only_a_hopelessly_slow_precision_is_abandoned_after_its_first_step(clock, mixed, calls):
     loss = Paced(clock, 0.02, mixed)
-    seconds = measure_precisions(torch.nn.Linear(2, 2), [loss], ("32", "bf16-mixed"), steps=3)
+    seconds = measure_modes(torch.nn.Linear(2, 2), [loss], ("32", "bf16-mixed"), steps=3)
     assert loss.calls == {False: 4, True: calls}
     assert seconds == pytest.approx({"32": 0.02, "bf16-mixed": mixed})
     assert calls == (1 if mixed > MAX_SLOWDOWN * 0.02 else 4)
@@ -232,14 +253,14 @@ def test_the_median_step_time_ignores_a_slow_first_step(clock):
         clock.work(next(waits))
         return model.weight.sum()
 
-    assert measure_precisions(torch.nn.Linear(2, 2), [loss], ("32",), steps=3) == pytest.approx({"32": 0.002})
+    assert measure_modes(torch.nn.Linear(2, 2), [loss], ("32",), steps=3) == pytest.approx({"32": 0.002})
 
 
 def test_precision_names_select_autocast_types_and_device_candidates(monkeypatch):
-    assert candidates(CPU) == ("32", "bf16-mixed")
-    with autocast("32", CPU):
+    assert list_candidate_modes(CPU) == ("32", "bf16-mixed")
+    with autocast_to_mode("32", CPU):
         assert not torch.is_autocast_cpu_enabled()
-    with autocast("bf16-mixed", CPU):
+    with autocast_to_mode("bf16-mixed", CPU):
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
     cuda = torch.device("cuda")
     for able, version, wanted in (
@@ -247,9 +268,11 @@ def test_precision_names_select_autocast_types_and_device_candidates(monkeypatch
         (True, (8, 0), ("bf16-mixed",)),
         (False, (7, 5), ("16-mixed",)),
     ):
-        monkeypatch.setattr(precisions.torch.cuda, "is_bf16_supported", lambda able=able: able)
-        monkeypatch.setattr(precisions.torch.cuda, "get_device_capability", lambda device, version=version: version)
-        assert candidates(cuda) == ("32", *wanted)
+        monkeypatch.setattr(precision_modes.torch.cuda, "is_bf16_supported", lambda able=able: able)
+        monkeypatch.setattr(
+            precision_modes.torch.cuda, "get_device_capability", lambda device, version=version: version
+        )
+        assert list_candidate_modes(cuda) == ("32", *wanted)
 
 
 # --- the machine

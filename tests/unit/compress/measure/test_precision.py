@@ -11,21 +11,21 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from compress.errors import CompressError
-from compress.measure.training_precision import (
+from compress.measure.precision_modes import (
     MODES,
-    as_stock,
-    candidates,
     check_mode,
-    convert_for,
-    optimizer_for,
-    peak_flops,
-    unsupported_reason,
+    convert_to_mode,
+    find_required_optimizer,
+    find_unsupported_reason,
+    list_candidate_modes,
+    restore_stock_layers,
 )
+from compress.measure.precision_speed import measure_peak_flops
 from compress.quantize.prepare import prepare
-from compress.quantize.schemes import scheme_of
+from compress.quantize.schemes import resolve_scheme
 from integration.commands.test_language_command import decoder
 from pipelines import distill
-from pipelines.runs.manifest import seal
+from pipelines.runs.manifest import seal_manifest
 from pipelines.stages import precision
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs
@@ -48,9 +48,9 @@ CUSTOM_MODES = ["bf16-stochastic", "fp8", "int8-mixed"]
 def trained(name: str, batch: dict, steps: int = 25) -> tuple[nn.Module, list[float]]:
     torch.manual_seed(0)
     model = build_model("bert", num_hidden_layers=1, **SIZES)
-    convert_for(name, model, emulate=True)
+    convert_to_mode(name, model, emulate=True)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    make = optimizer_for(name)
+    make = find_required_optimizer(name)
     optimizer = make([{"params": parameters}], lr=3e-3) if make is not None else torch.optim.AdamW(parameters, lr=3e-3)
     losses = []
     for _ in range(steps):
@@ -71,7 +71,7 @@ def test_every_mode_trains_and_converts_to_a_stock_float32_model(name: str, toke
     assert wanted in kinds
     with torch.no_grad():
         before = model(**token_batch).logits.float()
-    as_stock(model)
+    restore_stock_layers(model)
     assert {type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)} == {nn.Linear}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_auto_measures_the_student_on_real_batches_with_the_training_threads(
     rows, lengths = zip(*found["measured"]["batches"], strict=True)
     assert rows == (8, 8, 8)
     assert 7 <= min(lengths) <= max(lengths) <= 14, "five to twelve words and two marks"
-    assert set(found["seconds_a_step"]) == set(candidates(CPU))
+    assert set(found["seconds_a_step"]) == set(list_candidate_modes(CPU))
     assert all(0 < share <= 1 for share in found["share_of_ceiling"].values())
 
 
@@ -155,7 +155,7 @@ def test_auto_is_decided_once_per_output_folder_even_if_settings_change(headed_f
     others = ("--batch-size", "4", "--seed", "3", "--student", "layers=1", "--threads", "2")
     distill.main(small_run(headed_folder, data_folder, tmp_path / "run", *AUTO, *others))
     told = capsys.readouterr().out
-    assert "precision: done before, skipped" in told
+    assert "precision: already complete, skipped" in told
     assert f"precision: {first['chosen']}, as it was chosen for this folder" in told
     assert read_measurements(tmp_path / "run") == first
 
@@ -169,7 +169,7 @@ def test_a_stored_precision_that_this_machine_does_not_support_is_rejected_by_na
     content = json.loads(file.read_text())
     del content["checksum"]
     content["metrics"]["chosen"] = "fp8"  # as on a machine that supports it
-    file.write_text(json.dumps(seal(content)))
+    file.write_text(json.dumps(seal_manifest(content)))
     gc.collect()
     message = refusal_of(distill, words, monkeypatch, capsys)
     assert f"the runs of this folder train in fp8 ('{file.parent}'), which can't be on cpu" in message
@@ -192,7 +192,7 @@ def test_stochastic_rounding_keeps_small_updates_that_bfloat16_loses():
     weights = {}
     for name in ("nearest", "stochastic"):
         weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
-        make = (optimizer_for("bf16-stochastic") if name == "stochastic" else None) or torch.optim.AdamW
+        make = (find_required_optimizer("bf16-stochastic") if name == "stochastic" else None) or torch.optim.AdamW
         optimizer = make([weight], lr=1e-3)
         for group in optimizer.param_groups:
             group["weight_decay"] = 0.0
@@ -207,7 +207,7 @@ def test_stochastic_rounding_keeps_small_updates_that_bfloat16_loses():
 @pytest.mark.parametrize("name", CUSTOM_MODES[1:])
 def test_products_of_quantized_modes_differ_slightly_from_float(name: str, token_batch):
     plain = build_model("bert", num_hidden_layers=1, **SIZES)
-    model = convert_for(name, copy.deepcopy(plain), emulate=True)
+    model = convert_to_mode(name, copy.deepcopy(plain), emulate=True)
     with torch.no_grad():
         expected = plain(**token_batch).logits
         difference = (model(**token_batch).logits - expected).abs().max()
@@ -230,24 +230,24 @@ def test_a_student_trained_in_a_mode_is_a_stock_float32_checkpoint(name: str, tm
 
 def test_quantized_layers_keep_their_grid_in_int8_mixed_mode():
     model = build_model("bert", num_hidden_layers=1, **SIZES)
-    names = prepare(model, scheme_of("int8-weights"))
-    convert_for("int8-mixed", model)
+    names = prepare(model, resolve_scheme("int8-weights"))
+    convert_to_mode("int8-mixed", model)
     kinds = {type(model.get_submodule(name)).__name__ for name in names}
     assert kinds == {"QuantizedLinear", "QuantizedEmbedding"}
 
 
 def test_modes_that_the_device_does_not_support_are_rejected():
     for name in ("32", "bf16-mixed", "bf16-stochastic", "int8-mixed"):
-        assert unsupported_reason(name, CPU) == ""
+        assert find_unsupported_reason(name, CPU) == ""
         check_mode(name, CPU)
-    with pytest.raises(CompressError, match="machine.precision 16-mixed: can't be on cpu: float16's products"):
+    with pytest.raises(CompressError, match="expected a precision that cpu supports, found 16-mixed: on a CPU float16"):
         check_mode("16-mixed", CPU)
-    with pytest.raises(CompressError, match="fp8: can't be on cpu: it takes a GPU of compute capability 8.9"):
+    with pytest.raises(CompressError, match="found fp8: float8 products need a GPU with compute capability 8.9"):
         check_mode("fp8", CPU)
     with pytest.raises(CompressError, match="expected auto or one of 32, bf16-mixed"):
         check_mode("64", CPU)
-    assert all(mode.about for mode in MODES.values())
+    assert all(mode.description for mode in MODES.values())
 
 
 def test_the_measured_ceiling_is_in_a_plausible_range():
-    assert 1e9 < peak_flops(CPU, torch.float32, size=256, rounds=3) < 1e14
+    assert 1e9 < measure_peak_flops(CPU, torch.float32, size=256, rounds=3) < 1e14

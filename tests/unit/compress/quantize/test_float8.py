@@ -9,18 +9,17 @@ from compress.errors import CompressError
 from compress.export.common.targets import FORMATS, by_scheme, target_of
 from compress.export.pytorch.torchao import float_tensor
 from compress.quantize.config import QuantizeConfig
-from compress.quantize.gptq import gptq
+from compress.quantize.fake_quantize import fake_quantize_float8, fake_quantize_weight
+from compress.quantize.gptq import round_with_gptq
 from compress.quantize.grid import (
-    fake_quantize_float8,
-    fake_quantize_weight,
-    float_scale,
-    near_float_tie,
-    nearest_,
+    compute_float8_scales,
+    compute_weight_scales,
+    is_near_float8_tie,
     quantize_weight,
-    weight_scales,
+    round_to_nearest_,
 )
-from compress.quantize.prepare import LayerQuantization, convert, precision_of, prepare
-from compress.quantize.schemes import FLOAT8, reduced_scheme, scheme_of, wider_scheme
+from compress.quantize.prepare import LayerQuantization, convert, find_lowest_precision, prepare
+from compress.quantize.schemes import FLOAT8, reduce_weight_range, resolve_scheme, widen_scheme
 from support.tiny_families import build
 from support.tiny_models import build_model
 
@@ -47,7 +46,7 @@ def round_exhaustively(steps: torch.Tensor) -> torch.Tensor:
 
 def test_weights_round_to_the_nearest_e4m3_number():
     weight = seeded(24, 64) * seeded(24, 1, seed=4).exp()
-    scales = weight_scales(weight, FLOAT8)
+    scales = compute_weight_scales(weight, FLOAT8)
     assert torch.equal(scales[:, 0], weight.abs().amax(1) / 448)
     rounded = fake_quantize_weight(weight, scales, FLOAT8)
     torch.testing.assert_close(rounded.double(), round_exhaustively(weight / scales) * scales, rtol=1e-6, atol=0)
@@ -61,7 +60,7 @@ def test_rounding_matches_torch_including_ties():
     ties = (numbers[1:] + numbers[:-1]) / 2
     beside = [torch.nextafter(ties, torch.full_like(ties, end)) for end in (-1e9, 1e9)]
     values = torch.cat([numbers, ties, *beside, seeded(10_000) * 100, seeded(10_000) / 100])
-    assert torch.equal(nearest_(values.clone(), FLOAT8), values.to(torch.float8_e4m3fn).float())
+    assert torch.equal(round_to_nearest_(values.clone(), FLOAT8), values.to(torch.float8_e4m3fn).float())
 
 
 def test_values_beyond_the_largest_number_saturate():
@@ -75,7 +74,7 @@ def test_a_zero_tensor_stays_zero():
 
 def test_each_token_has_its_own_scale_and_rounds_to_the_nearest_number():
     x = seeded(2, 3, 16) * torch.tensor([1.0, 10.0, 100.0])[:, None]
-    found, scales = fake_quantize_float8(x), float_scale(x)
+    found, scales = fake_quantize_float8(x), compute_float8_scales(x)
     assert scales.shape == (2, 3, 1)
     torch.testing.assert_close(found.double(), round_exhaustively(x / scales) * scales, rtol=1e-6, atol=0)
     assert torch.equal(fake_quantize_float8(x[:, 1]), found[:, 1])
@@ -84,14 +83,14 @@ def test_each_token_has_its_own_scale_and_rounds_to_the_nearest_number():
 def test_gradients_pass_straight_through_the_rounding():
     x, weight, given = seeded(5, 64).requires_grad_(), seeded(5, 64, seed=4).requires_grad_(), seeded(5, 64, seed=5)
     (fake_quantize_float8(x) * given).sum().backward()
-    (fake_quantize_weight(weight, weight_scales(weight.detach(), FLOAT8), FLOAT8) * given).sum().backward()
+    (fake_quantize_weight(weight, compute_weight_scales(weight.detach(), FLOAT8), FLOAT8) * given).sum().backward()
     assert torch.equal(x.grad, given)
     assert torch.equal(weight.grad, given)
 
 
 def test_the_gradient_of_a_learned_scale_matches_the_rounding_errors():
     weight = seeded(8, 64)
-    scales = (0.7 * weight_scales(weight, FLOAT8)).requires_grad_()
+    scales = (0.7 * compute_weight_scales(weight, FLOAT8)).requires_grad_()
     fake_quantize_weight(weight, scales, FLOAT8).sum().backward()
     steps = weight.double() / scales.detach()
     slope = torch.where(steps.abs() <= 464, round_exhaustively(steps) - steps, 448 * steps.sign())
@@ -102,13 +101,16 @@ def test_the_gradient_of_a_learned_scale_matches_the_rounding_errors():
 def test_near_float_tie_marks_exactly_the_values_close_to_a_tie():
     # 448 sets the scale to 1; numbers between 16 and 32 are 2 apart, numbers below 2**-6 are 2**-9 apart
     x = torch.tensor([[448.0, 17.0, 16.6, 2.5 * 2**-9, 2.2 * 2**-9, -17.0, 0.0]])
-    assert near_float_tie(x, 1e-4).tolist() == [[False, True, False, True, False, True, False]]
+    assert is_near_float8_tie(x, 1e-4).tolist() == [[False, True, False, True, False, True, False]]
 
 
 def test_torchao_products_match_the_rounded_weights():
     weight, x, bias = seeded(24, 64), seeded(2, 5, 64, seed=4) * 3, seeded(24, seed=5)
-    scales = weight_scales(weight, FLOAT8)
-    for scheme, inputs in ((scheme_of("fp8-weights"), x), (scheme_of("fp8-dynamic"), fake_quantize_float8(x))):
+    scales = compute_weight_scales(weight, FLOAT8)
+    for scheme, inputs in (
+        (resolve_scheme("fp8-weights"), x),
+        (resolve_scheme("fp8-dynamic"), fake_quantize_float8(x)),
+    ):
         found = F.linear(x, float_tensor(weight, LayerQuantization(scheme, scales)), bias)
         expected = F.linear(inputs, fake_quantize_weight(weight, scales, FLOAT8), bias)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -117,8 +119,8 @@ def test_torchao_products_match_the_rounded_weights():
 def test_gptq_reduces_the_output_error_of_float8_weights():
     weight = seeded(40, 160)
     x = seeded(500, 16, seed=4) @ seeded(16, 160, seed=5) + 0.1 * seeded(500, 160, seed=6)
-    scales = weight_scales(weight, FLOAT8)
-    nearest, found = fake_quantize_weight(weight, scales, FLOAT8), gptq(weight, x.T @ x, scales, FLOAT8)
+    scales = compute_weight_scales(weight, FLOAT8)
+    nearest, found = fake_quantize_weight(weight, scales, FLOAT8), round_with_gptq(weight, x.T @ x, scales, FLOAT8)
     errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
     assert errors[1] < 0.7 * errors[0]
     torch.testing.assert_close(fake_quantize_weight(found, scales, FLOAT8), found, rtol=1e-5, atol=1e-6)
@@ -126,7 +128,7 @@ def test_gptq_reduces_the_output_error_of_float8_weights():
 
 def test_quantization_aware_training_learns_and_converts_to_the_trained_float8_weights(token_batch):
     model = build_model("bert")
-    prepare(model, scheme_of("fp8-dynamic"))
+    prepare(model, resolve_scheme("fp8-dynamic"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005)  # at 0.1 the loss oscillates
     losses = []
     for _ in range(4):
@@ -137,26 +139,26 @@ def test_quantization_aware_training_learns_and_converts_to_the_trained_float8_w
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
     with torch.no_grad():
-        trained = model.bert.encoder.layer[0].output.dense.rounded_weight()
+        trained = model.bert.encoder.layer[0].output.dense.round_weight()
     rounding = convert(model)
-    assert precision_of(rounding) == "fp8"
+    assert find_lowest_precision(rounding) == "fp8"
     assert torch.equal(model.bert.encoder.layer[0].output.dense.weight, trained)
 
 
 def test_the_language_modelling_head_has_int8_weights_under_fp8_dynamic():
     model = build("qwen2", hidden_size=64, intermediate_size=96)
-    prepare(model, scheme_of("fp8-dynamic"))
+    prepare(model, resolve_scheme("fp8-dynamic"))
     rounding = convert(model)
     head = next(name for name, layer in model.named_modules() if layer is model.get_output_embeddings())
-    assert rounding[head].scheme == scheme_of("int8-weights")
-    assert precision_of(rounding) == "fp8"
+    assert rounding[head].scheme == resolve_scheme("int8-weights")
+    assert find_lowest_precision(rounding) == "fp8"
     assert isinstance(model.get_submodule(head), nn.Linear)
 
 
 def test_reduced_range_is_rejected_for_float8_schemes():
-    assert reduced_scheme(scheme_of("fp8-dynamic")) == scheme_of("fp8-dynamic")
-    assert wider_scheme(scheme_of("fp8-weights")) is None
-    with pytest.raises(CompressError, match="quantize.reduced: expected a scheme with products of bytes"):
+    assert reduce_weight_range(resolve_scheme("fp8-dynamic")) == resolve_scheme("fp8-dynamic")
+    assert widen_scheme(resolve_scheme("fp8-weights")) is None
+    with pytest.raises(CompressError, match="quantize.reduced: expected a scheme with integer products"):
         QuantizeConfig(scheme="fp8-dynamic", reduced=True)
 
 

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from compress.errors import CompressError
+from compress.quantize.calibration import InputStatistics, calibrate, compute_rounding_error
 from compress.quantize.config import QuantizeConfig
 from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
-from compress.quantize.prepare import convert, learn_scales, precision_of, prepare, requantize
-from compress.quantize.ranges import InputStatistics, calibrate, drop_padding, rounding_error
-from compress.quantize.rounding import quantize_model
-from compress.quantize.schemes import SCHEMES, scheme_of
-from compress.quantize.store import load_rounding, save_rounding
+from compress.quantize.model import quantize_model
+from compress.quantize.observers import drop_padding
+from compress.quantize.prepare import convert, find_lowest_precision, learn_scales, prepare, requantize
+from compress.quantize.schemes import SCHEMES, resolve_scheme
+from compress.quantize.store import QUANTIZATION_FILE, load_quantization, save_quantization
 from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer
 from support.tiny_families import build
@@ -31,24 +32,27 @@ def test_mse_ranges_have_less_error_than_minmax_ranges():
     values = torch.cat([torch.randn(20000, generator=SEEDED), torch.tensor([40.0, -40.0])])
     seen = InputStatistics(0)
     for part in values.split(3000):
-        seen.add(part)
-    errors = {method: float(rounding_error(values, *seen.range(method))) for method in ("minmax", "percentile", "mse")}
-    assert seen.range("minmax") == (-40.0, 40.0)
+        seen.update(part)
+    errors = {
+        method: float(compute_rounding_error(values, *seen.compute_range(method)))
+        for method in ("minmax", "percentile", "mse")
+    }
+    assert seen.compute_range("minmax") == (-40.0, 40.0)
     assert errors["mse"] < errors["minmax"]
-    assert 3 < float(seen.range("percentile")[1]) < 5
+    assert 3 < float(seen.compute_range("percentile")[1]) < 5
 
 
 def test_observed_values_are_a_uniform_sample_of_the_stream():
     seen = InputStatistics(1)
     for part in torch.arange(200_000.0).split(7000):
-        seen.add(part)
+        seen.update(part)
     assert len(seen.values) == 2**16
     assert float(seen.values.mean()) == pytest.approx(100_000, rel=0.02)
 
 
 def test_padding_does_not_change_a_calibrated_range(token_batch):
     model = build_model("bert")
-    prepare(model, scheme_of("int8-static"))
+    prepare(model, resolve_scheme("int8-static"))
     assert calibrate(model, [token_batch]) == 6
     whole = model.bert.encoder.layer[1].intermediate.dense.grid.scale.clone()
     rows = [
@@ -67,7 +71,7 @@ def test_pooled_values_are_not_masked_as_tokens():
 
 def test_queries_keys_and_values_share_one_input_grid(token_batch):
     model = build_model("bert")
-    prepare(model, scheme_of("int8-static"))
+    prepare(model, resolve_scheme("int8-static"))
     calibrate(model, [token_batch, token_batch])
     attention = model.bert.encoder.layer[0].attention
     assert attention.self.query.grid is attention.self.key.grid is attention.self.value.grid
@@ -76,12 +80,12 @@ def test_queries_keys_and_values_share_one_input_grid(token_batch):
 
 def test_calibration_without_texts_or_with_infinite_values_is_rejected(token_batch):
     model = build_model("bert")
-    prepare(model, scheme_of("int8-static"))
-    with pytest.raises(CompressError, match="expected some texts, found none"):
+    prepare(model, resolve_scheme("int8-static"))
+    with pytest.raises(CompressError, match="expected at least one text, found none"):
         calibrate(model, [])
     with torch.no_grad():
         model.bert.embeddings.LayerNorm.bias.fill_(float("inf"))
-    with pytest.raises(CompressError, match="expected finite ones"):
+    with pytest.raises(CompressError, match="expected finite inputs of bert.*found values from .* to inf"):
         calibrate(model, [token_batch])
 
 
@@ -90,7 +94,7 @@ def test_calibration_without_texts_or_with_infinite_values_is_rejected(token_bat
 
 def prepared(name: str, batch: dict, family: str = "bert", **changes: int) -> nn.Module:
     model = build(family, **changes) if family != "bert" else build_model("bert")
-    prepare(model, scheme_of(name), keep=("*.score",))
+    prepare(model, resolve_scheme(name), keep=("*.score",))
     calibrate(model, [batch])
     return model
 
@@ -103,18 +107,18 @@ def test_a_converted_and_restored_model_computes_the_prepared_models_logits(name
     rounding = convert(model)
     assert not any(isinstance(layer, QuantizedLinear | QuantizedEmbedding) for layer in model.modules())
     assert set(model.state_dict()) == set(build_model("bert").state_dict())
-    save_rounding(rounding, tmp_path)
-    again = load_rounding(tmp_path)
+    save_quantization(rounding, tmp_path)
+    again = load_quantization(tmp_path)
     restored = copy.deepcopy(model)
     requantize(restored, again)
     with torch.no_grad():
         torch.testing.assert_close(restored(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
-        if scheme_of(name).inputs == "float":
+        if resolve_scheme(name).inputs == "float":
             torch.testing.assert_close(model(**token_batch).logits, trained, rtol=1e-5, atol=1e-5)
     for layer, rounded in again.items():
         weight = model.get_submodule(layer).weight.detach()
         size = weight.shape[1] // rounded.scales.shape[1]
-        numbers = rounded.stored(weight).float()
+        numbers = rounded.quantize(weight).float()
         assert torch.allclose(numbers * rounded.scales.repeat_interleave(size, dim=1), weight, rtol=1e-6)
 
 
@@ -157,7 +161,7 @@ def test_a_prepared_model_can_be_trained(name: str, token_batch):
 
 def test_learned_input_scales_are_updated_by_the_optimizer(token_batch):
     model = build_model("bert")
-    prepare(model, scheme_of("int8-static"))
+    prepare(model, resolve_scheme("int8-static"))
     calibrate(model, [token_batch], learned=True)
     before = {n: p.detach().clone() for n, p in model.named_parameters() if n.endswith("grid.scale")}
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -172,7 +176,7 @@ def test_keeping_one_tied_layer_in_float_keeps_both(keep: str, token_batch):
     token_batch["input_ids"] %= 60
     model = build("llama", tie_word_embeddings=True)
     before = model.lm_head.weight.detach().clone()
-    names = prepare(model, scheme_of("int8-weights"), keep=(keep,))
+    names = prepare(model, resolve_scheme("int8-weights"), keep=(keep,))
     assert not {"lm_head", "model.embed_tokens"} & set(names)
     convert(model)
     assert torch.equal(model.lm_head.weight, before)
@@ -187,7 +191,7 @@ def test_embedding_subclasses_are_left_in_float(token_batch):
     table = Scaled(*model.bert.embeddings.word_embeddings.weight.shape)
     table.weight = model.bert.embeddings.word_embeddings.weight
     model.bert.embeddings.word_embeddings = table
-    names = prepare(model, scheme_of("int8-weights"))
+    names = prepare(model, resolve_scheme("int8-weights"))
     assert "bert.embeddings.position_embeddings" in names
     assert "bert.embeddings.word_embeddings" not in names
     assert model.bert.embeddings.word_embeddings is table
@@ -237,18 +241,18 @@ def test_reduced_weights_do_not_saturate_16_bit_products(token_batch):
         model = build_model("bert")
         quantize_model(model, QuantizeConfig(scheme=name, reduced=True), [token_batch])
         rounding = convert(model)
-        weight = rounding["bert.encoder.layer.0.intermediate.dense"].stored(
+        weight = rounding["bert.encoder.layer.0.intermediate.dense"].quantize(
             model.bert.encoder.layer[0].intermediate.dense.weight
         )
         assert int(weight.abs().max()) == 63
         assert 2 * 255 * int(weight.abs().max()) < 2**15
-        assert precision_of(rounding) == "int8"
-    with pytest.raises(CompressError, match="quantize.reduced: expected a scheme with products of bytes"):
+        assert find_lowest_precision(rounding) == "int8"
+    with pytest.raises(CompressError, match="quantize.reduced: expected a scheme with integer products"):
         QuantizeConfig(scheme="int8-weights", reduced=True)
 
 
 def test_settings_that_do_not_apply_to_the_scheme_or_method_are_rejected():
-    with pytest.raises(CompressError, match="quantize.ranges mse: expected int8-static, found int4-weights"):
+    with pytest.raises(CompressError, match="quantize.ranges mse: expected scheme int8-static, found int4-weights"):
         QuantizeConfig(scheme="int4-weights", ranges="mse")
     with pytest.raises(CompressError, match="quantize.learned: expected method qat, found ptq"):
         QuantizeConfig(scheme="int8", learned=True, method="ptq")
@@ -256,44 +260,54 @@ def test_settings_that_do_not_apply_to_the_scheme_or_method_are_rejected():
 
 def test_an_already_quantized_model_is_rejected(token_batch):
     model = prepared("int8-weights", token_batch)
-    with pytest.raises(CompressError, match="rounds already"):
-        prepare(model, scheme_of("int8-weights"))
+    with pytest.raises(CompressError, match="expected plain layers, found quantized layer"):
+        prepare(model, resolve_scheme("int8-weights"))
     plain = build_model("bert")
     plain.config.quantization_config = {"quant_method": "torchao"}
-    with pytest.raises(CompressError, match="quantized already"):
-        prepare(plain, scheme_of("int8-weights"))
+    with pytest.raises(CompressError, match="expected a float checkpoint"):
+        prepare(plain, resolve_scheme("int8-weights"))
 
 
 def test_weights_with_nan_are_rejected():
     model = build_model("bert")
     with torch.no_grad():
         model.bert.encoder.layer[2].output.dense.weight[3, 4] = float("nan")
-    with pytest.raises(CompressError, match=r"bert.encoder.layer.2.output.dense.weight has 1 values"):
-        prepare(model, scheme_of("int8-weights"))
+    with pytest.raises(CompressError, match=r"finite values in bert.encoder.layer.2.output.dense.weight, found 1"):
+        prepare(model, resolve_scheme("int8-weights"))
 
 
 def test_converting_without_ranges_or_rounding_layers_is_rejected(token_batch):
     model = build_model("bert")
-    prepare(model, scheme_of("int8-static"))
-    with pytest.raises(CompressError, match="have no range yet"):
+    prepare(model, resolve_scheme("int8-static"))
+    with pytest.raises(CompressError, match="found no input range"):
         convert(model)
-    with pytest.raises(CompressError, match="no layer that rounds"):
+    with pytest.raises(CompressError, match="found no quantized layer in BertForSequenceClassification"):
         convert(build_model("bert"))
 
 
 def test_families_with_conv1d_layers_are_rejected():
-    with pytest.raises(CompressError, match="is a Conv1D, expected linear layers"):
-        prepare(build("gpt2"), scheme_of("int8-weights"))
+    with pytest.raises(CompressError, match="expected linear layers, found Conv1D"):
+        prepare(build("gpt2"), resolve_scheme("int8-weights"))
+
+
+def test_saving_the_same_quantization_twice_gives_the_same_bytes(token_batch, tmp_path):
+    quantization = convert(prepared("int8-static", token_batch))
+    contents = set()
+    for _ in range(16):  # the library writes the metadata in random order
+        save_quantization(quantization, tmp_path)
+        contents.add((tmp_path / QUANTIZATION_FILE).read_bytes())
+    assert len(contents) == 1
+    assert load_quantization(tmp_path).keys() == quantization.keys()
 
 
 def test_rounding_of_another_model_and_unquantized_checkpoints_are_rejected(token_batch, tmp_path):
     rounding = convert(prepared("int8-weights", token_batch))
-    with pytest.raises(CompressError, match="another model's"):
+    with pytest.raises(CompressError, match="belong to another model"):
         requantize(build("llama"), rounding)
     with pytest.raises(CompressError, match="expected a quantized checkpoint"):
-        load_rounding(tmp_path)
+        load_quantization(tmp_path)
 
 
 def test_an_unknown_scheme_is_rejected():
     with pytest.raises(CompressError, match="expected one of int8-static.*found 'int3'"):
-        scheme_of("int3")
+        resolve_scheme("int3")

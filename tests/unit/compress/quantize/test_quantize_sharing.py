@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.quantize import layers
-from compress.quantize.grid import fake_quantize, fake_quantize_tokens
+from compress.quantize.fake_quantize import fake_quantize_tensor, fake_quantize_tokens
 from compress.quantize.layers import InputGrid, QuantizedLinear
-from compress.quantize.schemes import scheme_of
+from compress.quantize.schemes import resolve_scheme
 
 
 def grid(*, learned: bool = False) -> InputGrid:
@@ -26,9 +26,9 @@ def test_rounding_is_reused_only_while_the_input_and_its_scale_are_unchanged():
     assert own(x) is first
     assert own(x.clone()) is not first
     x.mul_(0.5)
-    assert torch.equal(own(x), fake_quantize(x, own.scale, own.zero))
+    assert torch.equal(own(x), fake_quantize_tensor(x, own.scale, own.zero))
     own.scale.mul_(2)
-    assert torch.equal(own(x), fake_quantize(x, own.scale, own.zero))
+    assert torch.equal(own(x), fake_quantize_tensor(x, own.scale, own.zero))
 
 
 def test_rounding_under_no_grad_is_not_reused_where_gradients_are_needed():
@@ -55,11 +55,11 @@ def test_a_copied_grid_does_not_reuse_the_originals_rounding():
 @pytest.mark.parametrize("scheme", ["int8-static", "int8-dynamic"])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_queries_keys_and_values_round_their_input_once(scheme: str, precision: torch.dtype, monkeypatch):
-    found = [QuantizedLinear.of(nn.Linear(8, 8), scheme_of(scheme)) for _ in range(3)]
+    found = [QuantizedLinear.from_linear(nn.Linear(8, 8), resolve_scheme(scheme)) for _ in range(3)]
     shared, calls = grid(), []
     for layer in found:
         layer.grid = shared if scheme == "int8-static" else None
-    for name in ("fake_quantize", "fake_quantize_tokens"):
+    for name in ("fake_quantize_tensor", "fake_quantize_tokens"):
         plain = getattr(layers, name)
         monkeypatch.setattr(layers, name, lambda *given, plain=plain: calls.append(1) or plain(*given))
     x = values(2, 5, 8).requires_grad_()
@@ -73,5 +73,5 @@ def test_queries_keys_and_values_round_their_input_once(scheme: str, precision: 
 def test_autocast_rounds_in_float32_before_casting_to_bfloat16():
     own, x = grid(), values(64, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(own(x), fake_quantize(x, own.scale, own.zero).bfloat16())
+        assert torch.equal(own(x), fake_quantize_tensor(x, own.scale, own.zero).bfloat16())
     assert torch.equal(fake_quantize_tokens(x, torch.bfloat16), fake_quantize_tokens(x).bfloat16())

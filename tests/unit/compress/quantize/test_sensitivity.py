@@ -7,10 +7,10 @@ import torch
 
 from compress.errors import CompressError
 from compress.quantize.config import QuantizeConfig
-from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear
+from compress.quantize.layers import QuantizedEmbedding, QuantizedLinear, find_quantized_layers
+from compress.quantize.model import quantize_model
 from compress.quantize.prepare import convert, requantize
-from compress.quantize.rounding import quantize_model
-from compress.quantize.sensitivity import grouped_layers, rounding_layers, sensitivities, widen_most_sensitive
+from compress.quantize.sensitivity import group_layers, measure_sensitivities, widen_most_sensitive
 from support.tiny_families import build
 from support.tiny_models import build_model
 
@@ -52,18 +52,18 @@ def rounded(batch):
 def test_the_most_sensitive_layer_ranks_first(rounded, batch):
     model, divergence = rounded
     before = divergence()
-    ranked = sensitivities(model, divergence, batch)
+    ranked = measure_sensitivities(model, divergence, batch)
     assert ranked[0].layers == (SENSITIVE_LAYER,)
     assert ranked[0].divergence > 2 * ranked[1].divergence
     assert divergence() == before, "the model was changed by looking at it"
     together = [group.layers for group in ranked if len(group.layers) == 3]
     assert len(together) == 4, "queries, keys and values are joined when they are deployed"
-    assert sum(len(group.layers) for group in ranked) == len(rounding_layers(model))
+    assert sum(len(group.layers) for group in ranked) == len(find_quantized_layers(model))
 
 
 def test_only_as_many_layers_are_eased_as_the_score_requires(rounded, batch):
     model, divergence = rounded
-    ranked = sensitivities(model, divergence, batch)
+    ranked = measure_sensitivities(model, divergence, batch)
     everything = divergence()
     names, score = widen_most_sensitive(model, ranked, lambda: -divergence(), -0.8 * everything)
     assert names == [SENSITIVE_LAYER]
@@ -84,15 +84,19 @@ def test_only_as_many_layers_are_eased_as_the_score_requires(rounded, batch):
 def test_layers_at_8_bits_are_eased_to_float(batch):
     model = sensitive_model()
     quantize_model(model, QuantizeConfig(scheme="int8"), [batch])
-    ranked = sensitivities(model, lambda: float(sum(layer.rounds for layer in rounding_layers(model).values())), batch)
-    names, _ = widen_most_sensitive(model, ranked, lambda: -float(rounding_layers(model)[SENSITIVE_LAYER].rounds), 0.0)
+    ranked = measure_sensitivities(
+        model, lambda: float(sum(layer.fake_quant_enabled for layer in find_quantized_layers(model).values())), batch
+    )
+    names, _ = widen_most_sensitive(
+        model, ranked, lambda: -float(find_quantized_layers(model)[SENSITIVE_LAYER].fake_quant_enabled), 0.0
+    )
     assert SENSITIVE_LAYER in names
     assert not isinstance(model.get_submodule(SENSITIVE_LAYER), QuantizedLinear | QuantizedEmbedding)
 
 
 def test_an_unreachable_score_is_rejected(rounded, batch):
     model, divergence = rounded
-    ranked = sensitivities(model, divergence, batch)
+    ranked = measure_sensitivities(model, divergence, batch)
     with pytest.raises(CompressError, match=r"quantize.min_score: expected a score of 2.0000, found 0.5000 at best"):
         widen_most_sensitive(model, ranked, lambda: 0.5, 2.0)
 
@@ -100,8 +104,8 @@ def test_an_unreachable_score_is_rejected(rounded, batch):
 def test_a_tied_head_and_embedding_are_in_one_group(batch):
     model = build("bert-words")
     quantize_model(model, QuantizeConfig(scheme="int4-weights", keep="*.2.*"), [batch])
-    layers = rounding_layers(model)
-    groups = grouped_layers(model, layers, batch)
+    layers = find_quantized_layers(model)
+    groups = group_layers(model, layers, batch)
     table, head = "bert.embeddings.word_embeddings", "cls.predictions.decoder"
     assert (table, head) in groups
     assert sorted(name for group in groups for name in group) == sorted(layers), "each is in one group"

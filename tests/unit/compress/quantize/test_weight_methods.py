@@ -8,16 +8,17 @@ import torch
 from torch import nn
 
 from compress.errors import CompressError
+from compress.quantize.calibration import calibrate
+from compress.quantize.channel_scales import apply_awq, apply_smoothquant
 from compress.quantize.config import QuantizeConfig
+from compress.quantize.fake_quantize import fake_quantize_weight
 from compress.quantize.folds import Fold, apply_scales, find_folds, tie_scales
-from compress.quantize.gptq import gptq, gptq_model
-from compress.quantize.grid import fake_quantize_weight, weight_scales
+from compress.quantize.gptq import apply_gptq, round_with_gptq
+from compress.quantize.grid import compute_weight_scales
 from compress.quantize.layers import QuantizedLinear
+from compress.quantize.model import quantize_model
 from compress.quantize.prepare import convert, prepare
-from compress.quantize.ranges import calibrate
-from compress.quantize.rounding import quantize_model
-from compress.quantize.schemes import Numbers, scheme_of
-from compress.quantize.smooth import awq, smooth
+from compress.quantize.schemes import NumberFormat, resolve_scheme
 from support.tiny_families import build
 from support.tiny_models import build_model
 
@@ -46,9 +47,9 @@ def token_batches(batches: int = 3) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize(("largest", "group"), [(7, 0), (7, 32), (127, 0)])
 def test_gptq_halves_the_output_error_of_nearest_rounding(largest: int, group: int):
-    weight, x, numbers = torch.randn(40, 160, generator=seeded()), correlated(500, 160), Numbers(largest)
-    scales = weight_scales(weight, numbers, group)
-    nearest, found = fake_quantize_weight(weight, scales, numbers), gptq(weight, x.T @ x, scales, numbers)
+    weight, x, numbers = torch.randn(40, 160, generator=seeded()), correlated(500, 160), NumberFormat(largest)
+    scales = compute_weight_scales(weight, numbers, group)
+    nearest, found = fake_quantize_weight(weight, scales, numbers), round_with_gptq(weight, x.T @ x, scales, numbers)
     errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
     assert errors[1] < 0.5 * errors[0]
     torch.testing.assert_close(fake_quantize_weight(found, scales, numbers), found, rtol=1e-5, atol=1e-6)
@@ -56,22 +57,26 @@ def test_gptq_halves_the_output_error_of_nearest_rounding(largest: int, group: i
 
 def test_gptq_equals_nearest_rounding_for_uncorrelated_inputs():
     weight = torch.randn(20, 64, generator=seeded())
-    scales = weight_scales(weight, Numbers(7))
+    scales = compute_weight_scales(weight, NumberFormat(7))
     assert torch.equal(
-        gptq(weight, torch.eye(64) * 5, scales, Numbers(7)), fake_quantize_weight(weight, scales, Numbers(7))
+        round_with_gptq(weight, torch.eye(64) * 5, scales, NumberFormat(7)),
+        fake_quantize_weight(weight, scales, NumberFormat(7)),
     )
 
 
 def test_gptq_rejects_inputs_with_nan():
     with pytest.raises(CompressError, match="expected finite inputs"):
-        gptq(torch.ones(2, 3), torch.full((3, 3), float("nan")), torch.ones(2, 1), Numbers(7))
+        round_with_gptq(torch.ones(2, 3), torch.full((3, 3), float("nan")), torch.ones(2, 1), NumberFormat(7))
 
 
 def test_gptq_handles_an_input_that_is_always_zero():
     weight, x = torch.randn(40, 64, generator=seeded()), correlated(500, 64)
     x[:, 3] = 0
-    scales = weight_scales(weight, Numbers(7))
-    nearest, found = fake_quantize_weight(weight, scales, Numbers(7)), gptq(weight, x.T @ x, scales, Numbers(7))
+    scales = compute_weight_scales(weight, NumberFormat(7))
+    nearest, found = (
+        fake_quantize_weight(weight, scales, NumberFormat(7)),
+        round_with_gptq(weight, x.T @ x, scales, NumberFormat(7)),
+    )
     errors = [float((x @ (each - weight).T).square().mean()) for each in (nearest, found)]
     assert errors[1] < 0.5 * errors[0]
     assert torch.equal(found[:, 3], nearest[:, 3])
@@ -89,15 +94,15 @@ def test_gptq_beats_nearest_rounding_on_a_model_and_awq_is_at_most_5_percent_wor
     for method in ("nearest", "gptq", "awq"):
         model = copy.deepcopy(plain)
         if method == "awq":
-            schemes = {n: scheme_of("int4-weights") for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-            awq(model, find_folds(model, batches[0]), batches, schemes)
-        prepare(model, scheme_of("int4-weights"))
+            schemes = {n: resolve_scheme("int4-weights") for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+            apply_awq(model, find_folds(model, batches[0]), batches, schemes)
+        prepare(model, resolve_scheme("int4-weights"))
         if method == "gptq":
-            gptq_model(model, batches)
+            apply_gptq(model, batches)
         errors[method] = rounding_error(model, plain, batches)
         rounding = convert(model)
         assert rounding_error(model, plain, batches) == pytest.approx(errors[method], rel=1e-3), "scales weren't kept"
-        assert all(rounded.scheme is None or rounded.numbers.largest in (7, 127) for rounded in rounding.values())
+        assert all(rounded.scheme is None or rounded.number_format.largest in (7, 127) for rounded in rounding.values())
     assert errors["gptq"] < errors["nearest"]
     assert errors["awq"] < 1.05 * errors["nearest"]
 
@@ -120,7 +125,7 @@ def test_folded_scales_do_not_change_the_models_logits(family: str):
         torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-5)
     assert {re.split(r"layers?\.\d+\.", fold.producer)[-1] for fold in folds} == FOUND[family]
     for fold in folds:
-        inputs = model.get_submodule(fold.readers[0]).weight.shape[1]
+        inputs = model.get_submodule(fold.consumers[0]).weight.shape[1]
         apply_scales(model, fold, tie_scales(torch.rand(inputs, generator=seeded()) + 0.5, model, fold))
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-3, atol=1e-4)
@@ -150,9 +155,9 @@ def test_smoothing_reduces_the_error_caused_by_activation_outliers():
     for how in (False, True):
         tried = copy.deepcopy(plain)
         if how:
-            smooth(tried, find_folds(tried, batches[0]), batches)
+            apply_smoothquant(tried, find_folds(tried, batches[0]), batches)
             assert rounding_error(tried, plain, batches) < 1e-6, "scaling alone changed the model"
-        prepare(tried, scheme_of("int8-static"))
+        prepare(tried, resolve_scheme("int8-static"))
         calibrate(tried, batches)
         errors.append(rounding_error(tried, plain, batches))
     assert errors[1] < 0.7 * errors[0]
@@ -160,10 +165,10 @@ def test_smoothing_reduces_the_error_caused_by_activation_outliers():
 
 def test_smooth_and_gptq_without_texts_are_rejected():
     model = build("llama").eval()
-    with pytest.raises(CompressError, match="smooth: expected some texts"):
-        smooth(model, find_folds(model, token_batches()[0]), [])
-    prepare(model, scheme_of("int4-weights"), keep=("*.down_proj",))
-    with pytest.raises(CompressError, match="gptq: expected some texts"):
-        gptq_model(model, [])
+    with pytest.raises(CompressError, match="expected calibration texts for channel scales, found none"):
+        apply_smoothquant(model, find_folds(model, token_batches()[0]), [])
+    prepare(model, resolve_scheme("int4-weights"), keep=("*.down_proj",))
+    with pytest.raises(CompressError, match="gptq: expected at least one calibration batch, found none"):
+        apply_gptq(model, [])
     assert any(isinstance(module, QuantizedLinear) for module in model.modules())
     assert Fold("a", ("b",)).shift == 0

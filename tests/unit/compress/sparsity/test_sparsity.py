@@ -5,10 +5,10 @@ import torch
 
 from compress.blocks import by_block
 from compress.errors import CompressError
-from compress.sparsity.config import Sparsity
-from compress.sparsity.layers import sparse_layers, zero_share
+from compress.sparsity.layers import compute_zero_shares, find_sparsifiable_layers
 from compress.sparsity.oneshot import sparsify
 from compress.sparsity.patterns import choose_masks
+from compress.sparsity.schedule import SparsitySchedule
 
 GENERATOR = torch.Generator().manual_seed(3)
 SCORES = torch.randperm(12 * 20, generator=GENERATOR).view(12, 20).float()
@@ -46,31 +46,31 @@ SCORES = torch.randperm(12 * 20, generator=GENERATOR).view(12, 20).float()
 )
 def test_invalid_settings_are_rejected_by_name(settings, named):
     with pytest.raises(CompressError, match=named):
-        Sparsity(**settings)
+        SparsitySchedule(**settings)
 
 
 def test_the_schedule_is_the_cubic_of_zhu_and_gupta():
-    config = Sparsity(amount=0.8, begin=10, end=110, every=25)
-    assert [config.share_at(step) for step in (0, 9, 10)] == [0, 0, 0]
+    config = SparsitySchedule(amount=0.8, begin=10, end=110, every=25)
+    assert [config.compute_share(step) for step in (0, 9, 10)] == [0, 0, 0]
     for step in range(10, 111):
-        assert config.share_at(step) == pytest.approx(0.8 + (0 - 0.8) * (1 - (step - 10) / 100) ** 3, abs=1e-12)
-    assert config.share_at(60) == pytest.approx(0.7)  # halfway: 7/8 of the amount
-    assert config.share_at(110) == config.share_at(10**6) == 0.8
+        assert config.compute_share(step) == pytest.approx(0.8 + (0 - 0.8) * (1 - (step - 10) / 100) ** 3, abs=1e-12)
+    assert config.compute_share(60) == pytest.approx(0.7)  # halfway: 7/8 of the amount
+    assert config.compute_share(110) == config.compute_share(10**6) == 0.8
     assert [step for step in range(200) if config.is_due(step)] == [10, 35, 60, 85, 110]
-    raised = Sparsity(amount=0.8, start=0.4, begin=10, end=110)
-    assert [raised.share_at(step) for step in (3, 60)] == pytest.approx([0.4, 0.8 - 0.4 / 8])
+    raised = SparsitySchedule(amount=0.8, start=0.4, begin=10, end=110)
+    assert [raised.compute_share(step) for step in (3, 60)] == pytest.approx([0.4, 0.8 - 0.4 / 8])
 
 
 def test_the_last_step_is_due_even_if_every_does_not_divide_the_range():
-    config = Sparsity(amount=0.8, begin=0, end=10, every=4)
+    config = SparsitySchedule(amount=0.8, begin=0, end=10, every=4)
     assert [step for step in range(20) if config.is_due(step)] == [0, 4, 8, 10]
 
 
 def test_the_rewired_share_falls_by_a_cosine():
-    config = Sparsity(amount=0.8, rewire=0.3, begin=100, end=300)
-    assert [config.rewired_at(step) for step in (99, 100, 200, 300)] == pytest.approx([0, 0.3, 0.15, 0])
-    assert config.rewired_at(150) == pytest.approx(0.15 * (1 + 0.5**0.5))
-    assert config.share_at(0) == 0.8
+    config = SparsitySchedule(amount=0.8, rewire=0.3, begin=100, end=300)
+    assert [config.compute_rewiring_share(step) for step in (99, 100, 200, 300)] == pytest.approx([0, 0.3, 0.15, 0])
+    assert config.compute_rewiring_share(150) == pytest.approx(0.15 * (1 + 0.5**0.5))
+    assert config.compute_share(0) == 0.8
 
 
 # ---- the patterns
@@ -79,7 +79,7 @@ def test_the_rewired_share_falls_by_a_cosine():
 @pytest.mark.parametrize("share", [0.1, 1 / 3, 0.5, 0.83])
 def test_each_row_or_layer_loses_the_requested_number_of_lowest_weights(share):
     for scope, size in (("row", 20), ("layer", 240)):
-        mask = choose_masks({"w": SCORES}, Sparsity(amount=0.9, scope=scope), share)["w"]
+        mask = choose_masks({"w": SCORES}, SparsitySchedule(amount=0.9, scope=scope), share)["w"]
         for kept, scores in zip(mask.view(-1, size), SCORES.view(-1, size), strict=True):
             assert int((~kept).sum()) == round(share * size)
             assert scores[~kept].max() < scores[kept].min()
@@ -87,7 +87,7 @@ def test_each_row_or_layer_loses_the_requested_number_of_lowest_weights(share):
 
 def test_global_scope_compares_scores_across_layers():
     scores = {"low": SCORES, "high": SCORES + 1000}
-    masks = choose_masks(scores, Sparsity(amount=0.9, scope="global"), 0.4)
+    masks = choose_masks(scores, SparsitySchedule(amount=0.9, scope="global"), 0.4)
     assert int((~masks["low"]).sum()) == round(0.4 * 480)
     assert masks["high"].all()
 
@@ -95,24 +95,24 @@ def test_global_scope_compares_scores_across_layers():
 @pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (1, 2), (2, 5), (4, 10)])
 @pytest.mark.parametrize("scope", ["row", "layer"])
 def test_every_group_of_m_keeps_its_n_highest_weights(n, m, scope):
-    config = Sparsity(pattern=f"{n}:{m}", scope=scope)
-    mask = choose_masks({"w": SCORES}, config, config.share)["w"]
+    config = SparsitySchedule(pattern=f"{n}:{m}", scope=scope)
+    mask = choose_masks({"w": SCORES}, config, config.final_share)["w"]
     groups, scores = mask.view(-1, m), SCORES.view(-1, m)
     assert (groups.sum(1) == n).all()
     assert (scores.masked_fill(~groups, torch.inf).amin(1) > scores.masked_fill(groups, -1).amax(1)).all()
 
 
 def test_partial_2_4_sparsity_keeps_at_least_two_per_group_and_is_part_of_the_final_mask():
-    mask = choose_masks({"w": SCORES}, Sparsity(pattern="2:4"), 0.3)["w"]
+    mask = choose_masks({"w": SCORES}, SparsitySchedule(pattern="2:4"), 0.3)["w"]
     assert int((~mask).sum()) == round(0.3 * 240)
     assert (mask.view(-1, 4).sum(1) >= 2).all()
-    final = choose_masks({"w": SCORES}, Sparsity(pattern="2:4"), 0.5)["w"]
+    final = choose_masks({"w": SCORES}, SparsitySchedule(pattern="2:4"), 0.5)["w"]
     assert not (final & ~mask).any()  # weights removed so far are also removed in the end
 
 
 @pytest.mark.parametrize(("pattern", "rows", "columns"), [("4x1", 4, 1), ("1x4", 1, 4), ("2x2", 2, 2)])
 def test_whole_blocks_with_the_lowest_sums_are_removed(pattern, rows, columns):
-    mask = choose_masks({"w": SCORES}, Sparsity(pattern=pattern, amount=0.8), 0.8)["w"]
+    mask = choose_masks({"w": SCORES}, SparsitySchedule(pattern=pattern, amount=0.8), 0.8)["w"]
     blocks = mask.view(12 // rows, rows, 20 // columns, columns).permute(0, 2, 1, 3).reshape(-1, 4)
     assert (blocks.all(1) | ~blocks.any(1)).all()
     assert int((~blocks.any(1)).sum()) == 48
@@ -121,8 +121,10 @@ def test_whole_blocks_with_the_lowest_sums_are_removed(pattern, rows, columns):
 
 
 def test_equal_scores_keep_the_count_exact():
-    assert int(choose_masks({"w": torch.ones(8, 8)}, Sparsity(amount=0.5), 0.5)["w"].sum()) == 32
-    assert (choose_masks({"w": torch.ones(8, 8)}, Sparsity(pattern="2:4"), 0.5)["w"].view(-1, 4).sum(1) == 2).all()
+    assert int(choose_masks({"w": torch.ones(8, 8)}, SparsitySchedule(amount=0.5), 0.5)["w"].sum()) == 32
+    assert (
+        choose_masks({"w": torch.ones(8, 8)}, SparsitySchedule(pattern="2:4"), 0.5)["w"].view(-1, 4).sum(1) == 2
+    ).all()
 
 
 @pytest.mark.parametrize(
@@ -131,38 +133,40 @@ def test_equal_scores_keep_the_count_exact():
 def test_a_size_that_the_pattern_does_not_divide_is_rejected(pattern, shape, found):
     amount = None if ":" in pattern else 0.5
     with pytest.raises(CompressError, match=f"weight 'odd'.*{found}.*found 6"):
-        choose_masks({"odd": torch.ones(shape)}, Sparsity(pattern=pattern, amount=amount), 0.5)
+        choose_masks({"odd": torch.ones(shape)}, SparsitySchedule(pattern=pattern, amount=amount), 0.5)
 
 
 def test_nan_scores_are_rejected():
     with pytest.raises(CompressError, match="'w'.*NaN"):
-        choose_masks({"w": torch.tensor([[1.0, torch.nan]])}, Sparsity(amount=0.5), 0.5)
+        choose_masks({"w": torch.tensor([[1.0, torch.nan]])}, SparsitySchedule(amount=0.5), 0.5)
 
 
 # ---- which layers
 
 
 def test_only_linear_layers_of_the_encoder_become_sparse(teacher):
-    found = sparse_layers(teacher)
+    found = find_sparsifiable_layers(teacher)
     assert len(found) == 4 * 6
     assert all(".layer." in name for name in found)
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
-    sparsify(teacher, Sparsity(amount=0.5))
+    sparsify(teacher, SparsitySchedule(amount=0.5))
     changed = {name for name, value in teacher.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {f"{name}.weight" for name in found}
-    assert set(zero_share(teacher).values()) == {0.5}
+    assert set(compute_zero_shares(teacher).values()) == {0.5}
 
 
 def test_a_filter_selects_the_layers_to_sparsify(tiny_model):
     model = tiny_model("bert")
-    masks = sparsify(model, Sparsity(pattern="2:4"), chosen=lambda name, layer: name.endswith("intermediate.dense"))
+    masks = sparsify(
+        model, SparsitySchedule(pattern="2:4"), select=lambda name, layer: name.endswith("intermediate.dense")
+    )
     assert len(masks) == 4
-    assert {name for name, share in zero_share(model).items() if share} == set(masks)
+    assert {name for name, share in compute_zero_shares(model).items() if share} == set(masks)
     with pytest.raises(CompressError, match="found none"):
-        sparsify(model, Sparsity(amount=0.5), chosen=lambda name, layer: False)
+        sparsify(model, SparsitySchedule(amount=0.5), select=lambda name, layer: False)
 
 
 def test_layers_are_grouped_by_block_of_the_model(tiny_model):
-    groups = by_block(sparse_layers(tiny_model("bert")))
+    groups = by_block(find_sparsifiable_layers(tiny_model("bert")))
     assert [len(group) for group in groups] == [6] * 4
     assert all(f".layer.{i}." in name for i, group in enumerate(groups) for name in group)

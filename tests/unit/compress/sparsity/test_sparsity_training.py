@@ -11,13 +11,13 @@ from torch.optim import SGD, AdamW, Optimizer
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from compress.errors import CompressError
-from compress.sparsity.config import Sparsity
-from compress.sparsity.layers import zero_share
+from compress.sparsity.layers import compute_zero_shares
 from compress.sparsity.oneshot import sparsify
+from compress.sparsity.schedule import SparsitySchedule
 from compress.sparsity.training import SparseTraining, convert, prepare, rewire_units
 
-HALF = Sparsity(amount=0.5)
-RIGL = Sparsity(amount=0.8, rewire=0.3, begin=0, end=16, every=4)
+HALF = SparsitySchedule(amount=0.5)
+RIGL = SparsitySchedule(amount=0.8, rewire=0.3, begin=0, end=16, every=4)
 
 
 def everything(name: str, layer: nn.Linear) -> bool:
@@ -66,10 +66,10 @@ def zeros(training: SparseTraining) -> int:
 
 @pytest.mark.parametrize("pattern", ["unstructured", "2:4", "4x1", "1x4"])
 def test_removed_weights_stay_zero_and_have_no_optimizer_state(pattern):
-    config = Sparsity(pattern=pattern, amount=None if ":" in pattern else 0.5, begin=5, end=5)
+    config = SparsitySchedule(pattern=pattern, amount=None if ":" in pattern else 0.5, begin=5, end=5)
     model = net()
     optimizer = adamw(model)
-    training = prepare(model, config, chosen=everything)
+    training = prepare(model, config, select=everything)
     train_steps(model, training, optimizer, range(4))
     assert zeros(training) == 0
     # Nonzero momentum would move removed weights away from zero.
@@ -93,16 +93,16 @@ def test_the_optimizer_revives_removed_weights_without_masks():
     for step in range(5):
         backward(model, step)
         optimizer.step()
-    sparsify(model, HALF, chosen=everything)
+    sparsify(model, HALF, select=everything)
     backward(model, 5)
     optimizer.step()
-    assert max(zero_share(model, everything).values()) < 0.05  # shows that the previous test can fail
+    assert max(compute_zero_shares(model, everything).values()) < 0.05  # shows that the previous test can fail
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_masked_training_equals_training_of_the_remaining_weights(momentum):
     model, plain = net(), net()
-    training = prepare(model, HALF, chosen=everything)
+    training = prepare(model, HALF, select=everything)
     optimizer = SGD(model.parameters(), lr=0.05, momentum=momentum, weight_decay=0.1)
     values = {name: p.detach().clone() for name, p in model.named_parameters()}
     buffers = {name: torch.zeros_like(value) for name, value in values.items()}
@@ -135,14 +135,14 @@ class GradientFreeOptimizer(Optimizer):
 
 def test_removed_weights_stay_zero_under_an_optimizer_that_ignores_gradients():
     model = net()
-    training = prepare(model, HALF, chosen=everything)
+    training = prepare(model, HALF, select=everything)
     train_steps(model, training, GradientFreeOptimizer(model.parameters()), range(2))
     assert all((values == 0).all() for values in removed_of(training).values())
 
 
 def test_gradients_of_removed_weights_are_zeroed_after_backward():
     model = net()
-    training = prepare(model, HALF, chosen=everything)
+    training = prepare(model, HALF, select=everything)
     backward(model, 0)
     dense = model[0].weight.grad.clone()
     assert (dense[~training.masks["0.weight"]] != 0).all()
@@ -152,15 +152,15 @@ def test_gradients_of_removed_weights_are_zeroed_after_backward():
 
 def test_a_step_without_after_backward_is_rejected():
     model = net()
-    training = prepare(model, HALF, chosen=everything)
+    training = prepare(model, HALF, select=everything)
     with pytest.raises(CompressError, match="after_backward"):
         training.after_step(adamw(model))
 
 
 def test_an_attached_optimizer_with_a_closure_equals_manual_calls():
     by_hand, by_hook = net(), net()
-    config = Sparsity(amount=0.8, begin=2, end=8, every=2)
-    first, second = (prepare(model, config, chosen=everything) for model in (by_hand, by_hook))
+    config = SparsitySchedule(amount=0.8, begin=2, end=8, every=2)
+    first, second = (prepare(model, config, select=everything) for model in (by_hand, by_hook))
     train_steps(by_hand, first, adamw(by_hand), range(10))
     optimizer = adamw(by_hook)
     second.attach(optimizer)
@@ -183,26 +183,26 @@ def test_an_attached_optimizer_with_a_closure_equals_manual_calls():
 
 @pytest.mark.parametrize("pattern", ["unstructured", "2:4", "4x1"])
 def test_the_sparse_share_follows_the_schedule_and_no_weight_comes_back(pattern):
-    config = Sparsity(pattern=pattern, amount=None if ":" in pattern else 0.8, begin=2, end=12, every=2)
+    config = SparsitySchedule(pattern=pattern, amount=None if ":" in pattern else 0.8, begin=2, end=12, every=2)
     model = net()
-    optimizer, training = adamw(model), prepare(model, config, chosen=everything)
+    optimizer, training = adamw(model), prepare(model, config, select=everything)
     area = config.block[0] * config.block[1]
     gone = {name: torch.zeros_like(mask) for name, mask in training.masks.items()}
     for step in range(1, 16):
         train_steps(model, training, optimizer, range(step - 1, step))
         last = min(step // 2 * 2, 12)
         for name, mask in training.masks.items():
-            assert int((~mask).sum()) == round(config.share_at(last) * mask.numel() / area) * area
+            assert int((~mask).sum()) == round(config.compute_share(last) * mask.numel() / area) * area
             assert mask[gone[name]].sum() == 0
             gone[name] = ~mask
-    assert (model[0].weight == 0).double().mean() == config.share
+    assert (model[0].weight == 0).double().mean() == config.final_share
 
 
 def test_removed_weights_stay_removed_even_if_a_live_one_is_zero():
-    config = Sparsity(amount=0.75, start=0.5, begin=2, end=2)
+    config = SparsitySchedule(amount=0.75, start=0.5, begin=2, end=2)
     model = nn.Sequential(nn.Linear(4, 1, bias=False))
     model[0].weight.data = torch.tensor([[3.0, 2.0, 0.1, 0.2]])
-    training = prepare(model, config, chosen=everything)
+    training = prepare(model, config, select=everything)
     assert training.masks["0.weight"].tolist() == [[True, True, False, False]]
     optimizer = SGD(model.parameters(), lr=0.0)
     for _ in range(2):
@@ -219,9 +219,9 @@ def test_removed_weights_stay_removed_even_if_a_live_one_is_zero():
 
 def test_movement_scores_are_minus_weight_times_gradient_through_the_masks():
     """Compares with Sanh et al.: a dense weight, masked in the forward pass, with a straight-through backward pass."""
-    config = Sparsity(amount=0.6, score="movement", begin=2, end=8, every=2)
+    config = SparsitySchedule(amount=0.6, score="movement", begin=2, end=8, every=2)
     model = net()
-    optimizer, training = SGD(model.parameters(), lr=0.1), prepare(model, config, chosen=everything)
+    optimizer, training = SGD(model.parameters(), lr=0.1), prepare(model, config, select=everything)
     layers = {"0.weight": model[0], "2.weight": model[2]}
     dense = {name: layer.weight.detach().clone() for name, layer in layers.items()}
     biases = {f"{name[0]}.bias": layer.bias.detach().clone() for name, layer in layers.items()}
@@ -240,7 +240,7 @@ def test_movement_scores_are_minus_weight_times_gradient_through_the_masks():
                 scores[name] -= dense[name] * gradients[name]
             dense[name] = dense[name] - 0.1 * gradients[name] * masks[name]
             if step + 1 in (2, 4, 6, 8):
-                count = round(config.share_at(step + 1) * scores[name].numel())
+                count = round(config.compute_share(step + 1) * scores[name].numel())
                 mask = torch.ones_like(masks[name]).flatten()
                 mask[scores[name].flatten().argsort()[:count]] = 0
                 came_back |= bool(((masks[name] == 0) & (mask.view_as(masks[name]) == 1)).any())
@@ -257,7 +257,7 @@ def test_movement_removes_large_weights_that_shrink():
     model = nn.Sequential(nn.Linear(2, 1, bias=False))
     model[0].weight.data = torch.tensor([[3.0, 0.1]])
     optimizer = SGD(model.parameters(), lr=0.01)
-    training = prepare(model, Sparsity(amount=0.5, score="movement", end=1), chosen=everything)
+    training = prepare(model, SparsitySchedule(amount=0.5, score="movement", end=1), select=everything)
     (model(torch.eye(2))[:, 0] - torch.tensor([0.0, 1.0])).square().sum().backward()
     training.after_backward()  # gradients 6 and -1.8: scores -18 and 0.18
     torch.testing.assert_close(training.scores["0.weight"], torch.tensor([[-18.0, 0.18]]))
@@ -271,7 +271,7 @@ def test_movement_removes_large_weights_that_shrink():
 
 def test_rewiring_keeps_the_number_of_weights_and_grows_the_largest_gradients():
     model = net()
-    optimizer, training = adamw(model), prepare(model, RIGL, chosen=everything)
+    optimizer, training = adamw(model), prepare(model, RIGL, select=everything)
     counts = {name: int(mask.sum()) for name, mask in training.masks.items()}
     grown = 0
     for step in range(1, 21):
@@ -287,7 +287,7 @@ def test_rewiring_keeps_the_number_of_weights_and_grows_the_largest_gradients():
             if step not in (4, 8, 12):
                 assert torch.equal(mask, before[name])
                 continue
-            count = int(RIGL.rewired_at(step) * counts[name])
+            count = int(RIGL.compute_rewiring_share(step) * counts[name])
             alive = before[name].clone()
             smallest = sizes[name].masked_fill(~alive, torch.inf).flatten().argsort()[:count]
             alive.view(-1)[smallest] = False
@@ -317,9 +317,9 @@ def test_rewiring_drops_the_smallest_and_grows_the_largest_gradient_units():
 
 
 def test_rewiring_moves_whole_blocks():
-    config = Sparsity(pattern="4x1", amount=0.8, rewire=0.5, end=20, every=2)
+    config = SparsitySchedule(pattern="4x1", amount=0.8, rewire=0.5, end=20, every=2)
     model = net()
-    training = prepare(model, config, chosen=everything)
+    training = prepare(model, config, select=everything)
     first = copy.deepcopy(training.masks)
     train_steps(model, training, adamw(model), range(6))
     for name, mask in training.masks.items():
@@ -334,7 +334,7 @@ def test_rewiring_moves_whole_blocks():
 
 @pytest.mark.parametrize("score", ["wanda", "sparsegpt"])
 def test_masks_of_a_calibrated_model_are_kept_in_training(tiny_model, token_batch, score):
-    model, config = tiny_model("bert"), Sparsity(pattern="2:4", score=score)
+    model, config = tiny_model("bert"), SparsitySchedule(pattern="2:4", score=score)
     with pytest.raises(CompressError, match="sparsify"):
         prepare(model, config)
     masks = sparsify(model, config, [token_batch])
@@ -354,17 +354,17 @@ def test_masks_of_a_calibrated_model_are_kept_in_training(tiny_model, token_batc
 
 def test_masks_of_other_weights_are_rejected():
     model = net()
-    masks = sparsify(model, HALF, chosen=everything)
+    masks = sparsify(model, HALF, select=everything)
     with pytest.raises(CompressError, match="'2.weight'"):
-        prepare(model, HALF, masks=masks, chosen=lambda name, layer: name == "0")
+        prepare(model, HALF, masks=masks, select=lambda name, layer: name == "0")
     with pytest.raises(CompressError, match="'0.weight'"):
-        prepare(model, HALF, masks={**masks, "0.weight": torch.ones(3, 3).bool()}, chosen=everything)
+        prepare(model, HALF, masks={**masks, "0.weight": torch.ones(3, 3).bool()}, select=everything)
 
 
 def test_rewiring_a_frozen_weight_is_rejected():
     model = net()
     model[0].weight.requires_grad_(False)
-    training = prepare(model, RIGL, chosen=everything)
+    training = prepare(model, RIGL, select=everything)
     training.step = 3
     backward(model, 0)
     with pytest.raises(CompressError, match=r"'0.weight'.*gradient"):
@@ -374,10 +374,10 @@ def test_rewiring_a_frozen_weight_is_rejected():
 # ---- stopping and resuming
 
 RESUMED = {
-    "gradual": Sparsity(amount=0.8, begin=2, end=14, every=3),
-    "gradual 2:4": Sparsity(pattern="2:4", begin=2, end=14, every=3),
-    "movement": Sparsity(amount=0.6, score="movement", begin=1, end=14, every=2),
-    "movement 4x1": Sparsity(pattern="4x1", amount=0.6, score="movement", begin=1, end=14, every=2),
+    "gradual": SparsitySchedule(amount=0.8, begin=2, end=14, every=3),
+    "gradual 2:4": SparsitySchedule(pattern="2:4", begin=2, end=14, every=3),
+    "movement": SparsitySchedule(amount=0.6, score="movement", begin=1, end=14, every=2),
+    "movement 4x1": SparsitySchedule(pattern="4x1", amount=0.6, score="movement", begin=1, end=14, every=2),
     "rewired": RIGL,
 }
 
@@ -386,7 +386,7 @@ RESUMED = {
 def test_a_resumed_training_ends_with_the_same_bits(name, tmp_path: Path):
     def start() -> tuple[nn.Module, SparseTraining, Optimizer]:
         model = net()
-        return model, prepare(model, RESUMED[name], chosen=everything), adamw(model)
+        return model, prepare(model, RESUMED[name], select=everything), adamw(model)
 
     def bits(model: nn.Module) -> list[Tensor]:
         return [value.view(torch.int32) for value in model.state_dict().values()]
@@ -410,7 +410,7 @@ def test_a_resumed_training_ends_with_the_same_bits(name, tmp_path: Path):
 
 def test_a_saved_state_does_not_change_when_training_continues():
     model = net()
-    optimizer, training = adamw(model), prepare(model, RESUMED["movement"], chosen=everything)
+    optimizer, training = adamw(model), prepare(model, RESUMED["movement"], select=everything)
     train_steps(model, training, optimizer, range(3))
     state = training.state_dict()
     kept = copy.deepcopy(state)
@@ -420,11 +420,11 @@ def test_a_saved_state_does_not_change_when_training_continues():
 
 
 def test_a_state_of_another_config_or_model_is_rejected():
-    state = prepare(net(), HALF, chosen=everything).state_dict()
-    with pytest.raises(CompressError, match="masks would mix"):
-        prepare(net(), RIGL, chosen=everything).load_state_dict(state)
+    state = prepare(net(), HALF, select=everything).state_dict()
+    with pytest.raises(CompressError, match="another schedule"):
+        prepare(net(), RIGL, select=everything).load_state_dict(state)
     with pytest.raises(CompressError, match="2.weight"):
-        prepare(net(), HALF, chosen=lambda name, layer: name == "0").load_state_dict(state)
+        prepare(net(), HALF, select=lambda name, layer: name == "0").load_state_dict(state)
 
 
 # ---- resulting checkpoints
@@ -435,7 +435,7 @@ def test_a_state_of_another_config_or_model_is_rejected():
 def test_the_exported_checkpoint_is_a_stock_one_with_zeros(tiny_model, token_batch, family, pattern, tmp_path: Path):
     model = tiny_model(family)
     stock = set(model.state_dict())
-    config = Sparsity(pattern=pattern, amount=None if ":" in pattern else 0.75, begin=1, end=3)
+    config = SparsitySchedule(pattern=pattern, amount=None if ":" in pattern else 0.75, begin=1, end=3)
     optimizer, training = adamw(model), prepare(model, config)
     training.attach(optimizer)
     for _ in range(4):
@@ -449,8 +449,8 @@ def test_the_exported_checkpoint_is_a_stock_one_with_zeros(tiny_model, token_bat
     model.save_pretrained(tmp_path / "sparse")
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "sparse")
     assert type(loaded) is type(model)
-    shares = zero_share(loaded)
-    assert set(shares.values()) == {config.share}
+    shares = compute_zero_shares(loaded)
+    assert set(shares.values()) == {config.final_share}
     assert len(shares) == 24
     for name in shares:
         assert torch.equal(loaded.get_parameter(name) != 0, training.masks[name])
@@ -460,6 +460,6 @@ def test_the_exported_checkpoint_is_a_stock_one_with_zeros(tiny_model, token_bat
 
 def test_converting_before_the_schedule_ends_is_rejected(tiny_model):
     model: BertForSequenceClassification = tiny_model("bert")
-    training = prepare(model, Sparsity(amount=0.8, begin=0, end=100))
-    with pytest.raises(CompressError, match="step 100, found step 0"):
+    training = prepare(model, SparsitySchedule(amount=0.8, begin=0, end=100))
+    with pytest.raises(CompressError, match="expected at least 100 steps before `convert`, found 0"):
         convert(training)
