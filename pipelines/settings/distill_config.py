@@ -1,20 +1,19 @@
 """Settings of the commands: frozen dataclasses that don't import torch, so that --help is fast."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-from compress.export.common.targets import by_scheme, check_float, check_installed, formats_of
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from compress.quantize.config import QuantizeConfig
-from compress.sparsity.recipe import SparseConfig
+from compress.sparsity.config import SparsityConfig
 from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.errors import InputError
 from distill.losses.across_config import AcrossConfig
-from distill.losses.config import MAPS, LossConfig
-from distill.student.spec import StudentConfig, is_relative
+from distill.losses.config import LossConfig
+from distill.student.spec import StudentConfig
 from distill.teacher.config import TeacherConfig
 from distill.teacher.sequences_config import SequencesConfig
 from distill.train.config import TrainConfig
@@ -101,11 +100,6 @@ class MachineConfig:
         ):
             if getattr(self, name) < least:
                 raise InputError(f"machine.{name}: expected at least {least}, found {getattr(self, name)}")
-        if self.restarts and self.devices == 1:
-            raise InputError(
-                f"machine.restarts {self.restarts}: expected machine.devices of 2 or more, found 1: one process is "
-                "started by nobody who could start it again"
-            )
         if not 0 < self.timeout <= LONGEST:
             raise InputError(f"machine.timeout: expected more than 0 seconds, at most {LONGEST}, found {self.timeout}")
 
@@ -165,33 +159,6 @@ class GeneralConfig:
             raise InputError(f"general.progressive: expected a share from 0 to 1, found {self.progressive}")
         if self.blocks < 0:
             raise InputError(f"general.blocks: expected at least 0, found {self.blocks}")
-        if not self.loss.needs_teacher:
-            raise InputError(
-                "general.loss: expected a term that reads the teacher, found ce alone: nothing is distilled"
-            )
-        if self.train.patience:
-            raise InputError(
-                f"general.train.patience: expected 0, found {self.train.patience}: plain text has no score to wait for"
-            )
-        if not self.progressive:
-            return
-        named = self.loss.layer_map in MAPS
-        if (named and self.loss.layer_map != "uniform") or self.loss.balance or self.loss.ramps:
-            raise InputError(
-                "general.progressive: expected loss.layer_map uniform or pairs, no ramps and no balance, found "
-                f"{self.loss.layer_map}, {self.loss.ramps or 'none'} and {self.loss.balance}: a layer that learns "
-                "alone has one layer to learn from"
-            )
-        if self.progressive == 1 and self.loss.reads_logits:
-            raise InputError(
-                "general.progressive: expected less than 1 with kl or ce, found 1: they teach the whole student, after "
-                "its layers"
-            )
-        if not (self.loss.hidden or self.loss.attention or self.loss.relations):
-            raise InputError(
-                "general.progressive: expected a term on layers (hidden, attention, relations), found kl alone: a "
-                "layer by itself says no word"
-            )
 
 
 @dataclass(frozen=True)
@@ -241,7 +208,7 @@ class DistillConfig:
     budget: Budget = field(default_factory=Budget)
     prune: PruneConfig = field(default_factory=PruneConfig)
     quantize: QuantizeConfig = field(default_factory=QuantizeConfig)
-    sparsity: SparseConfig = field(default_factory=SparseConfig)
+    sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     export: str = "onnx,onnxruntime"
     data: DataConfig = field(default_factory=DataConfig)
     task: TaskName = "auto"
@@ -265,67 +232,3 @@ class DistillConfig:
                 raise InputError(f"--{name}: missing; see --help for examples")
         if not 0 <= self.seed < 2**32:
             raise InputError(f"seed: expected 0 to {2**32 - 1}, found {self.seed}")
-        self.check_budget()
-        if not self.student.spec:
-            spec = "teacher" if self.budget.asked else "distilbert"
-            object.__setattr__(self, "student", replace(self.student, spec=spec))
-        if self.keep.temperature is not None or self.keep.signals not in ("auto", "sampled", "topk", "logits"):
-            raise InputError(
-                "keep: expected signals sampled, topk or logits and no temperature, found "
-                f"{self.keep.signals} and {self.keep.temperature}: the loss says what else is read, and how soft it is"
-            )
-        formats = formats_of(self.export)
-        if self.quantize.scheme:
-            by_scheme(formats, self.quantize.scheme)
-        else:
-            check_float(formats, "a student without --quantize")
-        check_installed(formats)
-        if self.quantize.scheme and self.budget.min_score and not self.budget.asked:
-            object.__setattr__(self, "quantize", replace(self.quantize, min_score=self.budget.min_score))
-        if self.sparsity.asked and self.train.patience:
-            raise InputError(
-                f"train.patience {self.train.patience}: expected 0 with sparsity.pattern, for the weights that did "
-                "best may be those of before the last zeros"
-            )
-        built = is_relative(self.student.spec) and self.student.spec != "teacher"
-        if self.student.given and (built or not self.quantize.scheme):
-            raise InputError(
-                f"student.given: expected a checkpoint, or teacher, and a scheme that it is quantized by, found "
-                f"{self.student.spec!r} and {self.quantize.scheme or 'none'}: there is nothing to do"
-            )
-        if self.general.data and (self.budget.asked or self.student.given or self.student.spec == "teacher"):
-            raise InputError(
-                "general.data: expected a student that is built and trained, found "
-                + ("a budget, whose students are cut from the teacher" if self.budget.asked else "one that is given")
-                + "; leave the general phase out, or the budget for a run on what this one makes"
-            )
-        cached = (self.loss.kl > 0 or self.loss.of_vectors) and self.teacher.signals == "cached"
-        for name, asked, why in (
-            ("budget", self.budget.asked, "a pruned student recovers"),
-            ("quantize", bool(self.quantize.scheme), "a student in few bits is trained"),
-        ):
-            if asked and not cached:
-                raise InputError(
-                    f"{name}: {why} under the teacher's cached logits, so expected loss.kl above 0 and teacher.signals "
-                    f"cached, found kl {self.loss.kl:g} and {self.teacher.signals}"
-                )
-
-    def check_budget(self) -> None:
-        """Checks that every setting of the budget takes effect.
-
-        Raises:
-            InputError: A setting of the budget would be ignored.
-        """
-        budget, plain = self.budget, Budget()
-        if budget.asked and self.student.given:
-            raise InputError(
-                f"budget: expected none for a given student, found {budget.speedup or budget.latency_ms}: it is "
-                "quantized as it is, and nothing would be pruned; pipelines.prune and pipelines.distill do both"
-            )
-        kept = ("min_score",) if self.quantize.scheme else ()
-        for name in ("max_bytes", "uniform", "min_score"):
-            if getattr(budget, name) != getattr(plain, name) and not budget.asked and name not in kept:
-                raise InputError(
-                    f"budget.{name}: expected a speedup or a latency_ms beside it, found "
-                    f"{getattr(budget, name)} alone: nothing is pruned without one"
-                )

@@ -7,7 +7,7 @@ from compress.quantize.config import Processor
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from pipelines.settings.distill_config import MeasureConfig, TaskName
-from pipelines.settings.places import check_data, check_models
+from pipelines.settings.places import check_data, open_local
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ def check_places(config: EvaluateConfig) -> None:
     Raises:
         InputError: A path doesn't exist, or isn't a checkpoint.
     """
-    models = [("student" if config.teacher else "model", config.model)]
-    check_models([*([("teacher", config.teacher)] if config.teacher else []), *models])
+    if config.teacher:
+        open_local(config.teacher, "teacher")
+    open_local(config.model, "student" if config.teacher else "model")
     check_data(config.data.path, config.data.subset)

@@ -1,28 +1,26 @@
 """Checks that local checkpoints and data exist and can be read; hub ids are checked when they are downloaded."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
-from distill.checkpoint.folder import PACKAGE as PACKAGE
-from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from distill.checkpoint.folder import PACKAGE
 from distill.errors import InputError
 
 
-def check_models(models: Iterable[tuple[str, str]]) -> None:
-    """Checks local checkpoints, given as (role, name): they describe a model and contain its files.
+def open_local(name: str, role: str) -> Checkpoint | None:
+    """Opens a checkpoint on this machine; returns None for a hub id, which is downloaded later.
 
     Raises:
-        InputError: A path doesn't exist, or isn't a checkpoint.
+        InputError: The path doesn't exist, or isn't a checkpoint.
     """
-    for role, name in models:
-        there = is_there(name, role)
-        if there or name.startswith(PACKAGE):
-            checkpoint_folder(name, role)
-        elif is_path(name):
-            raise InputError(
-                f"{role} {name!r}: no such folder here; expected one with config.json, safetensors and a tokenizer, or "
-                "a hub id"
-            )
+    if is_there(name, role) or name.startswith(PACKAGE):
+        return open_checkpoint(name, role)
+    if is_path(name):
+        raise InputError(
+            f"{role} {name!r}: no such folder here; expected one with config.json, safetensors and a tokenizer, or "
+            "a hub id"
+        )
+    return None
 
 
 def is_path(name: str) -> bool:

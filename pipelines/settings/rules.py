@@ -1,178 +1,525 @@
-"""The checks of a run before torch is imported, in the order in which they run.
+"""Every combination that a run refuses, in one table, in the order in which the rules are applied.
 
-Checks of a single setting are in `__post_init__` of its dataclass. The checks here need several settings, facts about
-the machine, or the models' config.json. Anything that these can't decide is checked once the models' configs are
-loaded.
+Ranges of single settings, and combinations inside the settings of one component (`LossConfig`, `Budget`,
+`QuantizeConfig`, …), are checked where that component's dataclass is defined, because it can be used without a run.
+A rule is applied as soon as the facts that it needs are known: most before torch is imported.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from compress.export.common.targets import by_scheme, check_float, check_installed, formats_of
+from compress.prune.budget import Budget
+from distill.checkpoint.head_task import same_head
 from distill.errors import InputError
-from distill.losses.config import LayerSizes, check_part, match_layers
-from distill.parallel.layout import Layout, fitting
+from distill.losses.config import LAYER_MAPS, LayerSizes, LossConfig, check_sparse_signals, match_layers
+from distill.parallel.layout import check_layout_fits
 from distill.student.family import ENCODERS
-from distill.student.spec import BLOCKS, Sizes, check_spec, is_relative, parse_spec, resolve
-from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, PROBLEMS, default_signal
-from pipelines.settings.combinations import check_together
+from distill.student.spec import check_spec
+from distill.tasks.names import LANGUAGE, LANGUAGE_HEADS, WRITING, default_signal
+from pipelines.settings.cache_config import KeepConfig
+from pipelines.settings.deepspeed_json import check_strategy
+from pipelines.settings.defaults import default_loss
 from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.layouts import Layouts, check_layouts, texts_of
+from pipelines.settings.facts import Facts
 from pipelines.settings.machine_facts import check_machine
-from pipelines.settings.model_facts import ModelFacts, read_facts
-from pipelines.settings.places import check_data, check_models, is_there
+from pipelines.settings.places import check_data, is_there
 from pipelines.settings.schemes import check_processor
-from pipelines.settings.task_settings import check_task_fits, with_task
+from pipelines.settings.task_settings import STORED_FORM, run_task_arguments
+
+STOCK_PRECISIONS = ("32", "bf16-mixed", "16-mixed")  # implemented by Lightning
+AS_WIDE_AS_HIDDEN = tuple(kind for kind in ENCODERS if kind != "mobilebert")  # families by the width of their features
 
 
 @dataclass(frozen=True)
-class Known:
-    """Facts about a run that are known before torch is imported.
+class Rule:
+    """A combination that is refused.
 
     Args:
-        config: Settings of the run; includes the defaults of its task if the task is known.
-        processes: Number of processes of the run.
-        teacher: Facts of the teacher; None if it isn't on this machine.
-        student: Facts of the student; None if it isn't on this machine, or is built from the teacher.
-        task: Task of the run; empty if only the data determine it.
+        refuses: Returns whether the settings `s` and the facts `f` are refused.
+        message: Template of the error message, with `{s.…}` and `{f.…}`.
+        needs: Names of the facts that have to be known before the rule is applied.
     """
 
-    config: DistillConfig
-    processes: int
-    teacher: ModelFacts | None
-    student: ModelFacts | None
-    task: str
+    refuses: Callable[[DistillConfig, Facts], object]
+    message: str
+    needs: tuple[str, ...] = ()
 
-    @property
-    def teacher_sizes(self) -> Sizes | None:
-        return self.teacher.sizes if self.teacher is not None else None
-
-    @property
-    def student_sizes(self) -> Sizes | None:
-        """Sizes of the student; None if unknown.
-
-        Raises:
-            InputError: No student of the teacher can have the requested sizes.
-        """
-        spec, teacher = self.config.student.spec, self.teacher_sizes
-        if not is_relative(spec):
-            return self.student.sizes if self.student is not None else None
-        if spec == "teacher":
-            return teacher
-        if self.teacher is not None:
-            self.teacher.check_family()
-        return None if teacher is None or parse_spec(spec).preset in BLOCKS else resolve(spec, teacher)
+    def apply(self, facts: Facts) -> None:
+        """Raises an InputError if the combination is refused."""
+        if self.refuses(facts.settings, facts):
+            raise InputError(self.message.format(s=facts.settings, f=facts))
 
 
-def check_run(config: DistillConfig, processes: int) -> None:
-    """Checks that a run is possible, as far as this is known without torch.
+@dataclass(frozen=True)
+class Check:
+    """A check that a component makes of itself, with messages of its own.
+
+    Args:
+        apply: Raises an InputError or a CompressError if the facts are refused.
+        needs: As in `Rule`.
+    """
+
+    apply: Callable[[Facts], None]
+    needs: tuple[str, ...] = ()
+
+
+def check_rules(facts: Facts) -> None:
+    """Applies all rules whose facts are known.
 
     Raises:
-        InputError: One of `RULES` is violated; the first one is reported.
+        InputError: A combination is refused; the first one in the order of the table is reported.
+        CompressError: As above, from a check of the compress package.
     """
-    check_spec(config.student.spec)
-    teacher = read_facts(config.teacher.model)
-    student = None if is_relative(config.student.spec) else read_facts(config.student.spec)
-    task: str = config.task
-    if task == "auto" and teacher is not None:
-        task = teacher.task or task
-    named = "" if task == "auto" else task
-    known = Known(with_task(config, named) if named else config, processes, teacher, student, named)
     for rule in RULES:
-        rule(known)
+        if all(getattr(facts, name) is not None for name in rule.needs):
+            rule.apply(facts)
 
 
-def check_integers(known: Known) -> None:
-    """Checks that files with 8-bit weights can be verified on this processor."""
-    check_processor(known.config)
+# ---- Conditions and checks that are longer than a line
 
 
-def check_machine_settings(known: Known) -> None:
-    check_machine(known.config.machine.accelerator, known.config.machine.precision)
+def lacks_cached_logits(s: DistillConfig) -> bool:
+    return not ((s.loss.kl > 0 or s.loss.uses_vectors) and s.teacher.signals == "cached")
 
 
-def check_places(known: Known) -> None:
-    """Checks that checkpoints and data given as local paths exist."""
-    config = known.config
-    named = [("teacher", config.teacher.model), *(("teacher", name) for name in config.teacher.also)]
-    check_models([*named, *([] if is_relative(config.student.spec) else [("student", config.student.spec)])])
-    check_data(config.data.path, config.data.subset)
-    if config.general.data and not is_there(config.general.data, "general.data"):
+def is_sharded(f: Facts) -> bool:
+    """Returns whether no process has all of the student's weights."""
+    layout = f.student_layout
+    return layout is not None and (layout.sharded or layout.pp > 1 or bool(f.settings.machine.strategy))
+
+
+def is_on_several(f: Facts) -> bool:
+    """Returns whether several processes, or DeepSpeed, train the student."""
+    layout = f.student_layout
+    return layout is not None and (layout.processes > 1 or bool(f.settings.machine.strategy))
+
+
+def check_schedule_epochs(f: Facts) -> None:
+    s = f.settings
+    least = {"oneshot": 1, "iterative": s.prune.rounds, "gradual": 2}[s.prune.schedule]
+    if s.budget.requested and s.train.epochs < least:
         raise InputError(
-            f"general.data {config.general.data!r}: expected a file or a folder with text, found nothing there"
+            f"train.epochs {s.train.epochs}: expected at least {least} with prune.schedule {s.prune.schedule}: each "
+            "part of it trains for one or more"
         )
 
 
-def check_layout_settings(known: Known) -> None:
-    """Checks that the layouts fit the processes and the models, and the settings that depend on layouts.
-
-    Layouts that depend on the models' sizes in memory are not checked here.
-    """
-    texts = texts_of(known.config, known.processes)
-    found = {each.whose: each.parsed() for each in texts}
-    for each, sizes in zip(texts, (known.teacher_sizes, known.student_sizes, known.teacher_sizes), strict=True):
-        layout = found[each.whose]
-        if layout is not None and sizes is not None:
-            fitting(layout, sizes.heads, sizes.groups, len(sizes.layers), each.name)
-    check_layouts(known.config, found["teacher"], found["student"])
-    layouts = [layout for layout in found.values() if isinstance(layout, Layout)]
-    if len(layouts) == len(found):
-        precision = known.config.machine.precision
-        check_together(known.config, "32" if precision == "auto" else precision, Layouts(*layouts))
+def is_head_of_another_task(f: Facts) -> bool:
+    own = f.teacher.task if f.teacher is not None else ""
+    return bool(own and f.task and same_head(own) != same_head(f.task))
 
 
-def check_head(known: Known) -> None:
-    """Checks that the teacher was trained for the task, and that language models have their language-modelling head."""
-    own = known.teacher.task if known.teacher is not None else ""
-    if own and known.task and alike(own) != alike(known.task):
-        raise InputError(
-            f"--task {known.task}: the teacher {known.config.teacher.model!r} was trained for {own}: its outputs have "
-            "another meaning"
-        )
-    ends = LANGUAGE_HEADS.get(known.task)
-    for facts in (known.teacher, known.student):
-        if ends and facts is not None and not any(name.endswith(ends) for name in facts.architectures):
+def teaches_single_layers(s: DistillConfig) -> bool:
+    """Returns whether the loss of the general phase pairs each layer of the student with one layer of the teacher."""
+    loss = s.general.loss
+    named = loss.layer_map in LAYER_MAPS and loss.layer_map != "uniform"
+    return not (named or loss.balance or loss.ramps)
+
+
+def check_formats(f: Facts) -> None:
+    formats = formats_of(f.settings.export)
+    if f.settings.quantize.scheme:
+        by_scheme(formats, f.settings.quantize.scheme)
+    else:
+        check_float(formats, "a student without --quantize")
+    check_installed(formats)
+
+
+def check_deepspeed(f: Facts) -> None:
+    if f.settings.machine.strategy:
+        check_strategy(f.settings.machine.strategy)
+
+
+def check_general_text(f: Facts) -> None:
+    data = f.settings.general.data
+    if data and not is_there(data, "general.data"):
+        raise InputError(f"general.data {data!r}: expected a file or a folder with text, found nothing there")
+
+
+def check_ignored_budget(f: Facts) -> None:
+    """Checks that no setting of the budget is set that has no effect without a target speed."""
+    budget, plain = f.settings.budget, Budget()
+    if budget.requested:
+        return
+    kept = ("min_score",) if f.settings.quantize.scheme else ()
+    for name in ("max_bytes", "uniform", "min_score"):
+        if getattr(budget, name) != getattr(plain, name) and name not in kept:
             raise InputError(
-                f"model {facts.name!r}: expected a head for {known.task} ({', '.join(ends)}), found "
-                f"{', '.join(facts.architectures) or 'no architecture'}: a new head would have to learn every word anew"
+                f"budget.{name}: expected a speedup or a latency_ms beside it, found {getattr(budget, name)} alone: "
+                "nothing is pruned without one"
             )
 
 
-def alike(task: str) -> str:
-    """Returns a task that has the same kind of head."""
-    return "text-classification" if task in PROBLEMS.values() else task
+def check_packing(f: Facts) -> None:
+    run_task_arguments(f.settings, f.task or "")
 
 
-def check_task(known: Known) -> None:
-    """Checks that the task supports the settings."""
-    config, task = known.config, known.task
-    if not task:
-        return
-    check_task_fits(config, task)
-    kept = default_signal(task) if config.keep.signals == "auto" else config.keep.signals
-    if task in LANGUAGE and config.teacher.signals == "cached" and kept != "logits":
-        check_part(config.loss, kept)
+def check_ignored_keep(f: Facts) -> None:
+    """Checks that no setting of keep is set that the task or the loss determines."""
+    plain, language = KeepConfig(), f.task in LANGUAGE
+    default = plain.signals if language else default_signal(f.task or "")
+    used = (*STORED_FORM, *(("signals", "draws", "k", "step") if language else ()))
+    changed = {name: value for name, value in asdict(f.settings.keep).items() if value != getattr(plain, name)}
+    for name, value in changed.items():
+        if name not in used and (name, value) != ("signals", default):
+            raise InputError(
+                f"keep.{name}: expected none for {f.task}, found {value!r}: the loss determines what is stored; of "
+                f"keep only {', '.join(used)} have an effect"
+            )
 
 
-def check_terms(known: Known) -> None:
+def check_stored_part(f: Facts) -> None:
+    """Checks that the loss can be computed from the part of a language model's output that is stored."""
+    s = f.settings
+    stored = default_signal(f.task or "") if s.keep.signals == "auto" else s.keep.signals
+    if f.task in LANGUAGE and s.teacher.signals == "cached" and stored != "logits":
+        check_sparse_signals(s.loss, stored)
+
+
+def check_layout_sizes(f: Facts) -> None:
+    """Checks that heads and layers can be divided as the layouts request."""
+    for name, layout, sizes in (
+        ("teacher.layout", f.teacher_layout, f.teacher_sizes),
+        ("student.layout", f.student_layout, f.student_sizes),
+        ("teacher.layout", f.tuned_layout, f.teacher_sizes),
+    ):
+        if layout is not None and sizes is not None:
+            check_layout_fits(layout, sizes.heads, sizes.groups, len(sizes.layers), name)
+
+
+def check_language_heads(f: Facts) -> None:
+    ends = LANGUAGE_HEADS.get(f.task or "")
+    for checkpoint in (f.teacher, f.student):
+        if ends and checkpoint is not None and not any(name.endswith(ends) for name in checkpoint.architectures):
+            raise InputError(
+                f"model {checkpoint.name!r}: expected a head for {f.task} ({', '.join(ends)}), found "
+                f"{', '.join(checkpoint.architectures) or 'no architecture'}: a new head would have to learn every "
+                "token from scratch"
+            )
+
+
+def check_layer_terms(f: Facts) -> None:
     """Checks that the models have the layers that the loss refers to.
 
-    Only encoders are checked whose feature vectors all have the width of their hidden states.
+    Only encoders whose feature vectors all have the width of their hidden states are checked here.
     """
-    sizes = known.teacher_sizes, known.student_sizes
-    kinds = [facts.config.get("model_type") for facts in (known.teacher, known.student) if facts is not None]
-    if None in sizes or not known.task or known.task == "sentence-embedding" or not {*kinds} <= {*WIDE}:
+    sizes = f.teacher_sizes, f.student_sizes
+    kinds = {each.model_type for each in (f.teacher, f.student) if each is not None}
+    if None in sizes or f.task == "sentence-embedding" or not kinds <= {*AS_WIDE_AS_HIDDEN}:
         return
     teacher, student = (LayerSizes(len(each.layers), each.hidden, each.heads) for each in sizes if each is not None)
-    match_layers(known.config.loss, student, teacher)
+    match_layers(f.settings.loss, student, teacher)
 
 
-WIDE = tuple(kind for kind in ENCODERS if kind != "mobilebert")
-RULES: tuple[Callable[[Known], None], ...] = (
-    check_integers,
-    check_machine_settings,
-    check_places,
-    check_layout_settings,
-    check_head,
-    check_task,
-    check_terms,
+def across_rule(setting: str, expected: str, refuses: Callable[[DistillConfig], object]) -> Rule:
+    """Returns a rule for a student with its own tokenizer."""
+    return Rule(
+        lambda s, f: f.own_tokenizer and refuses(s),
+        f"{setting}: expected {expected} for a student with its own tokenizer, found {{s.{setting}}}: token positions "
+        "of teacher and student differ (student {s.student.spec!r})",
+        ("own_tokenizer",),
+    )
+
+
+# ---- The table
+
+RULES: tuple[Rule | Check, ...] = (
+    # The student, and what is done to it
+    Check(lambda f: check_spec(f.settings.student.spec)),
+    Rule(
+        lambda s, f: s.budget.requested and s.student.given,
+        "budget: expected none with student.given, found a target speed: a trained student is quantized as it is; "
+        "pipelines.prune and pipelines.distill prune and quantize",
+    ),
+    Check(check_ignored_budget),
+    Rule(
+        lambda s, f: (
+            s.student.given and ((f.is_student_built and s.student.spec != "teacher") or not s.quantize.scheme)
+        ),
+        "student.given: expected a checkpoint or teacher, and a quantize.scheme, found {s.student.spec!r} and scheme "
+        "{s.quantize.scheme!r}: there is nothing to do",
+    ),
+    Rule(
+        lambda s, f: s.budget.requested and lacks_cached_logits(s),
+        "budget: a pruned student recovers on the teacher's cached logits, so expected loss.kl above 0 and "
+        "teacher.signals cached, found kl {s.loss.kl:g} and {s.teacher.signals}",
+    ),
+    Rule(
+        lambda s, f: s.quantize.scheme and lacks_cached_logits(s),
+        "quantize: a quantized student is trained on the teacher's cached logits, so expected loss.kl above 0 and "
+        "teacher.signals cached, found kl {s.loss.kl:g} and {s.teacher.signals}",
+    ),
+    Rule(
+        lambda s, f: s.budget.requested and s.prune.embedding_rank and s.budget.uniform,
+        "prune.embedding_rank: expected 0 with budget.uniform, found {s.prune.embedding_rank}: no stock class has a "
+        "factorised token embedding; leave one of the settings out",
+    ),
+    Rule(
+        lambda s, f: s.sparsity.requested and s.train.patience,
+        "train.patience {s.train.patience}: expected 0 with sparsity.pattern: the weights with the best score may be "
+        "from before the last zeros were set",
+    ),
+    Check(check_formats),
+    Check(lambda f: check_processor(f.settings)),
+    Check(lambda f: check_machine(f.settings.machine.accelerator, f.settings.machine.precision)),
+    # What is stored of the teacher
+    Rule(
+        lambda s, f: s.keep.temperature is not None or s.keep.signals not in ("auto", "sampled", "topk", "logits"),
+        "keep: expected signals sampled, topk or logits and no temperature, found {s.keep.signals} and "
+        "{s.keep.temperature}: the loss determines the other signals and the temperature",
+    ),
+    # Processes
+    Rule(
+        lambda s, f: s.machine.restarts and s.machine.devices == 1,
+        "machine.restarts {s.machine.restarts}: expected machine.devices of 2 or more, found 1: a single process has "
+        "no parent process that could restart it",
+    ),
+    Rule(
+        lambda s, f: s.teacher.ranks and s.teacher.ranks >= f.processes,
+        "teacher.ranks {s.teacher.ranks}: expected fewer than the {f.processes} processes, because the student needs "
+        "some; start more (--devices, or torchrun)",
+    ),
+    Check(check_deepspeed),
+    Rule(
+        lambda s, f: s.machine.strategy and s.student.layout not in ("auto", "replicated"),
+        "machine.strategy {s.machine.strategy!r}: expected student.layout auto, found {s.student.layout!r}: DeepSpeed "
+        "shards the student itself; leave one of the two out",
+    ),
+    # Files
+    Check(lambda f: check_data(f.settings.data.path, f.settings.data.subset), ("opened",)),
+    Check(check_general_text, ("opened",)),
+    # Distillation on plain text
+    Rule(
+        lambda s, f: s.general.data and s.budget.requested,
+        "general.data: expected a student that is built and trained, found a budget, whose students are pruned from "
+        "the teacher; leave one of the two out, or prune the result of this run in a second run",
+    ),
+    Rule(
+        lambda s, f: s.general.data and (s.student.given or s.student.spec == "teacher"),
+        "general.data: expected a student that is built and trained, found one that is already trained; leave "
+        "general.data out",
+    ),
+    Rule(
+        lambda s, f: not s.general.loss.needs_teacher,
+        "general.loss: expected a term that uses the teacher, found ce alone: nothing would be distilled",
+    ),
+    Rule(
+        lambda s, f: s.general.train.patience,
+        "general.train.patience: expected 0, found {s.general.train.patience}: plain text has no validation score",
+    ),
+    Rule(
+        lambda s, f: s.general.progressive and not teaches_single_layers(s),
+        "general.progressive: expected loss.layer_map uniform or pairs, no ramps and no balance, found "
+        "{s.general.loss.layer_map}, {s.general.loss.ramps} and {s.general.loss.balance}: a layer that is trained "
+        "alone needs one layer of the teacher",
+    ),
+    Rule(
+        lambda s, f: s.general.progressive == 1 and s.general.loss.uses_outputs,
+        "general.progressive: expected less than 1 with kl or ce, found 1: these terms train the whole student, after "
+        "its layers",
+    ),
+    Rule(
+        lambda s, f: (
+            s.general.progressive
+            and not (s.general.loss.hidden or s.general.loss.attention or s.general.loss.relations)
+        ),
+        "general.progressive: expected a term on layers (hidden, attention, relations), found kl alone: a single layer "
+        "outputs no tokens",
+    ),
+    # Settings and task
+    Rule(
+        lambda s, f: s.on_policy.share and f.task not in WRITING,
+        "on_policy.share {s.on_policy.share:g}: expected causal-lm or chat, found {f.task}: the student can't generate "
+        "text",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: s.on_policy.share and s.teacher.signals != "online",
+        "on_policy.share {s.on_policy.share:g}: expected teacher.signals online, found cached: a cache has no signals "
+        "for sequences that the student generates later",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: s.sequences.share and f.task != "chat",
+        "sequences.share {s.sequences.share:g}: expected chat, found {f.task}: there are no answers that the teacher "
+        "could generate",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: is_head_of_another_task(f),
+        "--task {f.task}: the teacher {f.teacher.name!r} was trained for {f.teacher.task}: its outputs have another "
+        "meaning",
+        ("task", "teacher"),
+    ),
+    Check(check_packing, ("task",)),
+    Check(check_ignored_keep, ("task",)),
+    Rule(
+        lambda s, f: s.general.data and f.task in ("sentence-embedding", *LANGUAGE),
+        "general.data: expected a task with labels after the plain text, found {f.task}",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: f.task == "sentence-embedding" and s.teacher.finetune == "always",
+        "teacher.finetune always: expected auto or never for sentence-embedding, which has no labels",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: s.teacher.also and f.task != "text-classification",
+        "teacher.also: expected text-classification with one class per text, found {f.task}: predictions of several "
+        "teachers can only be mixed there",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: f.task == "sentence-embedding" and not s.loss.uses_vectors,
+        "loss: expected loss.embedding or loss.similarity, and no kl or ce, for sentence-embedding, found {s.loss}: "
+        "there is nothing to compare",
+        ("task",),
+    ),
+    Rule(
+        lambda s, f: f.task != "sentence-embedding" and s.loss.uses_vectors,
+        "loss: expected kl or ce for {f.task}, found {s.loss}: there is nothing to compare",
+        ("task",),
+    ),
+    Check(check_stored_part, ("task",)),
+    # Several teachers
+    *(
+        Rule(
+            lambda s, f, name=name: s.teacher.also and getattr(s.loss, name),  # type: ignore[misc]
+            f"loss.{name}: expected 0 with several teachers, found {{s.loss.{name}}}: they have no layers in common",
+        )
+        for name in ("hidden", "attention", "relations")
+    ),
+    Rule(
+        lambda s, f: s.teacher.also and "temperature" in s.loss.ramps,
+        "loss.ramps temperature: expected none with several teachers: they are mixed at one temperature",
+    ),
+    Rule(
+        lambda s, f: s.teacher.also and f.teacher_layout is not None and f.teacher_layout.sharded,
+        "teacher.layout {f.teacher_layout}: expected replicated with several teachers: each process queries all of "
+        "them",
+        ("teacher_layout",),
+    ),
+    # A student with its own tokenizer
+    across_rule("teacher.signals", "online", lambda s: s.teacher.signals != "online"),
+    across_rule(
+        "loss",
+        "kl and ce",
+        lambda s: s.loss.hidden or s.loss.attention or s.loss.relations or s.loss.divergence != LossConfig().divergence,
+    ),
+    across_rule("machine.devices", "1", lambda s: s.machine.devices > 1),
+    across_rule("teacher.ranks", "0", lambda s: s.teacher.ranks > 0),
+    across_rule("on_policy.share", "0", lambda s: s.on_policy.share > 0),
+    across_rule("data.packing", "auto", lambda s: s.data.packing not in ("auto", "stream")),
+    Rule(
+        lambda s, f: (
+            f.own_tokenizer
+            and (
+                s.loss.resolved_temperature != default_loss(f.task or "").resolved_temperature
+                or "temperature" in s.loss.ramps
+            )
+        ),
+        "loss.temperature: expected none for a student with its own tokenizer, found one: there across.temperature "
+        "softens both distributions, and this one has no effect",
+        ("own_tokenizer", "task"),
+    ),
+    Rule(
+        lambda s, f: f.own_tokenizer and s.across.kind == "sorted" and not s.loss.ce and "ce" not in s.loss.ramps,
+        "across.kind sorted: expected loss.ce above 0, found 0: sorted distributions show how confident the teacher "
+        "is, and not in which token",
+        ("own_tokenizer",),
+    ),
+    # Models, layouts and precision
+    Check(check_layout_sizes),
+    Check(check_language_heads, ("task",)),
+    Check(check_layer_terms, ("task", "teacher")),
+    *(
+        Rule(
+            lambda s, f, who=who: (
+                getattr(s, who).offload  # type: ignore[misc]
+                and getattr(f, f"{who}_layout").fsdp == 1
+                and getattr(f, f"{who}_layout").zero != 2
+            ),
+            f"{who}.offload: expected {who}.layout fsdp=N or zero2, found {{f.{who}_layout}}: only weights that FSDP "
+            "shards can be offloaded",
+            (f"{who}_layout",),
+        )
+        for who in ("teacher", "student")
+    ),
+    Rule(
+        lambda s, f: (
+            s.machine.compress != "none"
+            and f.student_layout is not None
+            and (f.student_layout.sharded or f.student_layout.zero == 2 or s.machine.strategy)
+        ),
+        "machine.compress {s.machine.compress}: expected student.layout replicated or zero1, found "
+        "{f.student_layout} {s.machine.strategy}: only replicas exchange whole gradients; leave one of the two out",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: s.quantize.scheme and is_on_several(f),
+        "quantize: expected one process, found {f.student_processes}: quantization-aware training "
+        "on several is untested; train without --devices, or leave the scheme out",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: s.sparsity.requested and is_on_several(f),
+        "sparsity: expected one process, found {f.student_processes}: each would choose different "
+        "zeros; leave --devices out",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: s.sparsity.requested and f.precision == "16-mixed" and s.sparsity.score == "movement",
+        "sparsity.score movement: expected precision 32 or bf16-mixed, found 16-mixed: gradients whose loss scale "
+        "changes from step to step can't be summed into scores",
+        ("precision",),
+    ),
+    *(
+        Rule(
+            lambda s, f, who=who: (
+                (s.loss.attention or s.loss.relations)  # type: ignore[misc]
+                and (getattr(f, f"{who}_layout").tp > 1 or getattr(f, f"{who}_layout").pp > 1)
+            ),
+            f"loss.attention, loss.relations: expected a {who} with all heads on each process, found "
+            f"{{f.{who}_layout}}: a process would compare its own part only; use fsdp",
+            (f"{who}_layout",),
+        )
+        for who in ("student", "teacher")
+    ),
+    Rule(
+        lambda s, f: s.general.data and is_sharded(f),
+        "general.data: expected a student whose weights are whole on each process, found {f.student_layout} "
+        "{s.machine.strategy}; use replicated or zero1",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: s.general.data and s.general.progressive and is_on_several(f),
+        "general.progressive: expected one process, found {f.student_processes}: layers that aren't "
+        "trained have no gradients to send",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: s.loss.balance and is_sharded(f),
+        "loss.balance: expected a student whose weights are whole on each process, found {f.student_layout} "
+        "{s.machine.strategy}: the gradient of a single term isn't available",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: f.precision not in STOCK_PRECISIONS and is_on_several(f),
+        "machine.precision {f.precision}: expected one process, found {f.student_processes}: several are untested",
+        ("precision", "student_layout"),
+    ),
+    Check(check_schedule_epochs),
+    Rule(
+        lambda s, f: s.budget.requested and s.prune.schedule == "gradual" and is_on_several(f),
+        "prune.schedule gradual: expected one process, found {f.student_processes}: each would "
+        "remove different units; use iterative or oneshot",
+        ("student_layout",),
+    ),
+    Rule(
+        lambda s, f: s.budget.requested and s.prune.schedule == "gradual" and f.precision == "16-mixed",
+        "prune.schedule gradual: expected precision 32 or bf16-mixed, found 16-mixed: gradients whose loss scale "
+        "changes from step to step can't be summed into scores",
+        ("precision",),
+    ),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 from compress.export.common.targets import by_scheme, formats_of
 from compress.export.processors import resolve_reduced
 from compress.quantize.config import Processor, QuantizeConfig
-from compress.quantize.schemes import SCHEMES, multiplies_bytes
+from compress.quantize.schemes import SCHEMES, has_integer_products
 from pipelines.settings.distill_config import DistillConfig
 
 
@@ -27,7 +27,7 @@ def quantization_by(config: DistillConfig, scheme: str) -> QuantizeConfig:
         CompressError: 8-bit weights are requested that can't be verified on this processor.
     """
     how, formats = config.quantize, schemes_of(config)[scheme]
-    saturable = multiplies_bytes(SCHEMES[scheme])
+    saturable = has_integer_products(SCHEMES[scheme])
     reduced = saturable and resolve_reduced(how.reduced, how.processor, formats)
     return replace(how, scheme=scheme, reduced=reduced, processor="here")
 
@@ -35,7 +35,11 @@ def quantization_by(config: DistillConfig, scheme: str) -> QuantizeConfig:
 def is_dynamic(config: DistillConfig) -> bool:
     """Returns whether students are deployed with ONNX Runtime's dynamic int8, which needs no training."""
     budget = config.budget
-    return budget.asked and (budget.runtime, budget.precision, config.quantize.scheme) == ("onnxruntime", "int8", "")
+    return budget.requested and (budget.runtime, budget.precision, config.quantize.scheme) == (
+        "onnxruntime",
+        "int8",
+        "",
+    )
 
 
 def is_dynamic_reduced(config: DistillConfig) -> bool:
@@ -73,7 +77,7 @@ def is_reduced(processor: Processor, folder: Path, *, dynamic: bool) -> bool:
     Raises:
         CompressError: 8-bit weights are requested that can't be scored on this processor.
     """
-    from compress.quantize.store import is_rounded
+    from compress.quantize.store import is_quantized
 
-    wanted = dynamic and not is_rounded(folder)
+    wanted = dynamic and not is_quantized(folder)
     return wanted and resolve_reduced("auto", processor, ["onnxruntime"], group="")

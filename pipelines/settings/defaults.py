@@ -1,0 +1,48 @@
+"""Defaults that depend on other settings or on the task, filled in here and nowhere else."""
+
+from dataclasses import replace
+from typing import cast
+
+from compress.quantize.config import AUTO_MIN_SCORE
+from distill.losses.config import LossConfig
+from distill.tasks.names import LANGUAGE
+from pipelines.settings.distill_config import DistillConfig, TaskName
+
+# Squared differences of cosines are a hundredth of those of vectors.
+VECTORS = LossConfig(kl=0, embedding=1, similarity=10)
+
+
+def fill_defaults(settings: DistillConfig) -> DistillConfig:
+    """Returns the settings with every default filled in that depends on other settings."""
+    budget, quantize, student = settings.budget.resolve_precision(), settings.quantize, settings.student
+    if quantize.scheme == "auto":
+        quantize = replace(quantize, scheme="int8", min_score=quantize.min_score or AUTO_MIN_SCORE)
+    if quantize.scheme and budget.min_score and not budget.requested:
+        quantize = replace(quantize, min_score=budget.min_score)
+    if not student.spec:
+        student = replace(student, spec="teacher" if budget.requested else "distilbert")
+    return replace(settings, budget=budget, quantize=quantize, student=student)
+
+
+def fill_task_defaults(settings: DistillConfig, task: str) -> DistillConfig:
+    """Returns the settings for a task, with the task's defaults where nothing else is requested."""
+    loss = default_loss(task) if settings.loss == LossConfig() else settings.loss
+    if loss.temperature is None:
+        loss = replace(loss, temperature=default_loss(task).resolved_temperature)
+    general = settings.general
+    general = replace(general, loss=replace(general.loss, temperature=general.loss.resolved_temperature))
+    # Layers of different shapes need modelling code in the checkpoint, which pooled encoders don't have.
+    uniform = task == "sentence-embedding" and settings.budget.requested
+    budget = replace(settings.budget, uniform=True) if uniform else settings.budget
+    return replace(settings, task=cast(TaskName, task), loss=loss, general=general, budget=budget)
+
+
+def default_loss(task: str) -> LossConfig:
+    """Returns the default loss of a task.
+
+    A distribution over a vocabulary is nearly uniform at temperature 2: over 30,522 tokens it has 9.6 nats of at most
+    10.3, and the few tokens that a cache stores carry almost no information.
+    """
+    if task == "sentence-embedding":
+        return VECTORS
+    return LossConfig(temperature=1) if task in LANGUAGE else LossConfig()

@@ -1,0 +1,170 @@
+"""The plan of a run: everything that is decided before its first stage."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compress.prune.budget import Budget
+from distill.checkpoint.checkpoint import Checkpoint
+from distill.losses.config import LayerSizes
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.facts import Facts
+from pipelines.settings.layouts import Layouts
+from pipelines.settings.rules import check_rules
+from pipelines.settings.schemes import schemes_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's settings and models, complete: no stage resolves a path, a task or a layout again.
+
+    Only `machine.precision auto` stays open: a stage measures it on the run's own data.
+
+    Args:
+        settings: The settings with all defaults, of the task too.
+        task_reason: Why the task was chosen, and by what texts are truncated, for the user.
+        teacher: The teacher's checkpoint.
+        also: The checkpoints of further teachers.
+        student: The student's checkpoint; None if it is built from the teacher.
+        student_config: The config of the student that is built or loaded.
+        teacher_sizes, student_sizes: Sizes of the layers that loss terms compare.
+        layouts: Layouts on the processes.
+        processes: Number of processes of the run.
+    """
+
+    settings: DistillConfig
+    task_reason: str
+    teacher: Checkpoint
+    also: tuple[Checkpoint, ...]
+    student: Checkpoint | None
+    student_config: "PretrainedConfig"
+    teacher_sizes: LayerSizes
+    student_sizes: LayerSizes
+    layouts: Layouts
+    processes: int = 1
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return self.settings.task
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of the run's stages, in order."""
+        return stages_of(self.settings)
+
+    def check_precision(self, precision: str | None) -> None:
+        """Applies the rules again, with the layouts and the precision of training, None while it isn't known.
+
+        Raises:
+            InputError: A rule refuses the combination.
+        """
+        layouts = self.layouts.teacher, self.layouts.student, self.layouts.tuned
+        check_rules(
+            Facts(self.settings, self.processes, self.task, self.teacher, self.student, *layouts, precision=precision)
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Returns what was decided as (item, value) rows for the user."""
+        s, layouts = self.settings, self.layouts
+        source = "built from the teacher" if self.student is None else str(self.student.folder)
+        return [
+            ("task", f"{self.task} ({self.task_reason})"),
+            ("teacher", str(self.teacher.folder)),
+            *(("another teacher", str(each.folder)) for each in self.also),
+            ("student", f"{s.student.spec}, {source}, {self.student_sizes.layers} layers"),
+            ("teacher's layout", str(layouts.teacher)),
+            ("student's layout", str(layouts.student)),
+            ("text length", f"{s.data.max_length} tokens"),
+            ("precision", s.machine.precision),
+        ]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target speed of the budget; `name` is part of its stages' names."""
+
+    name: str
+    speedup: float
+    latency_ms: float
+    most_bytes: int | None = None
+
+    def milliseconds(self, teacher_ms: float) -> float:
+        """Returns the latency that the target allows, if the teacher's is `teacher_ms`."""
+        return self.latency_ms or teacher_ms / self.speedup
+
+
+def targets_of(budget: Budget) -> list[Target]:
+    """Returns the budget's targets, the slowest first."""
+    if budget.latency_ms:
+        return [Target(f"{budget.latency_ms:g}ms", 0.0, budget.latency_ms, budget.most_bytes())]
+    return [Target(f"{speedup:g}x", speedup, 0.0, budget.most_bytes(speedup)) for speedup in budget.speedups]
+
+
+def round_name(target: Target, number: int) -> str:
+    """Returns the name of a round of the iterative schedule."""
+    return f"{target.name}-round{number}"
+
+
+def stages_of(settings: DistillConfig) -> tuple[str, ...]:
+    """Returns the names of all stages of a run, in order."""
+    parts = (
+        ("general", [*first_stages(settings)]),
+        ("teacher", ["teacher"]),
+        ("cache", [*signal_stages(settings)]),
+        ("distill", [*student_stages(settings)]),
+        ("report", ["export-teacher", *(f"export{each}" for each in student_suffixes(settings)), "evaluate", "report"]),
+    )
+    last = [name for name, _ in parts].index(settings.until)
+    return tuple(stage for _, stages in parts[: last + 1] for stage in stages)
+
+
+def first_stages(settings: DistillConfig) -> list[str]:
+    measured = ["precision"] if settings.machine.precision == "auto" else []
+    return ["data", *measured, *(["general"] if settings.general.data else [])]
+
+
+def signal_stages(settings: DistillConfig) -> list[str]:
+    """Returns the stages that store what the teacher computes."""
+    answers = ["answers"] if settings.sequences.share else []
+    if not settings.loss.needs_teacher or settings.teacher.signals != "cached":
+        return answers
+    others = [f"teacher-{number}" for number in range(2, 2 + len(settings.teacher.also))]
+    return [*answers, *others, *(["ensemble"] if others else []), "cache"]
+
+
+def student_stages(settings: DistillConfig) -> list[str]:
+    """Returns the stages that train and quantize the students."""
+    if settings.student.given:
+        trained = [] if settings.student.spec == "teacher" else ["student-by-label"]
+    elif not settings.budget.requested:
+        trained = ["distill"]
+    else:
+        trained = ["start", "costs", "scores"]
+        trained += [stage for target in targets_of(settings.budget) for stage in pruning_stages(settings, target)]
+    quantized = [f"quantize{suffix}" for suffix in student_suffixes(settings)] if settings.quantize.scheme else []
+    return [*trained, *quantized]
+
+
+def pruning_stages(settings: DistillConfig, target: Target) -> list[str]:
+    """Returns the stages of a pruned student."""
+    name, schedule = target.name, settings.prune.schedule
+    if schedule == "gradual":
+        return [f"shape-{name}", f"close-{name}", f"distill-{name}"]
+    rounds = [round_name(target, number) for number in range(1, settings.prune.rounds)]
+    before = rounds if schedule == "iterative" else []
+    return [f"{stage}-{each}" for each in before for stage in ("shape", "distill", "scores")] + [
+        f"shape-{name}",
+        f"distill-{name}",
+    ]
+
+
+def student_suffixes(settings: DistillConfig) -> list[str]:
+    """Returns the suffix of the stages of each student: one for each target speed and quantization scheme."""
+    targets = [f"-{target.name}" for target in targets_of(settings.budget)] if settings.budget.requested else [""]
+    schemes: Sequence[str] = list(schemes_of(settings))
+    others = ["", *(f"-{scheme}" for scheme in schemes[1:])]
+    return [f"{target}{other}" for target in targets for other in others]
