@@ -11,4 +11,4 @@ from pipelines.runs import stops
 READERS["modules.json"] = "distill.models.sentence_encoder:PooledModel"
 
 if sys.argv[:1] == ["-m"]:  # `python -m pipelines.…` imports this module first; a stop may come during later imports
-    stops.begin()
+    stops.watch_process()

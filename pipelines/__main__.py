@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from pipelines.runs import cli, stops
-from pipelines.runs.console import fail
+from pipelines.runs.console import print_error
 
 COMMANDS = {
     "distill": "train a small student on a teacher's signals, export it, measure it, report on it",
@@ -24,7 +24,7 @@ def main() -> None:
 
     Exits with code 2 if the command is unknown.
     """
-    stops.begin()
+    stops.watch_process()
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in ("-h", "--help"):
         print(usage())
@@ -32,7 +32,7 @@ def main() -> None:
     if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, 1)
         hint = f"did you mean {near[0]!r}?" if near else "stillroom --help lists them"
-        fail(f"expected one of {', '.join(COMMANDS)}, found {name!r}; {hint}")
+        print_error(f"expected one of {', '.join(COMMANDS)}, found {name!r}; {hint}")
         sys.exit(2)
     sys.argv = [f"{sys.argv[0]} {name}", *sys.argv[2:]]
     cli.run(import_module(f"pipelines.{name}").main)

@@ -4,17 +4,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.errors import InputError
 from distill.parallel.layout import parse_layout
 from pipelines.runs import cli
 from pipelines.runs.console import Console
-from pipelines.runs.launch import launch
-from pipelines.runs.processes import World, join_world, launched, leave_world, processes
+from pipelines.runs.launch import launch_processes
+from pipelines.runs.processes import World, count_processes, is_distributed, join_world, leave_world
 from pipelines.settings.cache_config import SHORT, InspectConfig, RebuildConfig, VerifyConfig, WriteConfig
-from pipelines.settings.places import check_data, check_models
+from pipelines.settings.places import check_data, open_local
 
 if TYPE_CHECKING:
     from distill.cache import CacheReader
+    from distill.cache.format.store import Store
     from distill.parallel.layout import Layout
     from pipelines.stages.cached_signals import Job
 
@@ -69,29 +71,29 @@ def parsed(command: str, config: type, argv: Sequence[str]) -> Any:
 
 def write(argv: Sequence[str]) -> None:
     config = parsed("write", WriteConfig, argv)
-    check_models([("teacher", config.teacher)])
+    open_local(config.teacher, "teacher")
     check_data(config.data.path, config.data.subset)
-    parse_layout(config.layout, config.devices if not launched() else processes(), "layout")
-    if config.devices > 1 and not launched() and not config.dry_run:
-        check_layout(config, config.devices)
-        from pipelines.stages.cached_signals import open_teacher
+    parse_layout(config.layout, config.devices if not is_distributed() else count_processes(), "layout")
 
-        open_teacher(config)  # reports errors before any process is started
-        launch("pipelines.cache", ["write", *argv], config.devices)
+    from pipelines.stages.cached_signals import open_teacher, prepare_job, record
+
+    opened = open_teacher(config)
+    if config.devices > 1 and not is_distributed() and not config.dry_run:
+        check_layout(config, opened.checkpoint, config.devices)
+        launch_processes("pipelines.cache", ["write", *argv], config.devices)
         return
     world, console = join_world(config.timeout), Console()
-    layout = check_layout(config, world.size)
-    from pipelines.stages.cached_signals import prepare, record
+    layout = check_layout(config, opened.checkpoint, world.size)
     from pipelines.stages.data import say_reading
 
     set_threads(config.threads)
     mesh = None
     if layout.sharded:
-        from distill.parallel.mesh import mesh_of
-        from pipelines.runs.placement import device_type
+        from distill.parallel.mesh import build_mesh
+        from pipelines.runs.placement import detect_device_type
 
-        mesh = mesh_of(layout, device_type())
-    job = prepare(config, layout, mesh)
+        mesh = build_mesh(layout, detect_device_type())
+    job = prepare_job(opened, layout, mesh, world)
     say_reading(console, config.data)
     console.say(f"task: {job.task}{job.note}; {len(job.samples):,} samples, {int(job.samples.lengths.sum()):,} tokens")
     if config.dry_run:
@@ -107,26 +109,38 @@ def write(argv: Sequence[str]) -> None:
     leave_world()
 
 
-def check_layout(config: WriteConfig, processes: int) -> "Layout":
+def check_layout(config: WriteConfig, teacher: Checkpoint, processes: int) -> "Layout":
     """Returns the teacher's layout, checked before any process loads weights.
 
     Raises:
         InputError: The layout doesn't fit the processes or the model, or a device other than the machine's default is
             requested for a sharded teacher.
     """
-    from distill.checkpoint.config import load_config
-    from distill.checkpoint.folder import checkpoint_folder
-    from distill.parallel.layout import fitting_model
-    from pipelines.runs.placement import device_type
+    from distill.parallel.layout import check_model_fits
+    from pipelines.runs.placement import detect_device_type
 
     layout = parse_layout(config.layout, processes, "layout")
-    fitting_model(layout, load_config(checkpoint_folder(config.teacher), "teacher"), "layout")
-    if layout.sharded and config.device not in ("auto", device_type()):
-        raise InputError(f"--device {config.device!r}: a teacher in parts lies on {device_type()} here; leave it out")
+    check_model_fits(layout, teacher.config, "layout")
+    if layout.sharded and config.device not in ("auto", detect_device_type()):
+        raise InputError(
+            f"--device {config.device!r}: a teacher in parts lies on {detect_device_type()} here; leave it out"
+        )
+    from distill.checkpoint.config import load_config
+    from distill.checkpoint.folder import checkpoint_folder
+    from distill.parallel.layout import check_model_fits
+    from pipelines.runs.placement import detect_device_type
+
+    layout = parse_layout(config.layout, processes, "layout")
+    check_model_fits(layout, load_config(checkpoint_folder(config.teacher), "teacher"), "layout")
+    if layout.sharded and config.device not in ("auto", detect_device_type()):
+        raise InputError(
+            f"--device {config.device!r}: a teacher in parts lies on {detect_device_type()} here; leave it out"
+        )
     return layout
 
 
 def fill_together(console: Console, config: WriteConfig, job: "Job", world: World, mesh: Any) -> None:
+    from distill.cache.format.store import open_store
     from pipelines.stages.cache_writing import write_together
     from pipelines.stages.cached_signals import record
 
@@ -143,10 +157,11 @@ def fill_together(console: Console, config: WriteConfig, job: "Job", world: Worl
         made_from=record(config),
     )
     if world.is_rank_zero:
-        show(console, Path(config.cache))
+        show(console, open_store(Path(config.cache)))
 
 
 def fill(console: Console, config: WriteConfig, job: "Job", made_from: dict[str, Any]) -> None:
+    from distill.cache.format.store import open_store
     from pipelines.stages.cache_writing import write_with_progress
 
     written = write_with_progress(
@@ -163,25 +178,24 @@ def fill(console: Console, config: WriteConfig, job: "Job", made_from: dict[str,
     )
     if written.computed == 0:
         console.say("  cache: nothing was missing")
-    show(console, Path(config.cache))
+    show(console, open_store(Path(config.cache)))
 
 
 def dry_run(console: Console, config: WriteConfig, job: "Job") -> None:
     from distill.cache.format.store import ABOUT, open_store
-    from distill.cache.plan import cut_shards, new_rows
+    from distill.cache.plan import cut_shards, select_new_rows
     from distill.cache.preflight import forecast, measure, table_bytes
-    from distill.cache.writer import known_to
     from pipelines.stages.cache_writing import forecast_line
 
     folder, signals = Path(config.cache), job.identity.signals
-    known = known_to(open_store(folder, job.identity)) if (folder / ABOUT).exists() else None
-    rows = new_rows(job.samples, known)
+    known = open_store(folder, job.identity).index.contains if (folder / ABOUT).exists() else None
+    rows = select_new_rows(job.samples, known)
     if rows:
-        measured, books = measure(job.teacher, job.samples, rows, job.identity, config.batch_tokens)
+        measurement, books = measure(job.teacher, job.samples, rows, job.identity, config.batch_tokens)
         lengths = job.samples.lengths[rows]
         a_shard = int(lengths.sum()) // len(cut_shards(lengths, signals))
         tables = 0 if known else table_bytes(books)
-        console.say(forecast_line(forecast(folder, measured, lengths, len(signals), a_shard, tables)))
+        console.say(forecast_line(forecast(folder, measurement, lengths, len(signals), a_shard, tables)))
     else:
         console.say("  cache: it has a place for every sample already")
     console.say("dry run: nothing was written")
@@ -191,28 +205,27 @@ def inspect(argv: Sequence[str]) -> None:
     config = parsed("inspect", InspectConfig, argv)
     from distill.cache import CacheReader
     from distill.cache.format.store import open_store
-    from pipelines.stages.cached_signals import prepare, recorded
+    from pipelines.stages.cached_signals import open_teacher, prepare_job, recorded
 
     set_threads(config.threads)
     console, folder = Console(), Path(config.cache)
-    show(console, folder)
     store = open_store(folder)
+    show(console, store)
     if not store.about.get("made_from") and not config.fidelity:
         return
     reader = CacheReader(folder)
-    job = prepare(recorded(folder, store.about, teacher=config.teacher, data=config.data))
-    held = reader.holds(job.samples.keys)
+    job = prepare_job(open_teacher(recorded(folder, store.about, teacher=config.teacher, data=config.data)))
+    held = reader.contains(job.samples.keys)
     console.say(f"coverage: {int(held.sum()):,} of {len(held):,} samples of the data ({held.mean():.1%})")
     if config.fidelity:
         show_fidelity(console, config, reader, job)
 
 
-def show(console: Console, folder: Path) -> None:
+def show(console: Console, store: "Store") -> None:
     """Prints a table that describes a cache."""
     from distill.cache.format.shard import shard_path
-    from distill.cache.format.store import open_store
 
-    store = open_store(folder)
+    folder = store.folder
     there = [n for n in range(len(store.shard_rows)) if shard_path(folder, n).is_file()]
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     rows = [
@@ -238,16 +251,16 @@ def described(settings: dict[str, Any]) -> str:
 def show_fidelity(console: Console, config: InspectConfig, reader: "CacheReader", job: "Job") -> None:
     import numpy as np
 
-    from distill.cache.fidelity import fidelity, halved
+    from distill.cache.fidelity import fidelity, halve_layers
     from distill.cache.preflight import spread_batches
-    from distill.checkpoint.folder import checkpoint_folder
     from distill.losses.compose import distribution_loss
     from distill.tasks.choose import TASKS
     from distill.teacher.online import OnlineTeacher
 
     model, task = job.model, TASKS[job.task](())
-    student = task.whole(checkpoint_folder(config.student, "student")) if config.student else halved(model)
-    rows = np.flatnonzero(reader.holds(job.samples.keys))
+    named = open_checkpoint(config.student, "student") if config.student else None
+    student = halve_layers(model) if named is None else task.load_checkpoint(named.folder)
+    rows = np.flatnonzero(reader.contains(job.samples.keys))
     if not len(rows):
         raise InputError(f"cache {config.cache!r}: holds no sample of the data: there is nothing to compare")
     lengths = [int(job.samples.lengths[i]) for i in rows]
@@ -291,20 +304,20 @@ def verify(argv: Sequence[str]) -> None:
 
 def rebuild(argv: Sequence[str]) -> None:
     config = parsed("rebuild", RebuildConfig, argv)
-    from distill.cache.format.store import locked, open_store, repair_files
-    from pipelines.stages.cached_signals import prepare, recorded
+    from distill.cache.format.store import lock_plan, open_store, repair_files
+    from pipelines.stages.cached_signals import open_teacher, prepare_job, recorded
 
     set_threads(config.threads)
     console, folder = Console(), Path(config.cache)
     if not folder.is_dir():
         raise InputError(f"cache {str(folder)!r}: no such folder: not a cache")
-    with locked(folder):
-        mended = repair_files(folder)
-    for name in mended:
+    with lock_plan(folder):
+        repaired = repair_files(folder)
+    for name in repaired:
         console.say(f"  cache: {name} taken from its other copy")
     about = open_store(folder).about
     settings = recorded(folder, about, teacher=config.teacher, data=config.data)
-    fill(console, settings, prepare(settings), dict(about["made_from"]))
+    fill(console, settings, prepare_job(open_teacher(settings)), dict(about["made_from"]))
 
 
 def set_threads(threads: int) -> None:

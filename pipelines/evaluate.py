@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import cast
 
 from pipelines.runs import cli
 from pipelines.runs.console import Console
@@ -25,16 +26,17 @@ def main(argv: Sequence[str]) -> None:
     )
     check_places(config)
 
-    from pipelines.reports.render import score_rows, summary_rows
+    from pipelines.reports.schema import Results
+    from pipelines.reports.tables import build_scores, build_summary
     from pipelines.stages.standalone import standalone
 
     console = Console()
     run, candidates, _, done = standalone(config, console)
     entries = json.loads((done.folder / "evaluation.json").read_text())
-    measured = {"models": entries, "metric": next(iter(entries[0]["scores"]))} | read_baseline(done.folder)
-    header, rows = summary_rows(measured)
-    console.table("Evaluation", header, rows)
-    if found := score_rows(measured):
+    results = {"models": entries, "metric": next(iter(entries[0]["scores"]))} | read_baseline(done.folder)
+    measured = cast(Results, results)
+    console.table("Evaluation", *build_summary(measured))
+    if found := build_scores(measured):
         console.table("Scores", *found)
     console.say(f"written to {done.folder / 'evaluation.json'}")
     check_refused([candidate.export for candidate in candidates])

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from distill.checkpoint.checkpoint import open_checkpoint
 from pipelines.runs import cli
 from pipelines.runs.console import Console
-from pipelines.runs.stage import Run, content_hash
+from pipelines.runs.stage import Run
 from pipelines.settings.export_config import ExportConfig
-from pipelines.settings.places import check_data, check_models
+from pipelines.settings.places import check_data, open_local
 from pipelines.stages.export import (
     check_model,
     check_refused,
@@ -36,28 +37,28 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short={},
     )
-    check_models([("model", config.model)])
+    open_local(config.model, "model")
     check_data(config.data)
 
-    from distill.checkpoint.folder import checkpoint_folder
     from distill.data.config import DataConfig
     from pipelines.settings.schemes import is_reduced
     from pipelines.stages.data import say_reading
 
     console = Console()
-    folder = checkpoint_folder(config.model, "model")
-    if is_labelled(config, folder):
+    checkpoint = open_checkpoint(config.model, "model")
+    folder = checkpoint.folder
+    if is_labelled(config, checkpoint):
         evaluated(config, console)
         return
     say_reading(console, DataConfig(path=config.data))
-    length = check_model(config, folder, console)
+    length = check_model(config, checkpoint, console)
     run = Run(Path(config.output), 0, console)
     done = export_stage(
         run,
         "export",
-        content_hash(folder),
+        run.digest(checkpoint),
         folder,
-        examples_for(config, folder),
+        examples_for(config, checkpoint),
         parity=config.parity,
         max_length=length,
         targets=requested_targets(config.export, folder, dynamic=config.dynamic),

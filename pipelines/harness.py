@@ -10,10 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.errors import InputError
 from pipelines.runs import cli
 from pipelines.runs.console import Console
-from pipelines.settings.places import check_models
+from pipelines.settings.places import open_local
 
 RESULT = "harness.json"
 EXAMPLES = """\
@@ -71,9 +72,10 @@ def main(argv: Sequence[str]) -> None:
         short={},
     )
     console = Console()
-    named = [("teacher", config.teacher)] if config.teacher else []
-    check_models([*named, ("model", config.model)])
-    found = {name: measured(config, model) for name, model in [*named, ("model", config.model)]}
+    named = [*([("teacher", config.teacher)] if config.teacher else []), ("model", config.model)]
+    for role, name in named:
+        open_local(name, role)
+    found = {role: evaluate_model(config, open_checkpoint(name, role)) for role, name in named}
     place = Path(config.output)
     place.mkdir(parents=True, exist_ok=True)
     (place / RESULT).write_text(json.dumps(found, indent=1))
@@ -86,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
     console.say(f"numbers: {place / RESULT}")
 
 
-def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
+def evaluate_model(config: HarnessConfig, checkpoint: Checkpoint) -> dict[str, dict[str, float]]:
     """Returns task -> metric -> value.
 
     Raises:
@@ -98,16 +100,12 @@ def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from compress.prune.slicing.checkpoint import load_pruned, register_pruned
-    from distill.checkpoint.config import load_config
-    from distill.checkpoint.folder import checkpoint_folder
+    from distill.checkpoint.pruned import load_pruned
     from distill.tasks.language import CausalLM
-    from pipelines.settings.task_settings import check_tokenizer_of
+    from pipelines.settings.tokenizers import load_checked_tokenizer
 
-    folder = checkpoint_folder(model, "model")
-    register_pruned(folder)
-    CausalLM.check(load_config(folder), model)
-    CausalLM(()).check_weights(folder, "model")
+    CausalLM.check(checkpoint.config, checkpoint.name)
+    CausalLM(()).check_weights(checkpoint.folder, checkpoint.role)
     manager = TaskManager(include_path=config.include or None)
     names = config.tasks.split(",")
     unknown = [name for name in names if name not in manager.all_tasks]
@@ -116,10 +114,14 @@ def measured(config: HarnessConfig, model: str) -> dict[str, dict[str, float]]:
             f"--tasks: expected names that lm-eval knows, found {', '.join(unknown)}; `lm-eval ls tasks` lists them, "
             "and --include adds a folder of yours"
         )
-    tokenizer = check_tokenizer_of(folder, "model", CausalLM(()))
+    tokenizer = load_checked_tokenizer(checkpoint, CausalLM(()))
     if tokenizer.eos_token_id is None:
-        raise InputError(f"model {model!r}: expected a tokenizer with an eos token, found none: lm-eval begins with it")
-    runs = HFLM(pretrained=load_pruned(folder), tokenizer=tokenizer, backend="causal", batch_size=config.batch_size)
+        raise InputError(
+            f"{checkpoint.role} {checkpoint.name!r}: expected a tokenizer with an eos token, found none: lm-eval "
+            "begins every text with it"
+        )
+    model = load_pruned(checkpoint.folder)
+    runs = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=config.batch_size)
     try:
         result: Any = simple_evaluate(
             runs,

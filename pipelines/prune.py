@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
         examples=EXAMPLES,
         short=MODEL_SHORT,
     )
-    if not config.budget.asked:
+    if not config.budget.requested:
         raise InputError("budget: none given; name a --speedup such as 10 or 2,4,8,15, or a --latency-ms")
     run_command("pipelines.prune", argv, config)
 

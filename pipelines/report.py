@@ -10,8 +10,8 @@ from distill.errors import InputError
 from pipelines.reports.render import Charts, render_page
 from pipelines.runs import cli
 from pipelines.runs.console import Console
+from pipelines.runs.manifest import hash_file
 from pipelines.runs.publication import check_publishable
-from pipelines.runs.stage import sha256
 from pipelines.settings.evaluate_config import EvaluateConfig, check_places
 from pipelines.settings.report_config import ReportConfig
 from pipelines.stages.report import PAGE, REPORT, STUDENT, publish, report_stage, show
@@ -73,9 +73,9 @@ def reported_last(output: Path) -> Path:
         raise InputError(
             f"run {str(output)!r}: no finished report there; run pipelines.distill with this --output first"
         )
-    wanted = sha256(place)
+    wanted = hash_file(place)
     stages = sorted((output / "report").iterdir()) if (output / "report").is_dir() else []
-    found = [folder for folder in stages if (folder / REPORT).is_file() and sha256(folder / REPORT) == wanted]
+    found = [folder for folder in stages if (folder / REPORT).is_file() and hash_file(folder / REPORT) == wanted]
     if not found:
         raise InputError(
             f"run {str(output)!r}: its {REPORT} isn't what a run wrote there: it was changed, or its stage is gone: "

@@ -7,20 +7,40 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Concatenate, Literal, NamedTuple, ParamSpec, TypeAlias, cast
 
-from pipelines.reports.numbers import Report, Row, capitalize_first, percent_text, runtime_text, score_text
+from pipelines.reports.formatting import capitalize_first, format_percent, format_runtime, format_score
+from pipelines.reports.schema import LatencyEntry, ModelEntry, Report
 
-Lines = Mapping[str, list[tuple[float, float]]]
-Draw = Callable[..., Callable[[], None] | None]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
+
+Lines: TypeAlias = Mapping[str, list[tuple[float, float]]]  # name -> (step, value) pairs
+LogRow: TypeAlias = Mapping[str, float]  # a row of a training log
+Content = ParamSpec("Content")
+# Draws on the axes; a function that it returns is called when the axes have their final position and size.
+Draw: TypeAlias = "Callable[Concatenate[Axes, Content], Callable[[], None] | None]"
+
+
+LatencyKey: TypeAlias = Literal["latency", "latency_batched"]
+
+
+class Chart(NamedTuple):
+    """A chart and its caption."""
+
+    caption: str
+    svg: str
+
 
 MARKERS = "osD^vPX*"
-COSTS = {"cost": "left", "cost_wanted": "wanted"}  # logged while units are closed
+COSTS = {"cost": "remaining", "cost_wanted": "scheduled"}  # logged while units are masked
 # Placeholders for the page's colours, which depend on the light or dark scheme and which matplotlib can't write.
 INK, MUTED, LINE = "#010101", "#020202", "#030303"
 SERIES = ("#0a0a00", "#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05")
 PAGE_COLOURS = {INK: "ink", MUTED: "muted", LINE: "line"} | {value: f"series-{i}" for i, value in enumerate(SERIES)}
-CHART_STYLE: dict[Any, Any] = {
+CHART_STYLE: "dict[RcKeyType, object]" = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 11,
@@ -36,34 +56,43 @@ CHART_STYLE: dict[Any, Any] = {
 }
 
 
-def speed_charts(report: Report) -> list[tuple[str, str]]:
-    """Returns score against latency, for one text per call and for a batch, as (caption, SVG)."""
+def draw_speed_charts(report: Report) -> list[Chart]:
+    """Returns charts of score against latency, for one text per call and for a batch."""
     charts = []
-    for key in ("latency", "latency_batched"):
-        if entries := [entry for entry in report["models"] if entry.get(key)]:
-            batch = entries[0][key]["batch"]
-            caption = f"{capitalize_first(report['metric'])} against latency, {batch} text{'s' * (batch > 1)} a call"
-            charts.append((caption, chart(caption, draw_speed, entries, key, report["metric"])))
+    keys: tuple[LatencyKey, ...] = ("latency", "latency_batched")
+    for key in keys:
+        entries = [entry for entry in report["models"] if entry[key]]
+        if entries:
+            batch = latency_of(entries[0], key)["batch"]
+            caption = f"{capitalize_first(report['metric'])} against latency, {batch} text{'s' * (batch > 1)} per call"
+            charts.append(render_chart(caption, draw_speed, entries, key, report["metric"]))
     return charts
 
 
-def draw_speed(axes: Any, entries: Sequence[Row], key: str, metric: str) -> None:
-    colours = colours_of(entry["name"] for entry in entries)
-    runtimes = list(dict.fromkeys(map(runtime_text, entries)))
-    for entry in entries:
-        times, score = [entry[key][q] for q in ("best_ms", "median_ms", "p90_ms")], entry["score"]
+def draw_speed(axes: "Axes", entries: Sequence[ModelEntry], key: LatencyKey, metric: str) -> None:
+    """Draws each entry's score against its latencies, from the fastest call to the 90 % quantile."""
+    colours = assign_colours(entry["name"] for entry in entries)
+    runtimes = list(dict.fromkeys(map(format_runtime, entries)))
+    latencies = [latency_of(entry, key) for entry in entries]
+    curves = [[latency["best_ms"], latency["median_ms"], latency["p90_ms"]] for latency in latencies]
+    for entry, times in zip(entries, curves, strict=True):
         colour = SERIES[colours[entry["name"]]]
-        marker = MARKERS[runtimes.index(runtime_text(entry)) % len(MARKERS)]
-        axes.plot(times, [score] * 3, color=colour, marker=marker, markersize=9, markevery=[0])
+        marker = MARKERS[runtimes.index(format_runtime(entry)) % len(MARKERS)]
+        axes.plot(times, [entry["score"]] * 3, color=colour, marker=marker, markersize=9, markevery=[0])
         axes.plot([], [], color=colour, linewidth=6, label=entry["name"])
     for name, marker in zip(runtimes, MARKERS * len(runtimes), strict=False):
         axes.plot([], [], color=MUTED, marker=marker, linestyle="", label=name)
-    axes.set_xlabel("ms a call, fastest to 90 % quantile (log scale)")
-    log_axis(axes, [entry[key][q] for entry in entries for q in ("best_ms", "p90_ms")])
-    score_axis(axes, metric, [entry["score"] for entry in entries])
+    axes.set_xlabel("ms per call, fastest to 90 % quantile (log scale)")
+    set_log_axis(axes, [times[i] for times in curves for i in (0, 2)])
+    set_score_axis(axes, metric, [entry["score"] for entry in entries])
 
 
-def colours_of(names: Iterable[str]) -> dict[str, int]:
+def latency_of(entry: ModelEntry, key: LatencyKey) -> LatencyEntry:
+    """Returns the latency of an entry that has been timed with this batch size."""
+    return cast(LatencyEntry, entry[key])
+
+
+def assign_colours(names: Iterable[str]) -> dict[str, int]:
     """Returns each model's colour index; the teacher's is reserved, and a single student's is always the same."""
     own = dict.fromkeys(["student", *(name for name in names if name != "teacher")])
     if sum(name.startswith("student") for name in own) > 2:  # with several students, none is just called student
@@ -71,59 +100,62 @@ def colours_of(names: Iterable[str]) -> dict[str, int]:
     return {"teacher": 0} | {name: 1 + i % (len(SERIES) - 1) for i, name in enumerate(own)}
 
 
-def stage_charts(rows: Sequence[Row], metric: str) -> list[tuple[str, str]]:
-    """Returns charts of a training log as (caption, SVG).
+def draw_stage_charts(rows: Sequence[LogRow], metric: str) -> list[Chart]:
+    """Returns the charts of a training log.
 
     They show the loss terms, the validation score, each term's share of the gradient, the teacher's layer matched by
-    each layer of the student, and the remaining cost while units close.
+    each layer of the student, and the remaining cost while units are masked.
     """
     keys = dict.fromkeys(key.removeprefix("train/") for row in rows for key in row if key.startswith("train/"))
     matched = sorted((key for key in keys if re.fullmatch(r"matched_\d+", key)), key=lambda key: int(key[8:]))
     others = ("loss", "wait_share", *matched, *COSTS)
     terms = [key for key in keys if key not in others and not key.endswith(("_weight", "_gradient_share"))]
     several = len(terms) > 1
-    losses = {name: points(rows, f"train/{name}") for name in (terms if len(terms) == 1 else ["loss", *terms])}
-    shares = {name: points(rows, f"train/{name}_gradient_share") for name in terms if several}
-    layers = {f"student's {key[8:]}": points(rows, f"train/{key}") for key in matched}
-    costs = {name: points(rows, f"train/{key}") for key, name in COSTS.items()}
-    wanted: list[tuple[str, Lines, Draw]] = [
+    losses = {name: collect_points(rows, f"train/{name}") for name in (terms if len(terms) == 1 else ["loss", *terms])}
+    shares = {name: collect_points(rows, f"train/{name}_gradient_share") for name in terms if several}
+    layers = {f"student's {key[8:]}": collect_points(rows, f"train/{key}") for key in matched}
+    costs = {name: collect_points(rows, f"train/{key}") for key, name in COSTS.items()}
+    charts: list[tuple[str, Lines, Callable[[Axes, Lines, Mapping[str, str]], None]]] = [
         ("Training loss" + " and its unweighted terms" * several, losses, draw_lines),
-        (f"Validation {metric}", {metric: points(rows, "val/score")}, draw_score),
+        (f"Validation {metric}", {metric: collect_points(rows, "val/score")}, draw_scores),
         ("Share of the gradient", shares, draw_shares),
-        ("Teacher's layer that each layer learns from", layers, draw_layers),
-        ("Cost of the open units, of the whole model's", costs, draw_shares),
+        ("Teacher layer matched by each student layer", layers, draw_layers),
+        ("Cost of the unmasked units, as a share of the unpruned model's", costs, draw_shares),
     ]
     colours = {"loss": INK} | {term: SERIES[(i + 2) % len(SERIES)] for i, term in enumerate(terms)}
     colours |= {name: SERIES[i % len(SERIES)] for i, name in enumerate([*layers, *costs])}
-    return [(caption, chart(caption, draw, lines, colours)) for caption, lines, draw in wanted if any(lines.values())]
+    return [render_chart(caption, draw, lines, colours) for caption, lines, draw in charts if any(lines.values())]
 
 
-def points(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
+def collect_points(rows: Sequence[LogRow], key: str) -> list[tuple[float, float]]:
     """Returns (step, value) of the rows with a finite value, in the order of the steps."""
     found = [(float(row["step"]), float(row[key])) for row in rows if row.get(key) is not None]
     return sorted(point for point in found if math.isfinite(point[1]))
 
 
-def draw_lines(axes: Any, lines: Lines, colours: Mapping[str, str], marker: str = "") -> None:
+def draw_lines(axes: "Axes", lines: Lines, colours: Mapping[str, str], marker: str = "") -> None:
+    """Draws values over steps."""
     for name, line in lines.items():
         steps, values = [step for step, _ in line], [value for _, value in line]
         axes.plot(steps, values, color=colours.get(name, SERIES[1]), marker=marker, label=name)
     axes.set_xlabel("step")
 
 
-def draw_score(axes: Any, lines: Lines, colours: Mapping[str, str]) -> None:
+def draw_scores(axes: "Axes", lines: Lines, colours: Mapping[str, str]) -> None:
+    """Draws scores over steps, with a marker for each validation."""
     draw_lines(axes, lines, colours, marker="o")
     for metric, line in lines.items():
-        score_axis(axes, metric, [value for _, value in line])
+        set_score_axis(axes, metric, [value for _, value in line])
 
 
-def draw_shares(axes: Any, lines: Lines, colours: Mapping[str, str]) -> None:
+def draw_shares(axes: "Axes", lines: Lines, colours: Mapping[str, str]) -> None:
+    """Draws shares over steps, in percent from 0 to 100."""
     draw_lines(axes, lines, colours)
     axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(lambda value, _: percent_text(value, 0))
+    axes.yaxis.set_major_formatter(lambda value, _: format_percent(value, 0))
 
 
-def draw_layers(axes: Any, lines: Lines, colours: Mapping[str, str]) -> None:
+def draw_layers(axes: "Axes", lines: Lines, colours: Mapping[str, str]) -> None:
     """Draws step functions, because a layer is either matched or not."""
     for name, line in lines.items():
         steps, layers = [step for step, _ in line], [layer for _, layer in line]
@@ -134,19 +166,19 @@ def draw_layers(axes: Any, lines: Lines, colours: Mapping[str, str]) -> None:
     axes.set_ylabel("layer")
 
 
-def score_axis(axes: Any, metric: str, scores: Sequence[float]) -> None:
+def set_score_axis(axes: "Axes", metric: str, scores: Sequence[float]) -> None:
     """Sets a score axis of at least two percentage points, so that noise doesn't look like a difference.
 
     Undefined scores, such as a correlation with a constant, are NaN and ignored.
     """
-    known = [score for score in scores if math.isfinite(score)] or [0.0]
-    middle, half = (max(known) + min(known)) / 2, max((max(known) - min(known)) * 0.6, 0.01)
+    finite = [score for score in scores if math.isfinite(score)] or [0.0]
+    middle, half = (max(finite) + min(finite)) / 2, max((max(finite) - min(finite)) * 0.6, 0.01)
     axes.set_ylim(middle - half, middle + half)
     axes.set_ylabel(metric)
-    axes.yaxis.set_major_formatter(lambda value, _: score_text(value, metric, 1))
+    axes.yaxis.set_major_formatter(lambda value, _: format_score(value, metric, 1))
 
 
-def log_axis(axes: Any, values: Sequence[float]) -> None:
+def set_log_axis(axes: "Axes", values: Sequence[float]) -> None:
     """Sets a log x-axis with round ticks; matplotlib's are powers of ten, and most charts span less than one."""
     low, high = min(values) / 1.3, max(values) * 1.3
     steps = (1, 1.5, 2, 3, 5, 7) if high < 8 * low else (1, 2, 5) if high < 100 * low else (1,)
@@ -158,23 +190,21 @@ def log_axis(axes: Any, values: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def chart(caption: str, draw: Draw, *content: Any) -> str:
-    """Returns an inline SVG of `draw(axes, *content)` in the page's colours, as wide as its container.
-
-    If `draw` returns a function, it is called when the axes have their final position and size.
-    """
+def render_chart(caption: str, draw: "Draw[Content]", *content: Content.args, **more_content: Content.kwargs) -> Chart:
+    """Returns an inline SVG of `draw(axes, *content)` in the page's colours, as wide as its container."""
     file = io.StringIO()
-    with drawn(caption, draw, *content) as figure:
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    with draw_figure(caption, draw, *content, **more_content) as figure:
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(file, format="svg", transparent=True, metadata=no_metadata)
     svg = file.getvalue()
     for colour, name in PAGE_COLOURS.items():
         svg = svg.replace(colour, f"var(--{name})")
     svg = re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])  # ids would repeat in every chart
-    return re.sub(r'width="[^"]*" height="[^"]*"', f'role="img" aria-label="{html.escape(caption)}"', svg, count=1)
+    label = f'role="img" aria-label="{html.escape(caption)}"'
+    return Chart(caption, re.sub(r'width="[^"]*" height="[^"]*"', label, svg, count=1))
 
 
-def standalone_svg(svg: str) -> str:
+def make_standalone(svg: str) -> str:
     """Returns the chart as a standalone SVG file that includes its colours for light and dark schemes."""
     palette = (Path(__file__).parent / "palette.css").read_text("utf-8")
     style = f"<style>\n{palette}text {{ font-family: system-ui, sans-serif !important; }}\n</style>"
@@ -183,7 +213,9 @@ def standalone_svg(svg: str) -> str:
 
 
 @contextmanager
-def drawn(caption: str, draw: Draw, *content: Any) -> Iterator[Any]:
+def draw_figure(
+    caption: str, draw: "Draw[Content]", *content: Content.args, **more_content: Content.kwargs
+) -> "Iterator[Figure]":
     """Yields the matplotlib figure of a chart, with its legend."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -191,15 +223,17 @@ def drawn(caption: str, draw: Draw, *content: Any) -> Iterator[Any]:
     with rc_context(CHART_STYLE | {"svg.hashsalt": caption}):
         figure = Figure(figsize=(4.8, 3.2), layout="constrained")
         axes = figure.add_subplot()
-        last = draw(axes, *content)
+        finish = draw(axes, *content, **more_content)
         handles, labels = axes.get_legend_handles_labels()
         legend = dict(zip(labels, handles, strict=True))
         if len(legend) > 1:
             columns = min(max(50 // max(map(len, legend)), 1), 4)  # a legend wider than the chart would be clipped
-            look = {"columnspacing": 1.0, "fontsize": 10, "frameon": False, "handlelength": 0.8}
-            figure.legend(legend.values(), legend, loc="outside upper left", ncols=columns, **look)
-        if last is not None:
+            figure.legend(
+                legend.values(), legend, loc="outside upper left", ncols=columns,
+                columnspacing=1.0, fontsize=10, frameon=False, handlelength=0.8,
+            )  # fmt: skip
+        if finish is not None:
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
-            last()
+            finish()
         yield figure

@@ -3,7 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipelines.reports.numbers import Report, Row, counted, ms_text, percent_text, runtime_text
+from pipelines.reports.formatting import format_ms, format_percent, format_quantity, format_runtime
+from pipelines.reports.schema import ModelEntry, ParityEntry, Report
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two models are compared on.
+
+    Args:
+        items: Plural noun for the items of which each gets a decision.
+        decision: Noun for the decision; empty if there is none, and the outputs are numbers.
+    """
+
+    items: str
+    decision: str = ""
 
 
 @dataclass(frozen=True)
@@ -13,141 +27,151 @@ class Wording:
     Args:
         model: Noun for its model.
         tag: The hub's name of the task.
-        rows: Noun for the rows of the test split.
-        learnt: Noun for the training data.
-        decided: Nouns for the items that are decided on and for the decision; agreement counts these.
-        compared: Nouns for the items that have logits, and for the decision given by the largest logit, if any.
+        rows: Plural noun for the rows of the test split.
+        training_rows: Plural noun for the rows of the training split.
+        agreement: What student and teacher are compared on.
+        parity: What an exported file and its source are compared on; the decision is that of the largest logit.
         scores: Explanation of each score of the task's scorer.
-        labels: Noun for its labels, if it has any.
-        validated: Name of the validation score while training, if it differs from the task's own metric.
+        labels: Plural noun for its labels, if it has any.
+        validation_metric: Name of the validation score while training, if it differs from the task's own metric.
     """
 
     model: str
     tag: str
     rows: str
-    learnt: str
-    decided: tuple[str, str]
-    compared: tuple[str, str | None]
+    training_rows: str
+    agreement: Comparison
+    parity: Comparison
     scores: Mapping[str, str]
     labels: str = ""
-    validated: str = ""
+    validation_metric: str = ""
 
 
 def language_model_wording(model: str, rows: str, tag: str, tokens: str) -> Wording:
     """Returns the wording of a language model that predicts these tokens."""
-    scores = {
-        "token accuracy": f"share of the {tokens} that the model finds likeliest",
-        "perplexity": f"e to the power of the mean cross-entropy of the {tokens}",
-    }
-    return Wording(model, tag, rows, rows, (f"{tokens} of the test split", "guess"), ("tokens", "guess"), scores)
+    return Wording(
+        model,
+        tag,
+        rows,
+        rows,
+        Comparison(f"{tokens} of the test split", "prediction"),
+        Comparison("tokens", "prediction"),
+        {
+            "token accuracy": f"share of the {tokens} to which the model gives the highest probability",
+            "perplexity": f"exponential of the mean cross-entropy of the {tokens}",
+        },
+    )
 
 
 WORDING = {
     "text-classification": Wording(
         "text classifier", "text-classification", "texts", "labelled texts",
-        ("test texts", "class"), ("texts", "class"),
+        Comparison("test texts", "class"), Comparison("texts", "class"),
         {
-            "accuracy": "share of the texts that get their class",
-            "macro F1": "F1 of each class, the mean over the classes",
+            "accuracy": "share of the texts with the correct class",
+            "macro F1": "mean of the classes' F1 scores",
         },
         "classes",
     ),
     "multi-label": Wording(
-        "classifier of several labels a text", "text-classification", "texts", "labelled texts",
-        ("pairs of a test text and a label", "yes or no"), ("texts", None),
+        "multi-label text classifier", "text-classification", "texts", "labelled texts",
+        Comparison("pairs of a test text and a label", "decision"), Comparison("texts"),
         {
             "micro F1": "F1 over all pairs of a text and a label",
-            "macro F1": "F1 of each label, the mean over the labels",
-            "all right": "share of the texts with all their labels right and no other",
+            "macro F1": "mean of the labels' F1 scores",
+            "all right": "share of the texts with exactly the correct labels",
         },
         "labels",
     ),
     "regression": Wording(
-        "model that gives a text a number", "text-classification", "texts", "texts with their numbers",
-        ("test texts", "number to one decimal"), ("texts", None),
+        "text regression model", "text-classification", "texts", "texts with numbers",
+        Comparison("test texts", "number, rounded to one decimal"), Comparison("texts"),
         {
-            "Spearman": "correlation of the ranks of the model's numbers with those of the data's",
-            "Pearson": "linear correlation of the model's numbers with the data's",
-            "RMSE": "root of the mean squared error, in the unit of the data's numbers",
+            "Spearman": "rank correlation of the predicted and the true numbers",
+            "Pearson": "linear correlation of the predicted and the true numbers",
+            "RMSE": "root mean squared error, in the unit of the data's numbers",
         },
     ),
     "token-classification": Wording(
         "tagger", "token-classification", "sentences", "tagged sentences",
-        ("words of the test split", "tag"), ("tokens", "tag"),
+        Comparison("words of the test split", "tag"), Comparison("tokens", "tag"),
         {
             "span F1": "harmonic mean of precision and recall",
-            "precision": "share of the spans found that are right, in place and kind",
-            "recall": "share of the data's spans that are found",
-            "accuracy": "share of the words that get their tag",
+            "precision": "share of the predicted spans with the correct position and type",
+            "recall": "share of the true spans that are found",
+            "accuracy": "share of the words with the correct tag",
         },
-        "tags", "F1 of tags",
+        "tags", "tag F1",
     ),
     "question-answering": Wording(
-        "model that answers questions from a text", "question-answering", "questions", "questions",
-        ("test questions", "answer"), ("tokens", None),
+        "question-answering model", "question-answering", "questions", "questions",
+        Comparison("test questions", "answer"), Comparison("tokens"),
         {
-            "F1": "how many words the answer shares with the data's, the mean over the questions",
-            "exact match": "share of the questions that get the data's answer but for case, articles and punctuation",
+            "F1": "word overlap of the predicted and the true answer, the mean over the questions",
+            "exact match": "share of the questions with the true answer, ignoring case, articles and punctuation",
         },
-        validated="share of starts and ends found",
+        validation_metric="start and end accuracy",
     ),
     "sentence-embedding": Wording(
         "sentence encoder", "sentence-similarity", "pairs of sentences", "sentences",
-        ("test pairs", "cosine to one decimal"), ("texts", None),
+        Comparison("test pairs", "cosine similarity, rounded to one decimal"), Comparison("texts"),
         {
-            "Spearman": "correlation of the ranks of the pairs' cosines with those of the data's numbers",
-            "Pearson": "linear correlation of the pairs' cosines with the data's numbers",
+            "Spearman": "rank correlation of the pairs' cosine similarities and the data's scores",
+            "Pearson": "linear correlation of the pairs' cosine similarities and the data's scores",
         },
     ),
-    "masked-lm": language_model_wording("masked language model", "documents", "fill-mask", "hidden tokens"),
+    "masked-lm": language_model_wording("masked language model", "documents", "fill-mask", "masked tokens"),
     "causal-lm": language_model_wording("language model", "documents", "text-generation", "tokens"),
-    "chat": language_model_wording("chat model", "conversations", "text-generation", "tokens of the answers"),
+    "chat": language_model_wording("chat model", "conversations", "text-generation", "answer tokens"),
 }  # fmt: skip
 
 
-def validated_text(report: Report) -> str:
+def name_validation_metric(report: Report) -> str:
     """Returns the name of the validation score while training, which for tags and answers is a simpler score."""
-    words = report["task"] == "token-classification" and report["metric"] == "accuracy"
-    return report["metric"] if words else WORDING[report["task"]].validated or report["metric"]
+    words_scored = report["task"] == "token-classification" and report["metric"] == "accuracy"
+    return report["metric"] if words_scored else WORDING[report["task"]].validation_metric or report["metric"]
 
 
-def parity_text(entry: Row, things: str, decision: str | None) -> str:
-    """Returns a sentence that compares an export with its source model; see `Wording.compared`."""
-    parity = entry["parity"]
-    seen = counted(parity["texts"], things)
+def describe_parity(entry: ModelEntry, parity: ParityEntry, compared: Comparison) -> str:
+    """Returns sentences that compare an exported file with its source model."""
+    model, items = f"{entry['name']} on {format_runtime(entry)}", format_quantity(parity["texts"], compared.items)
     if "layers" in parity:
-        share = percent_text(parity["same_class"], 2)
-        did = f"gave {share} of {seen} the {decision} of the trained model that rounds" if decision else f"read {seen}"
+        outcome = f"processed {items}"
+        if compared.decision:
+            share = format_percent(parity["same_class"], 2)
+            outcome = f"gave the {compared.decision} of the quantized PyTorch model for {share} of {items}"
         return (
-            f"The {entry['name']} on {runtime_text(entry)} has the numbers that it was trained with: each product "
-            f"differs from its layer's, on the same input, by at most {parity['layers']:.1e} of its largest value; "
-            f"loaded in a fresh process ({ms_text(parity['load_ms'])} ms, {parity['peak_bytes'] / 1e6:.0f} MB at most) "
-            f"it {did}{scores_text(parity)}.{bits_text(parity)}"
+            f"The {model} computes what was trained: on the same input, each matrix product differs from that of its "
+            f"training layer by at most {parity['layers']:.1e} of the largest value. Reloaded in a fresh process "
+            f"({format_ms(parity['load_ms'])} ms, peak memory {parity['peak_bytes'] / 1e6:.0f} MB), it "
+            f"{outcome}{_describe_scores(parity)}.{_describe_bits(parity)}"
         )
     if entry["precision"] == "int8":
         return (
-            f"The {entry['name']} on {runtime_text(entry)}, loaded in a fresh process, gave the logits that it gave "
-            f"where it was written, on {seen} to within {parity['max_difference']:.1e}; what "
-            f"rounding to int8 takes is in its score.{bits_text(parity)}"
+            f"The {model}, reloaded in a fresh process, reproduced the logits of the process that exported it to "
+            f"within {parity['max_difference']:.1e} on {items}; its score includes what rounding to int8 costs."
+            f"{_describe_bits(parity)}"
         )
+    agreement = f", and {format_percent(parity['same_class'])} get the same {compared.decision}"
     return (
-        f"The {entry['name']} on {runtime_text(entry)}, loaded in a fresh process, was compared with the trained model "
-        f"on {seen}: the logits differ by {parity['max_difference']:.1e} at most"
-        + (f", {percent_text(parity['same_class'])} get the same {decision}." if decision else ".")
+        f"The {model}, reloaded in a fresh process, was compared with the trained model on {items}: the logits differ "
+        f"by at most {parity['max_difference']:.1e}{agreement if compared.decision else ''}."
     )
 
 
-def bits_text(parity: Row) -> str:
+def _describe_bits(parity: ParityEntry) -> str:
     if "weight_bits" not in parity:
         return ""
     return (
-        f" Its weights use {parity['weight_bits']} bits of 8: products of larger ones would saturate on x86 processors "
-        "without VNNI."
+        f" Its weights use {parity['weight_bits']} of 8 bits: products of larger values would saturate on x86 "
+        "processors without VNNI."
     )
 
 
-def scores_text(parity: Row) -> str:
+def _describe_scores(parity: ParityEntry) -> str:
     if "score" not in parity:
         return ""
-    found, trained = (percent_text(parity[name], 2) for name in ("score", "trained_score"))
-    return f", and reached an accuracy of {found}, {trained} as trained"
+    return (
+        f", with an accuracy of {format_percent(parity['score'], 2)} "
+        f"({format_percent(parity['trained_score'], 2)} in PyTorch)"
+    )

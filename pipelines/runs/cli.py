@@ -8,14 +8,14 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 from compress.errors import ArtefactError, CompressError, VerificationError
 from distill.errors import InputError
 from pipelines.runs import stops
-from pipelines.runs.console import fail
+from pipelines.runs.console import print_error
 from pipelines.settings.command_line import CONFIG, split_words
 from pipelines.settings.values import home, settle_value
 from pipelines.settings.yaml_file import read_yaml
@@ -40,7 +40,9 @@ def parse(
     Args:
         config_class: A frozen dataclass; fields of nested dataclasses become `--group.field`.
         argv: Command-line arguments.
-        prog, about, examples: Shown by `--help`.
+        prog: Name of the program, shown by `--help`.
+        about: What the program does, shown by `--help`.
+        examples: Example command lines, shown by `--help`.
         short: Short name -> full name, such as `teacher` -> `teacher.model`; also valid in YAML.
 
     Raises:
@@ -48,38 +50,39 @@ def parse(
             a value isn't allowed for its setting.
         SystemExit: A value has the wrong type (exit code 2), or `--help` was given (exit code 0).
     """
-    fields = leaves(config_class)
+    fields = list_settings(config_class)
     words, files = split_words(argv, fields, short, prog)
-    given: dict[str, Any] = {}
+    from_files: dict[str, object] = {}
     for file in files:
-        given |= read_yaml(home(f"--{CONFIG}", file), fields, short)
+        from_files |= read_yaml(home(f"--{CONFIG}", file), fields, short)
     parser = build_parser(config_class, prog=prog, about=about, examples=examples, short=short)
-    if given:
-        checked = parser.parse_object(given)  # defaults are not type-checked by the parser
-        parser.set_defaults({name: checked[name] for name in given})
+    if from_files:
+        checked = parser.parse_object(from_files)  # defaults are not type-checked by the parser
+        parser.set_defaults({name: checked[name] for name in from_files})
     return build_config(config_class, parser.parse_args(words))
 
 
 def build_parser(config_class: type, *, prog: str, about: str, examples: str, short: Mapping[str, str]) -> "Parser":
     """Returns a parser that knows the types of all settings and formats the help."""
-    listed = ", ".join(f"--{name} for --{full}" for name, full in short.items())
+    short_names = ", ".join(f"--{name} for --{full}" for name, full in short.items())
     parser = Parser(
         prog=prog,
         usage=f"python -m {prog} [--{CONFIG} FILE.yaml] [options]",
         description=about,
-        epilog=f"short names: {listed}\n\nexamples:\n{examples}",
-        formatter_class=PlainHelp,
+        epilog=f"short names: {short_names}\n\nexamples:\n{examples}",
+        formatter_class=HelpFormatter,
     )
-    help_of_config = "YAML file, or recipe:NAME; later files override earlier ones, and flags override files"
-    parser.add_argument(f"--{CONFIG}", type=str, default=None, help=help_of_config)
+    config_help = "YAML file, or recipe:NAME; later files override earlier ones, and flags override files"
+    parser.add_argument(f"--{CONFIG}", type=str, default=None, help=config_help)
     parser.add_class_arguments(config_class, as_group=False)
     return parser
 
 
-def build_config(config_class: type[Config], values: Any, group: str = "") -> Config:
+def build_config(config_class: type[Config], values: Namespace, group: str = "") -> Config:
     """Returns an instance of the dataclass of a group, including nested groups.
 
-    Error messages name the group in full, as on the command line.
+    Raises:
+        InputError: A value isn't allowed; the message names the setting in full, as on the command line.
     """
     fields = {
         field.name: build_config(field.type, values[field.name], f"{group}{field.name}.")  # type: ignore[arg-type]
@@ -90,10 +93,10 @@ def build_config(config_class: type[Config], values: Any, group: str = "") -> Co
     try:
         return config_class(**fields)
     except InputError as error:
-        raise InputError(named_in_full(str(error), group)) from None
+        raise InputError(qualify_setting(str(error), group)) from None
 
 
-def named_in_full(message: str, group: str) -> str:
+def qualify_setting(message: str, group: str) -> str:
     """Replaces a setting's name in a message: `loss.kl: …` -> `general.loss.kl: …` in the group `general.loss.`."""
     owner = re.match(r"\w*", message)[0]  # type: ignore[index]  # `train`, of `teacher_train` and `general.train` too
     if not owner or not group.endswith(f"{owner}."):
@@ -101,7 +104,7 @@ def named_in_full(message: str, group: str) -> str:
     return re.sub(rf"(?<![\w.]){owner}(?=[.:])", group[:-1], message)
 
 
-class PlainHelp(DefaultHelpFormatter):
+class HelpFormatter(DefaultHelpFormatter):
     """Help formatter that preserves the line breaks of the examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -112,16 +115,17 @@ class Parser(ArgumentParser):
     """Argument parser that reports a value of the wrong type as a single message."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        fail(f"{message} (see python -m {self.prog} --help)")
+        """Prints the message with a hint at the help, and exits with code 2."""
+        print_error(f"{message} (see python -m {self.prog} --help)")
         sys.exit(2)
 
 
-def leaves(config_class: type, prefix: str = "") -> dict[str, Any]:
+def list_settings(config_class: type, prefix: str = "") -> dict[str, object]:
     """Returns dotted name -> type of every field that isn't a nested dataclass."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for field in dataclasses.fields(config_class):
         if dataclasses.is_dataclass(field.type):
-            found |= leaves(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+            found |= list_settings(field.type, f"{prefix}{field.name}.")  # type: ignore[arg-type]
         else:
             found[prefix + field.name] = field.type
     return found
@@ -135,51 +139,58 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     # Otherwise the last bits of a product depend on the memory alignment of its weights, and differ between layouts.
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     for name, text in KNOWN_WARNINGS.items():
-        logging.getLogger(name).addFilter(without(text))
+        logging.getLogger(name).addFilter(_filter_records(text))
     try:
-        with stops.watched():
+        with stops.watch_signals():
             main(sys.argv[1:])
     except KeyboardInterrupt:
-        fail("stopped; the same command goes on from here")
+        print_error("stopped; run the same command again to resume")
         sys.exit(130)
     except Exception as error:
-        message = explain(error)
+        message = describe_error(error)
         if message is None:
             raise
-        fail(message)
+        print_error(message)
         sys.exit(2)
 
 
-def without(text: str) -> Callable[[logging.LogRecord], bool]:
+def _filter_records(text: str) -> Callable[[logging.LogRecord], bool]:
     """Returns a filter that drops log records that contain this text."""
     return lambda record: text not in record.getMessage()
 
 
-def explain(error: BaseException) -> str | None:
+def describe_error(error: BaseException) -> str | None:
     """Returns the message for an error that the user can fix; None for any other error."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, InputError | ArtefactError | CompressError | VerificationError):
-            return str(seen)
-        named = getattr(seen, "filename", None)
-        where = named or "output"
-        if error_number(seen) in (errno.ENOSPC, errno.EDQUOT):
-            return f"{where}: the disk is full; what was complete is kept: make room and run the same command again"
-        if error_number(seen) in (errno.EACCES, errno.EPERM, errno.EROFS):
-            if (
-                named is None and error_number(seen) != errno.EROFS
-            ):  # safetensors and arrow describe the failure in words
-                return f"no permission: {str(seen).splitlines()[0]}; nothing was changed"
-            if error_number(seen) != errno.EROFS and is_unreadable(Path(str(where))):
-                return f"{where}: no permission to read it; nothing was changed"
-            return f"{where}: no permission to write there; nothing was changed"
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    current: BaseException | None = error
+    while current is not None:
+        if isinstance(current, InputError | ArtefactError | CompressError | VerificationError):
+            return str(current)
+        message = _describe_system_error(current)
+        if message is not None:
+            return message
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return None
 
 
-def is_unreadable(place: Path) -> bool:
+def _describe_system_error(error: BaseException) -> str | None:
+    """Returns the message for a full disk or a missing permission; None for any other error."""
+    number, file = _find_error_number(error), getattr(error, "filename", None)
+    path = file or "output"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"{path}: the disk is full; finished stages are kept: free some space and run the same command again"
+    if number == errno.EROFS:
+        return f"{path}: no permission to write there; nothing was changed"
+    if number not in (errno.EACCES, errno.EPERM):
+        return None
+    if file is None:  # safetensors and arrow describe the failure in words
+        return f"no permission: {str(error).splitlines()[0]}; nothing was changed"
+    operation = "read it" if is_unreadable(Path(str(path))) else "write there"
+    return f"{path}: no permission to {operation}; nothing was changed"
+
+
+def is_unreadable(path: Path) -> bool:
     """Returns whether a path, or its closest visible parent, exists and this user may not read it."""
-    for each in (place, *place.parents):
+    for each in (path, *path.parents):
         try:
             each.lstat()
         except OSError:
@@ -189,9 +200,9 @@ def is_unreadable(place: Path) -> bool:
     return False
 
 
-def error_number(error: BaseException) -> int | None:
+def _find_error_number(error: BaseException) -> int | None:
     """Returns the system's error number; safetensors and arrow give it only in the message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
-    told = re.search(r"(?:os error|errno) (\d+)", str(error))
-    return int(told.group(1)) if told else None
+    found = re.search(r"(?:os error|errno) (\d+)", str(error))
+    return int(found.group(1)) if found else None

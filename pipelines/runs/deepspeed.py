@@ -8,20 +8,22 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.strategies.parallel import ParallelStrategy
 from torch import nn
 
+from pipelines.runs.training_checkpoint import completed_future
 from pipelines.settings.deepspeed_json import STAGE, check_strategy, read_file
 
-UNTESTED = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}  # allows PyTorch's own AdamW
+DeepSpeedSettings: TypeAlias = dict[str, object]  # DeepSpeed's JSON format
+PYTORCH_ADAMW: DeepSpeedSettings = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 
 
-def deepspeed_settings(strategy: str) -> dict[str, Any]:
-    """Returns DeepSpeed's settings for the value of `--strategy`.
+def build_settings(strategy: str) -> DeepSpeedSettings:
+    """Returns DeepSpeed's settings for the value of `--strategy`; they allow PyTorch's own AdamW.
 
     Raises:
         InputError: See `check_strategy`.
@@ -29,15 +31,16 @@ def deepspeed_settings(strategy: str) -> dict[str, Any]:
     check_strategy(strategy)
     found = STAGE.fullmatch(strategy)
     if found is None:
-        return UNTESTED | read_file(strategy)
-    zero: dict[str, Any] = {"stage": int(found[1])}
+        return PYTORCH_ADAMW | read_file(strategy)
+    stage = int(found[1])
+    zero: DeepSpeedSettings = {"stage": stage}
     if found[2]:
-        place = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-        zero |= {"offload_optimizer": place} | ({"offload_param": place} if zero["stage"] == 3 else {})
-    return UNTESTED | {"zero_optimization": zero}
+        target = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+        zero |= {"offload_optimizer": target} | ({"offload_param": target} if stage == 3 else {})
+    return PYTORCH_ADAMW | {"zero_optimization": zero}
 
 
-class OnDeepSpeed(DeepSpeedStrategy):
+class ZeroStrategy(DeepSpeedStrategy):
     """DeepSpeed strategy for ZeRO 1 to 3, also on CPUs, which Lightning doesn't support.
 
     DeepSpeed accumulates and clips gradients itself.
@@ -45,17 +48,18 @@ class OnDeepSpeed(DeepSpeedStrategy):
 
     clips_gradients = True
 
-    def __init__(self, settings: dict[str, Any]):
+    def __init__(self, settings: DeepSpeedSettings):
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         super().__init__(config=settings, exclude_frozen_parameters=False)
 
     @property
     def root_device(self) -> torch.device:
-        # DeepSpeed compares the device index, which a plain cpu device doesn't have.
+        """The device of this process, with an index: DeepSpeed compares it, and a plain cpu device has none."""
         return super().root_device if torch.cuda.is_available() else torch.device("cpu", 0)
 
     def setup_environment(self) -> None:
+        """Creates the process group, with gloo where there is no GPU."""
         ParallelStrategy.setup_environment(self)
         if torch.cuda.is_available():
             self.setup_distributed()
@@ -67,23 +71,21 @@ class OnDeepSpeed(DeepSpeedStrategy):
         return "nccl" if torch.cuda.is_available() else "gloo"
 
     @property
-    def saving(self) -> Future[Any]:
+    def saving(self) -> Future[None]:
         """A completed future, because DeepSpeed's checkpoints are written synchronously."""
-        done: Future[Any] = Future()
-        done.set_result(None)
-        return done
+        return completed_future()
 
     @contextmanager
-    def whole(self, module: nn.Module) -> Iterator[None]:
+    def gather_weights(self, module: nn.Module) -> Iterator[None]:
         """Gathers the weights of all processes for the duration of the context."""
         import deepspeed
 
         with deepspeed.zero.GatheredParameters(list(module.parameters()), enabled=self.zero_stage_3):
             yield
 
-    def release(self, module: nn.Module) -> None:
+    def restore_weights(self, module: nn.Module) -> None:
         """Replaces DeepSpeed's partitioned weights by plain ones after training."""
-        with self.whole(module):
-            kept = {name: parameter.data.clone() for name, parameter in module.named_parameters()}
+        with self.gather_weights(module):
+            weights = {name: parameter.data.clone() for name, parameter in module.named_parameters()}
         for name, parameter in module.named_parameters():
-            parameter.data = kept[name]
+            parameter.data = weights[name]

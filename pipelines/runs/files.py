@@ -6,22 +6,17 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from pipelines.runs.manifest import digest_of, sha256
-
-
-def file_hashes(folder: Path) -> dict[str, str]:
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): sha256(p) for p in files}
+from distill.checkpoint.digest import hash_content as hash_content
+from distill.checkpoint.digest import hash_files as hash_files
 
 
-def content_hash(path: Path) -> str:
-    """Returns the hash of a file, or of all files of a folder and their names; symbolic links are followed."""
-    return sha256(path) if path.is_file() else digest_of(file_hashes(path))
+def count_bytes(folder: Path) -> int:
+    """Returns the bytes on disk of all files in the folder, which are all needed to deploy it."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
     """Writes a JSON file atomically: to a temporary file that is then renamed."""
     partial = path.with_name(f"{path.name}.partial")
     with partial.open("w") as file:
@@ -32,11 +27,15 @@ def write_json(path: Path, content: Any) -> None:
 
 
 @contextmanager
-def replacing(folder: Path) -> Iterator[Path]:
-    """Yields a new folder to fill, which replaces `folder` when the block ends without an error."""
-    fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
-    for leftover in (fresh, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+def replace_folder(folder: Path) -> Iterator[Path]:
+    """Yields a new folder to fill, which replaces `folder` when the block ends without an error.
+
+    A portable rename can't replace a folder that has content, so the old one is renamed first. A process that is killed
+    between the two renames leaves no `folder`; the next call, or `recover_folder`, restores the old one.
+    """
+    recover_folder(folder)
+    fresh, old = fresh_path(folder), old_path(folder)
+    remove_path(fresh)
     fresh.mkdir(parents=True)
     yield fresh
     if folder.exists():
@@ -45,6 +44,27 @@ def replacing(folder: Path) -> Iterator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def artefact_bytes(folder: Path) -> int:
-    """Returns the bytes on disk of all files in the folder, which are all needed to deploy it."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def recover_folder(folder: Path) -> None:
+    """Restores a folder whose replacement was killed between its renames, and removes the old one otherwise."""
+    old = old_path(folder)
+    if os.path.lexists(old) and not os.path.lexists(folder):
+        old.rename(folder)
+    remove_path(old)
+
+
+def fresh_path(folder: Path) -> Path:
+    """Returns where the new content of a folder is written before it replaces the folder."""
+    return folder.with_name(f".{folder.name}.new")
+
+
+def old_path(folder: Path) -> Path:
+    """Returns where a folder is kept while its replacement is renamed."""
+    return folder.with_name(f".{folder.name}.old")
+
+
+def remove_path(path: Path) -> None:
+    """Removes a file or folder if it exists; of a link, only the link itself."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)

@@ -12,14 +12,14 @@ from uuid import uuid4
 
 from compress.subprocesses import signal_name
 from pipelines.runs import stops
-from pipelines.runs.console import fail
+from pipelines.runs.console import print_error
 from pipelines.settings.this_machine import cores
 
-STOPPED = {128 + number for number in stops.SIGNALS}
+STOP_CODES = {128 + number for number in stops.SIGNALS}
 POLL_SECONDS = 0.1
 
 
-def launch(module: str, argv: Sequence[str], processes: int, restarts: int = 0) -> None:
+def launch_processes(module: str, argv: Sequence[str], processes: int, restarts: int = 0) -> None:
     """Runs `python -m module argv` in `processes` processes on this machine.
 
     If a process fails for good, this process exits with the code of the first that failed. When a process dies, all are
@@ -35,22 +35,22 @@ def launch(module: str, argv: Sequence[str], processes: int, restarts: int = 0) 
     os.environ[stops.LAUNCHED] = str(os.getpid())
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # exit statuses are reported below
-    stops.hold(lambda number: threading.Thread(target=stop_processes, daemon=True).start())
-    for left in range(restarts, -1, -1):
+    stops.defer_stop(lambda number: threading.Thread(target=_stop_children, daemon=True).start())
+    for remaining in range(restarts, -1, -1):
         try:
-            run_processes(module, argv, processes)
+            _run_processes(module, argv, processes)
             break
         except SignalException as stopped:  # SIGHUP and SIGQUIT
             sys.exit(128 + stopped.sigval)
         except ChildFailedError as error:
-            stops.check()
+            stops.raise_if_requested()
             rank, failure = error.get_first_failure()
-            end_as(rank, failure.exitcode, processes, left)
-    stops.release()
-    stops.check()
+            _exit_unless_restarting(rank, failure.exitcode, processes, remaining)
+    stops.allow_stop()
+    stops.raise_if_requested()
 
 
-def run_processes(module: str, argv: Sequence[str], processes: int) -> None:
+def _run_processes(module: str, argv: Sequence[str], processes: int) -> None:
     """Runs the command in several processes and waits for them.
 
     Raises:
@@ -72,30 +72,31 @@ def run_processes(module: str, argv: Sequence[str], processes: int) -> None:
     elastic_launch(config, sys.executable)("-m", module, *argv)
 
 
-def stop_processes() -> None:
+def _stop_children() -> None:
     """Passes a stop request on to all child processes, including those that are still being started."""
-    asked: set[int] = set()
+    signalled: set[int] = set()
     while True:
-        for process in stops.children(os.getpid()):
-            if process not in asked:
-                asked.add(process)
+        for process in stops.list_children(os.getpid()):
+            if process not in signalled:
+                signalled.add(process)
                 with suppress(ProcessLookupError):  # the process has just ended
                     os.kill(process, signal.SIGTERM)  # SIGINT prints a traceback in a process that is starting
         time.sleep(POLL_SECONDS)
 
 
-def end_as(rank: int, code: int, processes: int, left: int) -> None:
-    """Exits with the status of the process `rank`, or returns if the processes are to be restarted.
+def _exit_unless_restarting(rank: int, code: int, processes: int, remaining: int) -> None:
+    """Exits with the status of the process `rank`, or returns if restarts remain.
 
     Raises:
         StopRequested: The process was stopped on request.
     """
-    if code in STOPPED or -code in stops.SIGNALS:
+    if code in STOP_CODES or -code in stops.SIGNALS:
         raise stops.StopRequested(code - 128 if code > 0 else -code)
-    how = f"was ended by {signal_name(-code)}" if code < 0 else f"failed with exit code {code}"
-    if left:
-        print(f"process {rank} of {processes} {how}: started again, {left} restarts left", file=sys.stderr)
+    cause = f"was ended by {signal_name(-code)}" if code < 0 else f"failed with exit code {code}"
+    if remaining:
+        count = f"{remaining} restart{'s' * (remaining > 1)}"
+        print(f"process {rank} of {processes} {cause}: restarting all processes, {count} left", file=sys.stderr)
         return
     if code < 0:  # a killed process can't report this itself
-        fail(f"process {rank} of {processes} {how}; the same command goes on from the last checkpoint")
+        print_error(f"process {rank} of {processes} {cause}; run the same command again to resume from the checkpoint")
     sys.exit(128 - code if code < 0 else code)

@@ -1,13 +1,14 @@
 """The manifest of a stage: its inputs and outputs, and checks that the stage's files are unchanged."""
 
-import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
+from distill.checkpoint.digest import hash_file as hash_file
+from distill.checkpoint.digest import hash_json as hash_json
 from distill.errors import InputError
 
 MANIFEST = "manifest.json"
@@ -15,18 +16,56 @@ SCRATCH = "scratch"  # subfolder of a running stage, for checkpoints and the lik
 LOGS = "logs"  # retained, but not part of the result, because logs contain times
 CHECKSUM = "checksum"
 
+JsonObject: TypeAlias = dict[str, Any]  # an object that was read from JSON or YAML, or that is written as such
+
+
+class OutputFile(TypedDict):
+    """A file that a stage wrote."""
+
+    sha256: str
+    bytes: int
+
+
+class StageIdentity(TypedDict):
+    """All that decides a stage's result; its hash names the stage's folder."""
+
+    stage: str
+    version: int
+    config: JsonObject
+    inputs: dict[str, str]
+    seed: NotRequired[int]
+
+
+class Measurements(TypedDict):
+    """What is known of a stage after it has run."""
+
+    versions: dict[str, str]
+    outputs: dict[str, OutputFile]
+    digest: str
+    metrics: JsonObject
+    wall_seconds: float
+    resumed: bool
+    processes: int
+    peak_memory_bytes: int
+
+
+class Manifest(StageIdentity, Measurements):
+    """The content of a complete stage's `manifest.json`."""
+
+    checksum: str
+
 
 class ManifestError(Exception):
     """A manifest that doesn't describe its folder reliably; the message completes a sentence about the stage."""
 
 
-def seal(content: Mapping[str, Any]) -> dict[str, Any]:
+def seal_manifest(content: Mapping[str, object]) -> Manifest:
     """Returns the content converted to JSON types, with a checksum of all of it."""
     plain = json.loads(json.dumps(content, default=str))
-    return plain | {CHECKSUM: digest_of(plain)}
+    return cast(Manifest, plain | {CHECKSUM: hash_json(plain)})
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Returns the manifest of a stage's folder.
 
     Raises:
@@ -41,22 +80,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(
             f"stage {str(folder)!r}: its {MANIFEST} can't be read ({error.strerror}); nothing was changed: make it "
-            "readable, or remove the folder to make the stage again"
+            "readable, or remove the folder to rebuild the stage"
         ) from error
     except (ValueError, RecursionError):
-        what = "is cut off, or no JSON" if file.stat().st_size else "is empty"
-        raise ManifestError(f"has a {MANIFEST} that {what}") from None
+        problem = "is truncated or isn't JSON" if file.stat().st_size else "is empty"
+        raise ManifestError(f"has a {MANIFEST} that {problem}") from None
     if not isinstance(content, dict):
-        raise ManifestError(f"has a {MANIFEST} of another shape: expected an object, found {type(content).__name__}")
+        raise ManifestError(f"has an invalid {MANIFEST}: expected an object, found {type(content).__name__}")
     rest = {name: value for name, value in content.items() if name != CHECKSUM}
-    if content.get(CHECKSUM) != digest_of(rest) or content.get("digest") != digest_of_outputs(content["outputs"]):
-        raise ManifestError(
-            f"has a {MANIFEST} that was changed since the stage ended: its checksum is of another content"
-        )
-    return content
+    if content.get(CHECKSUM) != hash_json(rest) or content.get("digest") != hash_outputs(content["outputs"]):
+        raise ManifestError(f"has a {MANIFEST} that was changed after the stage ended: its checksum doesn't match")
+    return cast(Manifest, content)
 
 
-def complete_manifest(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def read_complete_manifest(folder: Path, identity: StageIdentity) -> Manifest:
     """Returns the manifest of a complete stage whose files exist, are unchanged, and are the only ones.
 
     Raises:
@@ -64,38 +101,39 @@ def complete_manifest(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]
         InputError: The manifest is of another stage, or a file is missing, was changed or was added.
     """
     manifest = read_manifest(folder)
-    if any(manifest.get(key) != value for key, value in json.loads(json.dumps(wanted, default=str)).items()):
-        raise InputError(f"stage {str(folder)!r}: its manifest is of another stage; remove the folder to make it again")
+    expected = json.loads(json.dumps(identity, default=str))
+    if any(manifest.get(key) != value for key, value in expected.items()):
+        raise InputError(f"stage {str(folder)!r}: its manifest is of another stage; remove the folder to rebuild it")
     check_files(folder, manifest["outputs"])
     return manifest
 
 
-def check_files(folder: Path, outputs: Mapping[str, Mapping[str, Any]]) -> None:
+def check_files(folder: Path, outputs: Mapping[str, OutputFile]) -> None:
     """Checks that a stage's folder contains exactly the files that its manifest lists.
 
     Raises:
-        InputError: A file is missing, was changed or was added, or leads out of the folder.
+        InputError: A file is missing, was changed or was added, or is a link to a place outside the folder.
     """
     root = folder.resolve()
-    for name, stated in outputs.items():
+    for name, recorded in outputs.items():
         path = folder / name
         if not path.resolve().is_relative_to(root):
             raise InputError(
-                f"stage {str(folder)!r}: {name} leads out of the stage's folder, to {str(path.resolve())!r}: what lies "
-                "there may change at any time; put the file itself there, or remove the folder to make the stage again"
+                f"stage {str(folder)!r}: {name} links to {str(path.resolve())!r}, outside the stage's folder: what is "
+                "there may change at any time; move the file itself here, or remove the folder to rebuild the stage"
             )
-        if not path.is_file() or sha256(path) != stated["sha256"]:
-            what = "was changed" if path.is_file() else "is missing"
+        if not path.is_file() or hash_file(path) != recorded["sha256"]:
+            problem = "was changed" if path.is_file() else "is missing"
             raise InputError(
-                f"stage {str(folder)!r}: {name} {what} since the stage ended: what follows would be built on something "
-                "unknown; restore it, or remove the folder to make the stage again"
+                f"stage {str(folder)!r}: {name} {problem} since the stage ended: later stages would be built on "
+                "unknown content; restore it, or remove the folder to rebuild the stage"
             )
-    added = [name for name in written_files(folder) if name not in outputs]
+    added = [name for name in list_files(folder) if name not in outputs]
     if added:
         others = f" and {len(added) - 1} others" if len(added) > 1 else ""
         raise InputError(
-            f"stage {str(folder)!r}: {added[0]}{others} was added since the stage ended: what follows might read it "
-            "too; move it elsewhere, or remove the folder to make the stage again"
+            f"stage {str(folder)!r}: {added[0]}{others} was added since the stage ended: later stages might read it "
+            "too; move it elsewhere, or remove the folder to rebuild the stage"
         )
 
 
@@ -109,31 +147,22 @@ def set_aside(folder: Path) -> Path:
     raise AssertionError
 
 
-def written_files(folder: Path) -> list[str]:
+def list_files(folder: Path) -> Sequence[str]:
     """Returns the names of the files and links in a stage's folder, except its scratch folder and manifest."""
     found = []
-    for place, folders, files in os.walk(folder):
-        links = [name for name in folders if (Path(place) / name).is_symlink()]
-        found += [str((Path(place) / name).relative_to(folder)) for name in (*files, *links)]
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        found += [str((Path(parent) / name).relative_to(folder)) for name in (*files, *links)]
     own = (MANIFEST, f"{MANIFEST}.partial")
     return sorted(name for name in found if name not in own and not name.startswith(f"{SCRATCH}/"))
 
 
-def outputs_of(folder: Path) -> dict[str, dict[str, Any]]:
+def describe_outputs(folder: Path) -> dict[str, OutputFile]:
     """Returns the files that a stage wrote, as its manifest lists them."""
-    paths = {name: folder / name for name in written_files(folder)}
-    return {name: {"sha256": sha256(path), "bytes": path.stat().st_size} for name, path in paths.items()}
+    paths = {name: folder / name for name in list_files(folder)}
+    return {name: {"sha256": hash_file(path), "bytes": path.stat().st_size} for name, path in paths.items()}
 
 
-def digest_of_outputs(outputs: Mapping[str, Mapping[str, Any]]) -> str:
+def hash_outputs(outputs: Mapping[str, OutputFile]) -> str:
     """Returns the digest of the outputs that later stages depend on: names and contents, without logs."""
-    return digest_of({name: each["sha256"] for name, each in outputs.items() if not name.startswith(f"{LOGS}/")})
-
-
-def digest_of(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_json({name: file["sha256"] for name, file in outputs.items() if not name.startswith(f"{LOGS}/")})

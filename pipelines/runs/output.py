@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
 from distill.errors import InputError
 from pipelines.runs.files import write_json
@@ -21,7 +21,7 @@ REASONS = {
     errno.EPERM: "no permission to write there",
     errno.EROFS: "no permission to write there (the file system is read-only)",
     errno.ENAMETOOLONG: "the name is too long for this file system",
-    errno.ELOOP: "the links there lead round in a circle",
+    errno.ELOOP: "the symbolic links there form a loop",
 }
 
 
@@ -32,21 +32,21 @@ def check_output(output: Path) -> None:
         InputError: No run can be written there.
     """
     if "\0" in str(output):
-        raise InputError(f"output {str(output)!r}: no folder can have this name: it holds a NUL")
-    with explained(output):
-        check_way(output)
+        raise InputError(f"output {str(output)!r}: expected a path, found a null character in it")
+    with name_output_in_errors(output):
+        check_path(output)
         (output / DEEPEST).exists()
         if not output.is_dir():
             return
         if any(output.iterdir()) and not (output / MARKER).is_file():
-            names = ", ".join(sorted(p.name for p in output.iterdir())[:5])
+            names = ", ".join(sorted(path.name for path in output.iterdir())[:5])
             raise InputError(
-                f"output {str(output)!r}: the folder holds something else ({names}); nothing was overwritten: "
-                "name a new or an empty folder, or one of an earlier run"
+                f"output {str(output)!r}: expected an empty folder or that of an earlier run, found other files "
+                f"({names}); nothing was overwritten: choose another folder"
             )
 
 
-def check_way(output: Path) -> None:
+def check_path(output: Path) -> None:
     """Checks that the output's path can be created.
 
     Raises:
@@ -55,22 +55,19 @@ def check_way(output: Path) -> None:
     for place in (output, *output.parents):
         if place.is_dir():
             return
+        location = "" if place == output else f" at {str(place)!r}"
         if place.is_symlink() and not place.exists():
             raise InputError(
-                f"output {str(output)!r}: expected a folder, found a link to {str(place.readlink())!r}, where there is "
-                f"nothing{at(place, output)}; nothing was written: make that folder, or remove the link"
+                f"output {str(output)!r}: expected a folder, found a link to {str(place.readlink())!r}, which doesn't "
+                f"exist{location}; nothing was written: create that folder, or remove the link"
             )
         if os.path.lexists(place):
             raise InputError(
-                f"output {str(output)!r}: expected a folder, found a file{at(place, output)}; nothing was overwritten"
+                f"output {str(output)!r}: expected a folder, found a file{location}; nothing was overwritten"
             )
 
 
-def at(place: Path, output: Path) -> str:
-    return "" if place == output else f" at {str(place)!r}"
-
-
-def open_output(output: Path) -> tuple[Any, bool]:
+def open_output(output: Path) -> tuple[TextIO, bool]:
     """Creates the folder and locks it until the process ends, however it ends.
 
     Returns:
@@ -79,44 +76,50 @@ def open_output(output: Path) -> tuple[Any, bool]:
     Raises:
         InputError: The folder can't be written, or another process is writing there.
     """
-    with explained(output):
+    with name_output_in_errors(output):
         output.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(output)
-        older = (output / MARKER).is_file() and format_of(output / MARKER) != FORMAT
+        lock = lock_folder(output)
+        older = (output / MARKER).is_file() and read_format(output / MARKER) != FORMAT
         write_json(output / MARKER, {"stillroom": version("stillroom"), "format": FORMAT})
     return lock, older
 
 
-def format_of(marker: Path) -> Any:
+def read_format(marker: Path) -> object:
+    """Returns the format that a marker file states; the current one if the file is damaged."""
     try:
-        about = json.loads(marker.read_bytes())
+        content = json.loads(marker.read_bytes())
     except ValueError:  # truncated; the stages' own manifests are checked separately
         return FORMAT
-    return about.get("format") if isinstance(about, dict) else FORMAT
+    return content.get("format") if isinstance(content, dict) else FORMAT
 
 
-def take_lock(output: Path) -> Any:
-    handle = (output / ".lock").open("w")
+def lock_folder(output: Path) -> TextIO:
+    """Returns an open file whose lock other processes can't take until it is closed.
+
+    Raises:
+        InputError: Another process holds the lock.
+    """
+    lock = (output / ".lock").open("w")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InputError(f"output {str(output)!r}: another process is writing there; wait for it or stop it") from None
-    return handle
+    return lock
 
 
 @contextmanager
-def explained(output: Path) -> Iterator[None]:
+def name_output_in_errors(output: Path) -> Iterator[None]:
     """Adds the output's name to the system's error messages; a full disk is reported elsewhere."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        why = REASONS.get(error.errno or 0, error.strerror)
-        raise InputError(f"output {str(output)!r}: {why}; nothing was changed: name another folder") from error
+        reason = REASONS.get(error.errno or 0, error.strerror)
+        raise InputError(f"output {str(output)!r}: {reason}; nothing was changed: choose another folder") from error
 
 
-def check_still_there(output: Path) -> None:
+def check_not_removed(output: Path) -> None:
     """Checks that the folder of a run still exists.
 
     Raises:
@@ -124,6 +127,6 @@ def check_still_there(output: Path) -> None:
     """
     if not (output / MARKER).is_file():
         raise InputError(
-            f"output {str(output)!r}: it was removed, or moved, while the run was working in it; what was in it is "
-            "gone: remove what is left of it, and run the same command again"
+            f"output {str(output)!r}: it was removed or renamed during the run, and its content is lost: remove what "
+            "is left of it, and run the same command again"
         )

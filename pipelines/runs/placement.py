@@ -3,12 +3,11 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageWriter
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -20,11 +19,16 @@ from distill.models.sentence_encoder import PooledModel
 from distill.parallel.apply import reshard
 from distill.parallel.layout import Layout
 from distill.parallel.load import load_sharded
-from distill.parallel.mesh import mesh_of
+from distill.parallel.mesh import build_mesh
 from distill.parallel.pipeline import PipelineTrainer
 from distill.parallel.pipeline_stage import load_stage
-from pipelines.runs.stage import SCRATCH, Run, replacing
-from pipelines.runs.training_checkpoint import is_rank_zero, untied
+from pipelines.runs.files import replace_folder
+from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.stage import Run
+from pipelines.runs.training_checkpoint import collect_untied, is_rank_zero
+
+if TYPE_CHECKING:
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
 INITIAL = "initial"
 
@@ -34,7 +38,7 @@ def build_placed_model(
     layout: Layout,
     folder: Path,
     build: Callable[[], PreTrainedModel],
-    auto_class: Any,
+    auto_class: "type[_BaseAutoModelClass]",
     *,
     offload: bool = False,
     prefetch: int = 1,
@@ -47,20 +51,21 @@ def build_placed_model(
         return build(), None
     initial = folder / SCRATCH / INITIAL
     if run.world.is_rank_zero and not initial.exists():
-        with replacing(initial) as fresh:
+        with replace_folder(initial) as fresh:
             build().save_pretrained(fresh)
     run.world.barrier()
-    mesh = mesh_of(layout, device_type())
-    return laid_out(initial, auto_class, layout, mesh, offload=offload, prefetch=prefetch), mesh
+    mesh = build_mesh(layout, detect_device_type())
+    return load_in_layout(initial, auto_class, layout, mesh, offload=offload, prefetch=prefetch), mesh
 
 
-def device_type() -> str:
+def detect_device_type() -> str:
+    """Returns the type of the devices that sharded models are on: cuda, or cpu if there is no GPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def laid_out(
+def load_in_layout(
     folder: Path,
-    auto_class: Any,
+    auto_class: "type[_BaseAutoModelClass]",
     layout: Layout,
     mesh: DeviceMesh,
     *,
@@ -74,17 +79,19 @@ def laid_out(
     """
     if layout.pp > 1:
         stage = load_stage(folder, auto_class, mesh.get_local_rank("pp"), layout.pp)
-        return stage.requires_grad_(not frozen).to(device_type())  # type: ignore[arg-type]
+        stage.requires_grad_(not frozen)
+        stage.to(detect_device_type())  # type: ignore[arg-type]  # transformers' stub lacks names of devices
+        return stage
     return load_sharded(
         folder, auto_class, layout, mesh, frozen=frozen, exact=frozen, offload=offload, prefetch=prefetch
     )
 
 
-def stages_of(stage: PreTrainedModel, layout: Layout, mesh: DeviceMesh | None) -> PipelineTrainer | None:
+def build_pipeline_trainer(stage: PreTrainedModel, layout: Layout, mesh: DeviceMesh | None) -> PipelineTrainer | None:
     """Returns the trainer of a pipeline-parallel model; None for other layouts."""
     if mesh is None or layout.pp == 1:
         return None
-    return PipelineTrainer(stage, mesh.get_group("pp"), copies=mesh.get_group("dp"))
+    return PipelineTrainer(stage, mesh.get_group("pp"), replicas=mesh.get_group("dp"))
 
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -98,7 +105,7 @@ def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folde
         if is_rank_zero():
             export_huggingface(model, tokenizer, folder)
         return
-    tensors: dict[str, Tensor] = untied(model)
+    tensors = collect_untied(model)
     names: list[list[str]] = [[]] * dist.get_world_size()
     dist.all_gather_object(names, list(tensors))
     parts = folder.with_name(f"{folder.name}.parts")

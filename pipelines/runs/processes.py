@@ -3,18 +3,37 @@
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from uuid import uuid4
 
 from distill.errors import InputError
 from pipelines.runs import stops
 
+if TYPE_CHECKING:
+    from torch.distributed import Store as TorchStore
+
+    from distill.teacher.remote import Bridge
+
 POLL_SECONDS = 0.05
 STOP, FAILED = "stop", "failed"  # keys in the store
+Value = TypeVar("Value")
+
+
+class Store(Protocol):
+    """The key-value store that all processes share, see `torch.distributed.Store`."""
+
+    def set(self, key: str, value: str) -> None:
+        """Stores a value."""
+
+    def get(self, key: str) -> bytes:
+        """Returns a value, waiting for it."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Returns whether all keys have a value."""
 
 
 class LostError(RuntimeError):
@@ -31,95 +50,116 @@ class World:
 
     rank: int = 0
     size: int = 1
-    store: Any = None
-    bridge: Any = None  # a `distill.teacher.remote.Bridge` if the teacher has its own processes
-    around: "World | None" = None  # the world that includes those processes
-    told: int = field(default=0, init=False)
+    store: Store | None = None  # required if `size` > 1
+    bridge: "Bridge | None" = None  # set if the teacher has its own processes
+    enclosing: "World | None" = None  # the world that includes those processes
+    exchanges: int = field(default=0, init=False)
 
     @property
     def is_rank_zero(self) -> bool:
+        """Whether this process is the first one."""
         return self.rank == 0
+
+    @property
+    def is_first_here(self) -> bool:
+        """Whether this process is the first one of its machine."""
+        return self.size == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
 
     @property
     def everyone(self) -> "World":
         """The world of all processes of the run, including the teacher's own."""
-        return self.around or self
+        return self.enclosing or self
 
     @property
-    def teaches(self) -> bool:
+    def is_teacher(self) -> bool:
         """Whether this process is one of the teacher's own."""
         return self.bridge is not None and self.bridge.rank >= self.bridge.students
 
-    def broadcast(self, value: Any = None) -> Any:
+    @property
+    def shared_store(self) -> Store:
+        """The store of a run of several processes."""
+        if self.store is None:
+            raise RuntimeError(f"a world of {self.size} processes needs a store to exchange values")
+        return self.store
+
+    def broadcast(self, value: Value | None = None) -> Value:
         """Returns the first process's value (JSON types); every process calls it, in the same order."""
         if self.size == 1:
-            return value
-        key = self.next_key()
+            return cast(Value, value)
+        key = self._next_key()
         if self.is_rank_zero:
-            self.store.set(key, json.dumps(value))
-        return json.loads(self.get(key))
+            self.shared_store.set(key, json.dumps(value))
+        return cast(Value, json.loads(self.wait_for(key)))
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Value) -> list[Value]:
         """Returns the values of all processes (JSON types), ordered by rank."""
         if self.size == 1:
             return [json.loads(json.dumps(value))]
-        key = self.next_key()
-        self.store.set(f"{key}/{self.rank}", json.dumps(value))
-        return [json.loads(self.get(f"{key}/{rank}")) for rank in range(self.size)]
+        key = self._next_key()
+        self.shared_store.set(f"{key}/{self.rank}", json.dumps(value))
+        return [json.loads(self.wait_for(f"{key}/{rank}")) for rank in range(self.size)]
+
+    def compute_once(self, compute: Callable[[], Value]) -> Value:
+        """Returns the value (JSON types, not null) that the first process of this machine computes.
+
+        Every process calls it, in the same order. Files are then read once on each machine instead of once by each
+        process, and `agree` still detects a machine whose files differ.
+        """
+        if self.size == 1:
+            return compute()
+        values: list[Value | None] = self.gather(compute() if self.is_first_here else None)
+        return next(value for value in reversed(values[: self.rank + 1]) if value is not None)
 
     def barrier(self) -> None:
         """Returns when every process has called it."""
         self.gather(None)
 
-    def next_key(self) -> str:
-        self.told += 1
-        return f"stillroom/{self.told}"
-
-    def get(self, key: str) -> str:
-        while not self.store.check([key]):
+    def wait_for(self, key: str) -> str:
+        """Returns the value of a key as soon as a process has set it."""
+        while not self.shared_store.check([key]):
             time.sleep(POLL_SECONDS)
-        return self.store.get(key).decode()
+        return self.shared_store.get(key).decode()
 
-    def note(self, place: str) -> None:
-        """Records the current position of this process."""
+    def record_position(self, position: str) -> None:
+        """Records what this process is doing, for error messages of the others."""
         if self.size > 1:
-            self.store.set(f"place/{self.rank}", json.dumps([place, time.time()]))
+            self.shared_store.set(f"place/{self.rank}", json.dumps([position, time.time()]))
 
-    def places(self) -> list[str]:
+    def read_positions(self) -> list[str]:
         """Returns the last recorded position of each process and its age."""
         found = []
         for rank in range(self.size):
-            if self.store.check([f"place/{rank}"]):
-                place, when = json.loads(self.store.get(f"place/{rank}").decode())
-                found.append(f"{place}, {time.time() - when:.0f} s ago")
+            if self.shared_store.check([f"place/{rank}"]):
+                position, when = json.loads(self.shared_store.get(f"place/{rank}").decode())
+                found.append(f"{position}, {time.time() - when:.0f} s ago")
             else:
-                found.append("nowhere yet")
+                found.append("not started")
         return found
 
-    def ask_to_stop(self, number: int) -> None:
+    def request_stop(self, number: int) -> None:
         """Informs the other processes that a stop of this process was requested."""
         if self.size > 1:
-            self.store.set(STOP, str(int(number)))
+            self.shared_store.set(STOP, str(int(number)))
 
-    def stop_asked(self) -> int | None:
+    def read_stop_request(self) -> int | None:
         """Returns the signal that requested a stop of this or another process; None if there was none."""
-        number = stops.requested()
-        if number is None and self.size > 1 and self.store.check([STOP]):
-            return int(self.store.get(STOP))
+        number = stops.requested_signal()
+        if number is None and self.size > 1 and self.shared_store.check([STOP]):
+            return int(self.shared_store.get(STOP))
         return number
 
     def report_failure(self, message: str) -> None:
         """Records why this process ends, for the processes that lose it."""
-        self.store.set(FAILED, json.dumps([self.rank, message]))
+        self.shared_store.set(FAILED, json.dumps([self.rank, message]))
 
-    def failure(self) -> tuple[int, str] | None:
+    def read_failure(self) -> tuple[int, str] | None:
         """Returns the rank and message of the process that failed, if one has recorded its failure."""
-        if not self.store.check([FAILED]):
+        if not self.shared_store.check([FAILED]):
             return None
-        rank, message = json.loads(self.store.get(FAILED))
+        rank, message = json.loads(self.shared_store.get(FAILED))
         return rank, message
 
-    def agree(self, facts: Mapping[str, Any]) -> None:
+    def check_agreement(self, facts: Mapping[str, object]) -> None:
         """Checks that all processes pass the same facts.
 
         Raises:
@@ -128,11 +168,12 @@ class World:
         found = self.gather(facts)
         for rank, theirs in enumerate(found):
             for name in {**found[0], **theirs}:
-                ours, other = found[0].get(name), theirs.get(name)
-                if ours != other:
+                expected, other = found[0].get(name), theirs.get(name)
+                if expected != other:
                     raise InputError(
-                        f"process {rank} of {self.size} disagrees about {name}: {shown(other)}, and process 0 has "
-                        f"{shown(ours)}: they would train different models or wait for each other for ever"
+                        f"process {rank} of {self.size}: expected {name} to be {_shorten(expected)} as on process 0, "
+                        f"found {_shorten(other)}: the processes would train different models or wait for each other "
+                        "forever"
                     )
 
     def check_folder(self, folder: Path) -> None:
@@ -153,37 +194,42 @@ class World:
         blind = [rank for rank, sees in enumerate(seen) if not sees]
         if blind:
             raise InputError(
-                f"output {str(folder)!r}: process {blind[0]} doesn't see the folder of process 0: name one on a disk "
-                "that every machine of the run has"
+                f"output {str(folder)!r}: process {blind[0]} doesn't see the folder of process 0: choose one on a disk "
+                "that all machines of the run share"
             )
 
+    def _next_key(self) -> str:
+        self.exchanges += 1
+        return f"stillroom/{self.exchanges}"
 
-def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+
+def flatten_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Returns nested settings as a flat dict with dotted names, such as `train.epochs`."""
-    found: dict[str, Any] = {}
-    for name, inner in value.items():
-        found |= flat(inner, f"{prefix}{name}.") if isinstance(inner, Mapping) else {f"{prefix}{name}": inner}
+    found: dict[str, object] = {}
+    for name, value in settings.items():
+        full = f"{prefix}{name}"
+        found |= flatten_settings(value, f"{full}.") if isinstance(value, Mapping) else {full: value}
     return found
 
 
-def shown(value: Any) -> str:
+def _shorten(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def launched() -> bool:
+def is_distributed() -> bool:
     """Returns whether this process is one of several, started by torchrun or by a Stillroom command."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def is_first() -> bool:
+def is_first_process() -> bool:
     """Returns whether this process is the only one or the first of several; works before they are connected."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def processes() -> int:
+def count_processes() -> int:
     """Returns the number of processes that this run was started with."""
-    return int(os.environ["WORLD_SIZE"]) if launched() else 1
+    return int(os.environ["WORLD_SIZE"]) if is_distributed() else 1
 
 
 def join_world(seconds: float, teachers: int = 0) -> World:
@@ -195,15 +241,15 @@ def join_world(seconds: float, teachers: int = 0) -> World:
     Raises:
         InputError: No process is left for the student, or the student's processes don't fill whole machines.
     """
-    if not launched():
+    if not is_distributed():
         return World()
     import torch
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
     limit = max(seconds, 120)
-    store, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=limit))))
-    store = dist.PrefixStore(start_of(store, rank, size, limit), store)
+    root, rank, size = next(iter(rendezvous("env://", timeout=timedelta(seconds=limit))))
+    store: TorchStore = dist.PrefixStore(agree_on_name(root, rank, size, limit), root)
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -219,7 +265,7 @@ def join_world(seconds: float, teachers: int = 0) -> World:
     return own
 
 
-def start_of(store: Any, rank: int, size: int, seconds: float) -> str:
+def agree_on_name(store: Store, rank: int, size: int, seconds: float) -> str:
     """Returns a name that the processes share in this start of the run, distinct from that of any earlier start.
 
     The launcher keeps its store when it restarts the processes. Without a new name they would read the values of the
@@ -230,8 +276,7 @@ def start_of(store: Any, rank: int, size: int, seconds: float) -> str:
     """
     own, end = uuid4().hex, time.monotonic() + seconds
     store.set(f"come/{rank}", own)
-    take_part = propose_name(store, size) if rank == 0 else confirm_name(store, rank, own)
-    for name in take_part:
+    for name in _propose_name(store, size) if rank == 0 else _confirm_name(store, rank, own):
         if name:
             return name
         if time.monotonic() > end:
@@ -240,15 +285,15 @@ def start_of(store: Any, rank: int, size: int, seconds: float) -> str:
     raise AssertionError
 
 
-def propose_name(store: Any, size: int) -> Iterator[str]:
+def _propose_name(store: Store, size: int) -> Iterator[str]:
     """First process's side: proposes a name to the processes that have started, until all of these confirm it."""
     named: list[str] = []
     name = ""
     while True:
         keys = [f"come/{rank}" for rank in range(size)]
-        come = [store.get(key).decode() for key in keys] if store.check(keys) else []
-        if come != named:
-            named, name = come, uuid4().hex
+        arrived = [store.get(key).decode() for key in keys] if store.check(keys) else []
+        if arrived != named:
+            named, name = arrived, uuid4().hex
             store.set("named", json.dumps([name, named]))
         if name and store.check([f"{name}/{rank}" for rank in range(1, size)]):
             store.set(f"{name}/all", "")
@@ -256,50 +301,55 @@ def propose_name(store: Any, size: int) -> Iterator[str]:
         yield ""
 
 
-def confirm_name(store: Any, rank: int, own: str) -> Iterator[str]:
+def _confirm_name(store: Store, rank: int, own: str) -> Iterator[str]:
     """Other processes' side: confirms a name that was proposed to this process, but none proposed earlier."""
-    answered = ""
+    confirmed = ""
     while True:
         name, named = json.loads(store.get("named")) if store.check(["named"]) else ("", [])
-        if own in named and name != answered:
-            answered = name
+        if own in named and name != confirmed:
+            confirmed = name
             store.set(f"{name}/{rank}", "")
-        yield answered if answered and store.check([f"{answered}/all"]) else ""
+        yield confirmed if confirmed and store.check([f"{confirmed}/all"]) else ""
 
 
-def split_world(everyone: World, store: Any, teachers: int) -> tuple[World, Any]:
+def split_world(everyone: World, store: "TorchStore", teachers: int) -> tuple[World, "TorchStore"]:
     """Returns this process's world, that of the students or of the teachers, and its store."""
     import torch.distributed as dist
 
     from distill.teacher.remote import Bridge
 
     students = everyone.size - teachers
-    here = students_here(everyone.size, students)
+    local_students = count_local_students(everyone.size, students)
     # Long timeout: teachers wait while the students validate; a dead process is detected by its connection.
     group = dist.ProcessGroupGloo(dist.PrefixStore("bridge", store), everyone.rank, everyone.size, timedelta(weeks=1))
     bridge = Bridge(group, everyone.rank, students, teachers)
-    teaches = everyone.rank >= students
-    rank, size, name = (everyone.rank - students, teachers, "teachers") if teaches else (everyone.rank, students, "own")
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(teachers if teaches else here))
+    if everyone.rank >= students:
+        rank, size, name, local = everyone.rank - students, teachers, "teachers", teachers
+    else:
+        rank, size, name, local = everyone.rank, students, "own", local_students
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(local))
     own = dist.PrefixStore(name, store)
     return World(rank, size, dist.PrefixStore("stillroom", own), bridge, everyone), own
 
 
-def students_here(size: int, students: int) -> int:
+def count_local_students(size: int, students: int) -> int:
     """Returns the number of student processes per machine.
 
     Raises:
         InputError: No process is left for the student, or the student's processes don't fill whole machines.
     """
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
     if students < 1:
-        raise InputError(f"teacher.ranks: leaves {students} of {size} processes to the student; expected at least 1")
-    if here < size and students % here:
         raise InputError(
-            f"teacher.ranks: leaves {students} of {size} processes to the student, and a machine has {here}: expected "
-            f"a multiple of {here}, or one machine"
+            f"teacher.ranks: expected at least 1 of {size} processes for the student, found {students}: nothing would "
+            "be trained"
         )
-    return min(here, students)
+    if local < size and students % local:
+        raise InputError(
+            f"teacher.ranks: expected a multiple of the {local} processes of a machine for the student, or a single "
+            f"machine, found {students} of {size}: a machine would be shared by students and teachers"
+        )
+    return min(local, students)
 
 
 def leave_world() -> None:

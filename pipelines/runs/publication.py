@@ -7,19 +7,20 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 from distill.errors import InputError
-from pipelines.runs.files import file_hashes, write_json
-from pipelines.runs.manifest import sha256
+from pipelines.runs.files import fresh_path, hash_files, old_path, recover_folder, remove_path, write_json
+from pipelines.runs.manifest import hash_file
 
 RECORD = "published.json"  # beside the folder: hashes of all contents ever published under each name
-KEPT = ".yours"  # appended to the name of a user's file if a published file has the same name
+USER_SUFFIX = ".yours"  # appended to the name of a user's file if a published file has the same name
 
-Record = dict[str, list[str]]
+Record: TypeAlias = dict[str, list[str]]  # "folder/name" of a file -> SHA-256 of each published content
 
 
 @contextmanager
-def republished(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
+def republish_folder(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
     """Yields a new folder to fill, which replaces `folder` when the block ends without an error.
 
     Files published in `folder` earlier are removed; all other files belong to the user and are retained. Links are not
@@ -29,23 +30,21 @@ def republished(folder: Path, say: Callable[[str], None]) -> Iterator[Path]:
         InputError: `folder` is a file or a link.
     """
     check_publishable(folder)
-    fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
-    if os.path.lexists(old) and not os.path.lexists(folder):
-        old.rename(folder)  # a run was killed between the two renames below
-    for leftover in (fresh, old):
-        discard(leftover)
+    recover_folder(folder)
+    fresh, old = fresh_path(folder), old_path(folder)
+    remove_path(fresh)
     fresh.mkdir(parents=True)
     yield fresh
-    hashes = file_hashes(fresh)
+    hashes = hash_files(fresh)
     record = read_record(folder.parent / RECORD)
-    own = own_files(folder, record, hashes) if folder.is_dir() else []
+    user_files = find_user_files(folder, record, hashes) if folder.is_dir() else []
     # Written before the rename, so that published contents are known even after a kill in between.
-    write_json(folder.parent / RECORD, joined(record, folder.name, hashes))
-    carry(own, folder, fresh, say)
+    write_json(folder.parent / RECORD, extend_record(record, folder.name, hashes))
+    keep_user_files(user_files, folder, fresh, say)
     if folder.is_dir():
         folder.rename(old)
     fresh.rename(folder)
-    discard(old)
+    remove_path(old)
 
 
 def check_publishable(folder: Path) -> None:
@@ -55,51 +54,51 @@ def check_publishable(folder: Path) -> None:
         InputError: The path is a file or a link.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        what = f"a link to {str(folder.readlink())!r}" if folder.is_symlink() else "a file"
+        kind = f"a link to {str(folder.readlink())!r}" if folder.is_symlink() else "a file"
         raise InputError(
-            f"output {str(folder)!r}: expected a folder, or nothing, to publish in, found {what}: nothing was written "
-            "there or removed; move it elsewhere and run the same command again, what was computed is kept"
+            f"output {str(folder)!r}: expected a folder to publish in, or none yet, found {kind}: nothing was written "
+            "or removed; move it elsewhere and run the same command again, which reuses all finished stages"
         )
 
 
-def own_files(folder: Path, record: Mapping[str, Sequence[str]], hashes: Mapping[str, str]) -> list[str]:
+def find_user_files(folder: Path, record: Mapping[str, Sequence[str]], hashes: Mapping[str, str]) -> list[str]:
     """Returns the names of files and links in a published folder that no run wrote or that were changed since."""
     found = []
-    for place, folders, files in os.walk(folder):
-        links = [name for name in folders if (Path(place) / name).is_symlink()]
-        for path in (Path(place) / name for name in (*files, *links)):
+    for parent, folders, files in os.walk(folder):
+        links = [name for name in folders if (Path(parent) / name).is_symlink()]
+        for path in (Path(parent) / name for name in (*files, *links)):
             name = str(path.relative_to(folder))
-            known = {*record.get(f"{folder.name}/{name}", ()), hashes.get(name)}
-            if not stat.S_ISREG(path.lstat().st_mode) or sha256(path) not in known:
+            published = {*record.get(f"{folder.name}/{name}", ()), hashes.get(name)}
+            if not stat.S_ISREG(path.lstat().st_mode) or hash_file(path) not in published:
                 found.append(name)
     return sorted(found)
 
 
-def carry(own: Sequence[str], folder: Path, fresh: Path, say: Callable[[str], None]) -> None:
+def keep_user_files(names: Sequence[str], folder: Path, fresh: Path, say: Callable[[str], None]) -> None:
     """Links or copies the user's files into the new folder, starting with those whose names are free."""
-    for name in sorted(own, key=lambda name: os.path.lexists(fresh / name)):
-        place = free_place(fresh, Path(name))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        link_or_copy(folder / name, place)
-        kept = str(place.relative_to(fresh))
-        if kept != name:
-            say(f"  {folder.name}: {name} isn't as it was published; yours is kept as {kept}")
-    if own:
-        more = ", …" if len(own) > 3 else ""
-        say(f"  {folder.name}: {len(own)} files of your own stay ({', '.join(own[:3])}{more})")
+    for name in sorted(names, key=lambda name: os.path.lexists(fresh / name)):
+        path = find_free_path(fresh, Path(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(folder / name, path)
+        new_name = str(path.relative_to(fresh))
+        if new_name != name:
+            say(f"  {folder.name}: {name} was changed since it was published; your version is kept as {new_name}")
+    if names:
+        more = ", …" if len(names) > 3 else ""
+        say(f"  {folder.name}: {len(names)} files of your own are kept ({', '.join(names[:3])}{more})")
 
 
-def free_place(fresh: Path, name: Path) -> Path:
+def find_free_path(fresh: Path, name: Path) -> Path:
     """Returns the file's path in `fresh`, with a suffix on each name that is taken."""
-    place = fresh
+    path = fresh
     for part in name.parts[:-1]:
-        place /= part
-        while os.path.lexists(place) and not place.is_dir():
-            place = place.with_name(f"{place.name}{KEPT}")
-    place /= name.name
-    while os.path.lexists(place):
-        place = place.with_name(f"{place.name}{KEPT}")
-    return place
+        path /= part
+        while os.path.lexists(path) and not path.is_dir():
+            path = path.with_name(f"{path.name}{USER_SUFFIX}")
+    path /= name.name
+    while os.path.lexists(path):
+        path = path.with_name(f"{path.name}{USER_SUFFIX}")
+    return path
 
 
 def read_record(file: Path) -> Record:
@@ -115,7 +114,8 @@ def read_record(file: Path) -> Record:
     return {name: each for name, each in pairs if isinstance(each, list) and all(isinstance(x, str) for x in each)}
 
 
-def joined(record: Record, folder: str, hashes: Mapping[str, str]) -> Record:
+def extend_record(record: Record, folder: str, hashes: Mapping[str, str]) -> Record:
+    """Returns the record with the hashes of the files that are now published in a folder."""
     added = {f"{folder}/{name}": each for name, each in hashes.items()}
     return record | {name: sorted({*record.get(name, ()), each}) for name, each in added.items()}
 
@@ -139,11 +139,3 @@ def link_or_copy(source: Path, target: Path) -> None:
         os.link(source, target, follow_symlinks=False)
     except OSError:
         shutil.copy2(source, target, follow_symlinks=False)
-
-
-def discard(path: Path) -> None:
-    """Removes a file or folder; of a link, only the link itself."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)

@@ -3,7 +3,6 @@
 A complete stage is skipped, and a killed stage is resumed.
 """
 
-import json
 import os
 import platform
 import shutil
@@ -13,32 +12,35 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, TextIO, cast
 
-from compress.measure.memory import peak_memory, reset_peak_memory
+from compress.measure.memory import read_peak_memory, reset_peak_memory
+from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from pipelines.runs.console import Console
-from pipelines.runs.files import content_hash as content_hash
-from pipelines.runs.files import replacing as replacing
-from pipelines.runs.files import write_json
-from pipelines.runs.manifest import LOGS as LOGS
+from pipelines.runs.files import hash_content, write_json
 from pipelines.runs.manifest import (
     MANIFEST,
     SCRATCH,
+    JsonObject,
+    Manifest,
     ManifestError,
-    complete_manifest,
-    digest_of,
-    digest_of_outputs,
-    outputs_of,
-    seal,
+    Measurements,
+    StageIdentity,
+    describe_outputs,
+    hash_json,
+    hash_outputs,
+    read_complete_manifest,
+    read_manifest,
+    seal_manifest,
     set_aside,
 )
-from pipelines.runs.manifest import sha256 as sha256
-from pipelines.runs.output import check_output, check_still_there, open_output
-from pipelines.runs.processes import World, flat
+from pipelines.runs.output import check_not_removed, check_output, open_output
+from pipelines.runs.processes import World, flatten_settings
 
 REMOVAL_SECONDS = 1.0  # wait, because a removal of the output may still be deleting its files one by one
 PACKAGES = ("stillroom", "torch", "transformers", "lightning", "datasets", "onnx", "onnxruntime", "numpy")
+UNBUILT = cast(Manifest, {})  # of a stage that a dry run would have to build
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,21 @@ class Artefact:
     name: str
     folder: Path
     digest: str | None
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     skipped: bool = False
 
     @property
-    def metrics(self) -> Mapping[str, Any]:
+    def metrics(self) -> JsonObject:
+        """What the stage measured; empty if it isn't built."""
         return self.manifest.get("metrics", {})
+
+
+class PlannedStage(NamedTuple):
+    """A row of the table that a dry run prints."""
+
+    name: str
+    action: str
+    folder: str
 
 
 class Run:
@@ -74,25 +85,25 @@ class Run:
         self.output, self.seed, self.console, self.dry = output, seed, console, dry
         self.world = world or World()
         self.done: list[Artefact] = []
-        self.plan: list[tuple[str, str, str]] = []  # (stage, planned action, folder)
-        self.lock: Any = None
+        self.plan: list[PlannedStage] = []
+        self._lock: TextIO | None = None
         if self.world.is_rank_zero:
             check_output(output)
         if self.world.is_rank_zero and not dry:
-            self.lock, older = open_output(output)
+            self._lock, older = open_output(output)
             if older:
                 console.say(
-                    f"output {str(output)!r}: its stages were made by an older Stillroom, whose manifests don't name "
-                    "the versions of their algorithms; they stay, and every stage is made anew beside them"
+                    f"output {str(output)!r}: an older Stillroom built its stages, and their manifests don't state the "
+                    "versions of their algorithms: they are kept, and every stage is rebuilt beside them"
                 )
         self.world.check_folder(output)
 
     def stage(
         self,
         name: str,
-        config: Mapping[str, Any],
-        inputs: Mapping[str, Any],
-        work: Callable[[Path], dict[str, Any]],
+        config: Mapping[str, object],
+        inputs: Mapping[str, Artefact | str],
+        work: Callable[[Path], JsonObject],
         *,
         version: int,
         together: bool = False,
@@ -117,126 +128,129 @@ class Run:
         Raises:
             InputError: Files of the finished stage were changed, or the folder was removed while `work` ran.
         """
-        digests = {k: v.digest if isinstance(v, Artefact) else v for k, v in inputs.items()}
-        if None in digests.values():
-            return self.planned(name)
-        wanted = {"stage": name, "version": version, "config": dict(config), "inputs": digests}
-        wanted |= {"seed": self.seed} if seeded else {}
-        self.world.agree(flat(wanted, f"stage {name}, "))
-        folder = self.output / name / key_of(wanted)
-        manifest, damage = self.world.broadcast(self._found(folder, wanted) if self.world.is_rank_zero else None)
+        digests = {key: each.digest if isinstance(each, Artefact) else each for key, each in inputs.items()}
+        known = {key: digest for key, digest in digests.items() if digest is not None}
+        if len(known) < len(digests):
+            return self.plan_stage(name)
+        identity: StageIdentity = {"stage": name, "version": version, "config": dict(config), "inputs": known}
+        if seeded:
+            identity["seed"] = self.seed
+        self.world.check_agreement(flatten_settings(identity, f"stage {name}, "))
+        folder = self.output / name / stage_key(identity)
+        manifest, damage = self.world.broadcast(
+            self._find_manifest(folder, identity) if self.world.is_rank_zero else None
+        )
         skipped = manifest is not None
         if manifest is None and self.dry:
-            what = "will go on" if partial_of(folder).exists() else "will run"
-            return self.planned(name, folder, f"will be made again: it {damage}" if damage else what)
+            action = "will resume" if partial_path(folder).exists() else "will run"
+            return self.plan_stage(name, folder, f"will be rebuilt: it {damage}" if damage else action)
         if manifest is None:
-            read = [stage.folder for stage in inputs.values() if isinstance(stage, Artefact)]
-            manifest = self._make(folder, wanted, work, together, read)
+            read = [each.folder for each in inputs.values() if isinstance(each, Artefact)]
+            manifest = self._build(folder, identity, work, together, read)
         else:
-            self.console.say(f"{name}: done before, skipped ({folder})")
-            self.plan.append((name, "done, will be skipped", str(folder)))
+            self.console.say(f"{name}: already complete, skipped ({folder})")
+            self.plan.append(PlannedStage(name, "complete, will be skipped", str(folder)))
         artefact = Artefact(name, folder, manifest["digest"], manifest, skipped)
         self.done.append(artefact)
         return artefact
 
-    def planned(self, name: str, folder: Path | None = None, what: str = "will run") -> Artefact:
+    def content_hash(self, path: Path) -> str:
+        """Returns the hash of a file or folder that the run uses; each machine of the run reads it once."""
+        return self.world.compute_once(lambda: hash_content(path))
+
+    def digest(self, checkpoint: Checkpoint) -> str:
+        """Returns the hash of a checkpoint that the run uses; each machine of the run reads it once."""
+        return self.world.compute_once(lambda: checkpoint.digest)
+
+    def plan_stage(self, name: str, folder: Path | None = None, action: str = "will run") -> Artefact:
         """Records and returns a stage that a dry run would have to build."""
         folder = folder or self.output / name
-        self.plan.append((name, what, str(folder)))
-        return Artefact(name, folder, None, {})
+        self.plan.append(PlannedStage(name, action, str(folder)))
+        return Artefact(name, folder, None, UNBUILT)
 
-    def _found(self, folder: Path, wanted: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    def _find_manifest(self, folder: Path, identity: StageIdentity) -> tuple[Manifest | None, str]:
         """Returns (manifest of the finished stage, ""), or (None, the reason why it has to be rebuilt).
 
         The reason is empty if there is no folder. A damaged folder is renamed, except in a dry run.
         """
         if not self.dry:
-            check_still_there(self.output)
+            check_not_removed(self.output)
         if not os.path.lexists(folder):
             return None, ""
         try:
-            return complete_manifest(folder, wanted), ""
+            return read_complete_manifest(folder, identity), ""
         except ManifestError as damage:
             if not self.dry:
                 aside = set_aside(folder)
                 self.console.say(
-                    f"{wanted['stage']}: {str(folder)!r} {damage}: nothing says what else is in it, so it is made "
-                    f"again; what was there is in {str(aside)!r}"
+                    f"{identity['stage']}: {str(folder)!r} {damage}: its other files can't be trusted either, so the "
+                    f"stage is rebuilt; the old folder is now {str(aside)!r}"
                 )
             return None, str(damage)
 
-    def _make(
+    def _build(
         self,
         folder: Path,
-        wanted: dict[str, Any],
-        work: Callable[[Path], dict[str, Any]],
+        identity: StageIdentity,
+        work: Callable[[Path], JsonObject],
         together: bool,
         read: Sequence[Path],
-    ) -> dict[str, Any]:
-        partial, leads = partial_of(folder), self.world.is_rank_zero
-        if self.world.broadcast(is_finished(partial, wanted) if leads else None):
+    ) -> Manifest:
+        partial, leads = partial_path(folder), self.world.is_rank_zero
+        if self.world.broadcast(is_finished(partial, identity) if leads else None):
             return self.world.broadcast(finalize_stage(partial, folder) if leads else None)
         resumed = partial.exists()
-        self.console.say(f"{wanted['stage']}: {'going on' if resumed else 'started'} ({folder})")
+        self.console.say(f"{identity['stage']}: {'resuming' if resumed else 'started'} ({folder})")
         if leads:
-            make_partial(partial)
+            create_partial(partial)
         self.world.barrier()
         reset_peak_memory()
         start = time.perf_counter()
-        with self._watched([partial / SCRATCH, *read]):
+        with self._explain_removal([partial / SCRATCH, *read]):
             metrics = work(partial) if leads or together else {}
-            memory = self.world.gather(peak_memory())
+            memory = self.world.gather(read_peak_memory())
             if leads:
-                check_still_there(self.output)
+                check_not_removed(self.output)
                 if not (partial / SCRATCH).is_dir():
                     raise FileNotFoundError(f"{partial} was removed while the stage ran")
-                made = self._manifest(partial, wanted, metrics, time.perf_counter() - start, resumed, memory)
-                write_json(partial / MANIFEST, made)
+                measured = self._measure_outputs(partial, metrics, time.perf_counter() - start, resumed, memory)
+                write_json(partial / MANIFEST, seal_manifest({**identity, **measured}))
         return self.world.broadcast(finalize_stage(partial, folder) if leads else None)
 
-    def _manifest(
-        self,
-        partial: Path,
-        wanted: Mapping[str, Any],
-        metrics: Mapping[str, Any],
-        seconds: float,
-        resumed: bool,
-        memory: Sequence[int],
-    ) -> dict[str, Any]:
-        outputs = outputs_of(partial)
-        return seal(
-            {
-                **wanted,
-                "versions": {"python": platform.python_version()} | {name: package_version(name) for name in PACKAGES},
-                "outputs": outputs,
-                "digest": digest_of_outputs(outputs),
-                "metrics": metrics,
-                "wall_seconds": round(seconds, 3),
-                "resumed": resumed,
-                "processes": self.world.size,
-                "peak_memory_bytes": max(memory),
-            }
-        )
+    def _measure_outputs(
+        self, partial: Path, metrics: JsonObject, seconds: float, resumed: bool, memory: Sequence[int]
+    ) -> Measurements:
+        outputs = describe_outputs(partial)
+        return {
+            "versions": {"python": platform.python_version()} | {name: package_version(name) for name in PACKAGES},
+            "outputs": outputs,
+            "digest": hash_outputs(outputs),
+            "metrics": metrics,
+            "wall_seconds": round(seconds, 3),
+            "resumed": resumed,
+            "processes": self.world.size,
+            "peak_memory_bytes": max(memory),
+        }
 
     @contextmanager
-    def _watched(self, folders: Sequence[Path]) -> Iterator[None]:
+    def _explain_removal(self, folders: Sequence[Path]) -> Iterator[None]:
         """Explains an error of the stage if a folder that it reads or writes was removed."""
         try:
             yield
         except Exception as error:
             if isinstance(error, FileNotFoundError):
                 time.sleep(REMOVAL_SECONDS)
-            check_still_there(self.output)
+            check_not_removed(self.output)
             gone = [folder for folder in folders if not folder.is_dir()]
             if not gone:
                 raise
             raise InputError(
-                f"stage {str(gone[0])!r}: its folder was removed, or moved, while the run was working with it; all "
-                "else is kept: run the same command again, which makes it anew"
+                f"stage {str(gone[0])!r}: its folder was removed or renamed during the run; all other stages are kept: "
+                "run the same command again to rebuild it"
             ) from error
 
 
-def is_finished(partial: Path, wanted: Mapping[str, Any]) -> bool:
+def is_finished(partial: Path, identity: StageIdentity) -> bool:
     """Returns whether the stage was killed after its manifest was written and before its folder was renamed.
 
     Removes an unreliable manifest.
@@ -244,14 +258,19 @@ def is_finished(partial: Path, wanted: Mapping[str, Any]) -> bool:
     if not os.path.lexists(partial / MANIFEST):
         return False
     try:
-        complete_manifest(partial, wanted)
+        read_complete_manifest(partial, identity)
     except ManifestError:
         (partial / MANIFEST).unlink()
         return False
     return True
 
 
-def make_partial(partial: Path) -> None:
+def create_partial(partial: Path) -> None:
+    """Creates the folder of a running stage.
+
+    Raises:
+        InputError: A file is in its place.
+    """
     try:
         (partial / SCRATCH).mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -261,19 +280,21 @@ def make_partial(partial: Path) -> None:
         ) from error
 
 
-def finalize_stage(partial: Path, folder: Path) -> dict[str, Any]:
+def finalize_stage(partial: Path, folder: Path) -> Manifest:
     """Gives a finished stage its final name and returns its manifest.
 
     The checkpoints are deleted last, so that a kill here never requires training again.
     """
     partial.rename(folder)
     shutil.rmtree(folder / SCRATCH, ignore_errors=True)
-    return json.loads((folder / MANIFEST).read_text())
+    return read_manifest(folder)
 
 
-def partial_of(folder: Path) -> Path:
+def partial_path(folder: Path) -> Path:
+    """Returns where a stage is written until it is complete."""
     return folder.with_name(f"{folder.name}.partial")
 
 
-def key_of(wanted: Mapping[str, Any]) -> str:
-    return digest_of(wanted)[:12]
+def stage_key(identity: StageIdentity) -> str:
+    """Returns the name of a stage's folder, a hash of all that decides its result."""
+    return hash_json(identity)[:12]

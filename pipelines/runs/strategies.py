@@ -7,77 +7,107 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from distill.parallel.layout import Layout
-from distill.parallel.mesh import data_rank
-from pipelines.runs.deepspeed import OnDeepSpeed, deepspeed_settings
+from distill.parallel.mesh import find_data_rank
+from pipelines.runs.deepspeed import ZeroStrategy, build_settings
 from pipelines.runs.gradient_compression import register_compression
-from pipelines.runs.training_checkpoint import load_training, save_training
+from pipelines.runs.training_checkpoint import LightningState, load_training, save_training
 from pipelines.settings.distill_config import MachineConfig
 
 
-class Portable(Strategy):
+class RunStrategy(Protocol):
+    """What a run uses of its strategies beside Lightning's interface."""
+
+    @property
+    def saving(self) -> Future[None] | None:
+        """A future that is done when the newest checkpoint is on disk."""
+
+    def gather_weights(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Returns a context in which all weights can be read or set."""
+
+    def restore_weights(self, module: nn.Module) -> None:
+        """Replaces weights in a format of the strategy by plain ones after training."""
+
+
+def strategy_of(trainer: Trainer) -> RunStrategy:
+    """Returns the trainer's strategy, which `build_strategy` made."""
+    return cast(RunStrategy, trainer.strategy)
+
+
+class PortableStrategy(Strategy):
     """Replaces Lightning's checkpoints by those of `pipelines.runs.training_checkpoint`, written asynchronously.
 
     `saving` is done when the newest checkpoint is on disk.
     """
 
-    saving: Future[Any] | None = None
-    savers: Any = None  # separate group, so that a checkpoint's collectives don't interleave with those of training
+    saving: Future[None] | None = None
+    # A separate group, so that a checkpoint's collectives don't interleave with those of training.
+    save_group: dist.ProcessGroup | None = None
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
+        """Whether Lightning loads the checkpoint after the model is on its devices: always."""
         return True
 
     @property
     def lightning_restore_optimizer(self) -> bool:
+        """Whether Lightning restores the optimizers: never, because `load_checkpoint` does."""
         return False
 
-    def lightning_module_state_dict(self) -> dict[str, Any]:
+    def lightning_module_state_dict(self) -> LightningState:
+        """Returns no weights for Lightning's checkpoint, because `save_checkpoint` writes them."""
         return {}
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Optimizer) -> LightningState:
+        """Returns no state for Lightning's checkpoint, because `save_checkpoint` writes it."""
         return {}
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        assert self.lightning_module is not None
-        if dist.is_initialized() and self.savers is None:
-            self.savers = dist.new_group(backend="gloo")
-        self.saving = save_training(
-            Path(filepath), self.lightning_module, self.optimizers, checkpoint, group=self.savers
-        )
+    def save_checkpoint(self, checkpoint: LightningState, filepath: str | Path, storage_options: object = None) -> None:
+        """Starts to write a checkpoint folder; `saving` is done when it is complete."""
+        if dist.is_initialized() and self.save_group is None:
+            self.save_group = dist.new_group(backend="gloo")
+        self.saving = save_training(Path(filepath), self._module, self.optimizers, checkpoint, group=self.save_group)
 
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        assert self.lightning_module is not None
-        return load_training(Path(checkpoint_path), self.lightning_module, self.optimizers)
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> LightningState:
+        """Loads weights and optimizers in place, and returns the rest of the checkpoint for Lightning."""
+        return load_training(Path(checkpoint_path), self._module, self.optimizers)
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+    def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
         """Does nothing; `load_checkpoint` loads the weights."""
 
-    def whole(self, module: nn.Module) -> AbstractContextManager[None]:
-        """Context in which all weights can be read or set; here each process only needs its own shards."""
+    def gather_weights(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Returns a context that does nothing: each process only needs its own shards."""
         return nullcontext()
 
-    def release(self, module: nn.Module) -> None:
-        """Called after training; does nothing here."""
+    def restore_weights(self, module: nn.Module) -> None:
+        """Does nothing; the weights are plain tensors."""
+
+    @property
+    def _module(self) -> nn.Module:
+        if self.lightning_module is None:
+            raise RuntimeError("the strategy has no module yet: checkpoints exist only while the trainer fits one")
+        return self.lightning_module
 
 
-class OneProcess(Portable, SingleDeviceStrategy):
+class SingleProcessStrategy(PortableStrategy, SingleDeviceStrategy):
     """Strategy for a single device."""
 
 
-class ReplicatedStrategy(Portable, DDPStrategy):
+class ReplicatedStrategy(PortableStrategy, DDPStrategy):
     """A replica on every process; gradients are averaged after the last batch of a step.
 
     Args:
@@ -91,10 +121,10 @@ class ReplicatedStrategy(Portable, DDPStrategy):
 
     def _register_ddp_hooks(self) -> None:
         """Registers the compression hook, which Lightning silently skips on devices other than CUDA."""
-        register_compression(self.model, self.compress)
+        register_compression(cast(DistributedDataParallel, self.model), self.compress)
 
 
-class Meshed(Portable, ModelParallelStrategy):
+class MeshStrategy(PortableStrategy, ModelParallelStrategy):
     """A student whose parameters are already on the mesh; its parallel modules reduce the gradients."""
 
     def __init__(self, layout: Layout, mesh: DeviceMesh):
@@ -102,19 +132,22 @@ class Meshed(Portable, ModelParallelStrategy):
         self.mesh = mesh
 
     @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        rank, ranks = data_rank(self.mesh)
+    def distributed_sampler_kwargs(self) -> dict[str, int]:
+        """The rank of this process among those that read different data, and their number."""
+        rank, ranks = find_data_rank(self.mesh)
         return {"num_replicas": ranks, "rank": rank}
 
     def setup_environment(self) -> None:
+        """Creates the process group; the mesh exists already."""
         Strategy.setup_environment(self)
         self._setup_distributed()
 
-    def setup(self, trainer: Any) -> None:
-        assert self.accelerator is not None
-        assert self.model is not None
+    def setup(self, trainer: Trainer) -> None:
+        """Moves the parts of the module that aren't on the mesh to their device, and sets up the optimizers."""
+        if self.accelerator is None:
+            raise RuntimeError("the strategy has no accelerator yet: Lightning's trainer sets it")
         self.accelerator.setup(trainer)
-        for child in self.model.children():
+        for child in self._module.children():
             # Weights on the mesh are already on their device, which is the CPU for offloaded weights.
             if not any(isinstance(parameter, DTensor) for parameter in child.parameters()):
                 child.to(self.root_device)
@@ -126,8 +159,7 @@ class Meshed(Portable, ModelParallelStrategy):
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
         """Disables gradient reduction during accumulation, which Lightning supports for DDP only."""
-        assert self.model is not None
-        modules = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
+        modules = [module for module in self._module.modules() if isinstance(module, FSDPModule)]
         for module in modules:
             module.set_requires_gradient_sync(False, recurse=False)
         try:
@@ -137,26 +169,34 @@ class Meshed(Portable, ModelParallelStrategy):
                 module.set_requires_gradient_sync(True, recurse=False)
 
 
-class PipelineStrategy(Meshed):
+class PipelineStrategy(MeshStrategy):
     """A student in pipeline stages; the pipeline schedule runs the backward pass before it returns the loss."""
 
-    def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def backward(self, closure_loss: Tensor, optimizer: object, *args: object, **kwargs: object) -> Tensor:
+        """Returns the loss, whose gradients the schedule has already computed."""
         return closure_loss
 
 
-def strategy_of(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | None) -> Strategy:
-    """Returns the strategy that trains a student with this layout."""
+def build_strategy(layout: Layout, machine: MachineConfig, mesh: DeviceMesh | None) -> Strategy:
+    """Returns the strategy that trains a student with this layout.
+
+    Raises:
+        InputError: The machine's DeepSpeed settings are invalid.
+        RuntimeError: The machine has no device of the requested kind.
+        ValueError: The layout is sharded and there is no mesh.
+    """
     if machine.strategy:
-        return OnDeepSpeed(deepspeed_settings(machine.strategy))
+        return ZeroStrategy(build_settings(machine.strategy))
     if layout.processes == 1:
-        return OneProcess(device=device_of(machine.accelerator))
+        return SingleProcessStrategy(device=choose_device(machine.accelerator))
     if layout.sharded or layout.zero == 2:
-        assert mesh is not None
-        return (PipelineStrategy if layout.pp > 1 else Meshed)(layout, mesh)
+        if mesh is None:
+            raise ValueError(f"layout {layout}: a sharded student needs the mesh that it lies on")
+        return (PipelineStrategy if layout.pp > 1 else MeshStrategy)(layout, mesh)
     return ReplicatedStrategy(compress=machine.compress, bucket_mb=machine.bucket_mb)
 
 
-def device_of(accelerator: str) -> torch.device:
+def choose_device(accelerator: str) -> torch.device:
     """Returns the device of a run with one process.
 
     Raises:

@@ -4,36 +4,47 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TypeAlias, cast
 
 import lightning
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from compress.measure.training_precision import MODES, as_stock, convert_for, optimizer_for
+from compress.measure.precision_modes import (
+    MODES,
+    convert_to_mode,
+    find_required_optimizer,
+    restore_stock_layers,
+)
 from distill.data.batches.data_module import RowsDataModule
 from distill.errors import InputError
 from distill.parallel.layout import Layout
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs import stops
-from pipelines.runs.checkpoint_schedule import Checkpoints
-from pipelines.runs.console import Console
+from pipelines.runs.checkpoint_schedule import CheckpointWriter
+from pipelines.runs.console import Advance, Console
+from pipelines.runs.files import recover_folder, replace_folder
+from pipelines.runs.manifest import LOGS, SCRATCH, JsonObject
 from pipelines.runs.processes import World
-from pipelines.runs.stage import LOGS, SCRATCH, replacing
-from pipelines.runs.strategies import strategy_of
+from pipelines.runs.strategies import build_strategy, strategy_of
 from pipelines.runs.training_checkpoint import load_weights, save_weights
 from pipelines.runs.watchdog import PositionRecorder
 from pipelines.settings.distill_config import MachineConfig
 
-ALONE = Layout()
+SINGLE_PROCESS = Layout()
+Metrics: TypeAlias = dict[str, float]  # metric -> value, such as `val/score`
 
 
-def fit(
+def fit_module(
     module: DistillationModule,
     data: RowsDataModule,
     folder: Path,
@@ -45,11 +56,11 @@ def fit(
     seed: int,
     console: Console,
     wandb_folder: Path,
-    layout: Layout = ALONE,
+    layout: Layout = SINGLE_PROCESS,
     mesh: DeviceMesh | None = None,
     world: World | None = None,
     callbacks: Sequence[Callback] = (),
-) -> dict[str, Any]:
+) -> Metrics:
     """Trains `module`, resuming from the last checkpoint in `folder` if there is one; returns the last metrics.
 
     Every process of the run calls this with the student laid out on `mesh` according to `layout`. Changes that
@@ -58,27 +69,29 @@ def fit(
     Raises:
         InputError: Lightning doesn't support the requested devices and precision here.
     """
-    hush()
+    silence_lightning()
     world = world or World()
     if machine.threads:
         torch.set_num_threads(machine.threads)
-    checkpoints = Checkpoints(folder / SCRATCH / "checkpoints", train.checkpoint_every, world)
+    checkpoints = CheckpointWriter(folder / SCRATCH / "checkpoints", train.checkpoint_every, world)
     stopper = EarlyStop(folder / SCRATCH / "best", train.patience)
+    if world.is_rank_zero:
+        recover_folder(stopper.folder)
     progress = FitProgress(console, label, train)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     try:
-        trainer = lightning.Trainer(
+        trainer = Trainer(
             accelerator=machine.accelerator,
-            devices=here,
-            num_nodes=layout.processes // here,
-            strategy=strategy_of(layout, machine, mesh),
-            precision=MODES[precision].trainer,
+            devices=local_processes,
+            num_nodes=layout.processes // local_processes,
+            strategy=build_strategy(layout, machine, mesh),
+            precision=MODES[precision].trainer_precision,
             max_epochs=train.epochs,
             accumulate_grad_batches=train.accumulate,
             gradient_clip_val=train.max_grad_norm or None,
             log_every_n_steps=min(machine.log_every, max(1, len(data.train_dataloader()) // 4)),
             callbacks=[StepSeed(seed), *callbacks, checkpoints, stopper, progress, PositionRecorder(world.everyone)],
-            logger=loggers(folder, machine, label, wandb_folder) if world.is_rank_zero else False,
+            logger=build_loggers(folder, machine, label, wandb_folder) if world.is_rank_zero else False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -87,26 +100,26 @@ def fit(
         )
     except (ValueError, RuntimeError, lightning.fabric.utilities.exceptions.MisconfigurationException) as error:
         raise InputError(f"machine: {error}") from error
-    computes_as(precision, module)
+    convert_precision(precision, module)
     with progress, checkpoints:
-        trainer.fit(module, datamodule=data, ckpt_path=checkpoints.latest(), weights_only=True)
-    stops.check()
-    trainer.strategy.release(module)  # type: ignore[attr-defined]
+        trainer.fit(module, datamodule=data, ckpt_path=checkpoints.find_latest(), weights_only=True)
+    stops.raise_if_requested()
+    strategy_of(trainer).restore_weights(module)
     stopper.restore(module)
-    if not MODES[precision].stock:
-        as_stock(module.student)
+    if not MODES[precision].is_stock:
+        restore_stock_layers(module.student)
     return stopper.metrics
 
 
-def validate(
+def validate_module(
     module: DistillationModule, data: RowsDataModule, *, machine: MachineConfig, precision: str
-) -> dict[str, Any]:
+) -> Metrics:
     """Returns the validation metrics of a student without training it, on one process."""
-    hush()
-    trainer = lightning.Trainer(
+    silence_lightning()
+    trainer = Trainer(
         accelerator=machine.accelerator,
         devices=1,
-        precision=MODES[precision].trainer,
+        precision=MODES[precision].trainer_precision,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -114,23 +127,24 @@ def validate(
         use_distributed_sampler=False,
     )
     trainer.validate(module, datamodule=data, verbose=False)
-    return last_metrics(trainer)
+    return read_validation_metrics(trainer)
 
 
-def last_metrics(trainer: Any) -> dict[str, Any]:
+def read_validation_metrics(trainer: Trainer) -> Metrics:
+    """Returns the metrics of the last validation."""
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
 
 
-def computes_as(precision: str, module: DistillationModule) -> None:
-    """Gives the module the layers, weights and optimizer of a mode of `compress.measure.training_precision`."""
-    if MODES[precision].stock:
+def convert_precision(precision: str, module: DistillationModule) -> None:
+    """Gives the module the layers, weights and optimizer of a mode of `compress.measure.precision_modes`."""
+    if MODES[precision].is_stock:
         return
-    convert_for(precision, module.student)
-    convert_for(precision, module.taught)
-    module.make_optimizer = optimizer_for(precision)
+    convert_to_mode(precision, module.student)
+    convert_to_mode(precision, module.layer_terms)
+    module.make_optimizer = find_required_optimizer(precision)
 
 
-def loggers(folder: Path, machine: MachineConfig, label: str, wandb_folder: Path) -> list[Logger]:
+def build_loggers(folder: Path, machine: MachineConfig, label: str, wandb_folder: Path) -> list[Logger]:
     """Returns the CSV logger and, if requested, the Weights & Biases logger.
 
     Each attempt has its own CSV file, so that a resumed run keeps the rows written before a kill.
@@ -148,12 +162,17 @@ def loggers(folder: Path, machine: MachineConfig, label: str, wandb_folder: Path
     return chosen
 
 
-def hush() -> None:
+def silence_lightning() -> None:
     """Silences Lightning's hints, which concern defaults that this module overrides on purpose."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # when one process saves a checkpoint
+
+
+def data_of(trainer: Trainer) -> RowsDataModule:
+    """Returns the data module that the trainer was called with."""
+    return cast(RowsDataModule, trainer.datamodule)  # type: ignore[attr-defined]  # Lightning sets it in fit
 
 
 class StepSeed(Callback):
@@ -165,9 +184,10 @@ class StepSeed(Callback):
     def __init__(self, seed: int):
         self.seed = seed
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        """Seeds PyTorch with the run's seed, the batch's number and the rank of the data."""
         number = trainer.current_epoch * int(trainer.num_training_batches) + batch_idx
-        data_rank, _ = trainer.datamodule.place()
+        data_rank, _ = data_of(trainer).place()
         torch.manual_seed(((self.seed << 32) + number + (data_rank << 48)) % 2**63)
 
 
@@ -177,34 +197,44 @@ class EarlyStop(Callback):
     def __init__(self, folder: Path, patience: int):
         self.folder, self.patience = folder, patience
         self.best, self.waited = float("-inf"), 0
-        self.metrics: dict[str, Any] = {}  # of the most recent validation
+        self.metrics: Metrics = {}  # of the most recent validation
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
+        """Returns the best score, the number of epochs since, and the metrics of the last validation."""
         return {"best": self.best, "waited": self.waited, "metrics": self.metrics}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best, self.waited, self.metrics = state["best"], state["waited"], state.get("metrics", {})
+    def load_state_dict(self, state_dict: JsonObject) -> None:
+        """Restores what `state_dict` returned."""
+        self.best, self.waited = state_dict["best"], state_dict["waited"]
+        self.metrics = state_dict.get("metrics", {})
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.stop(trainer)  # a resumed run may have been killed between its last epoch and the end of the stage
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stops a run that was killed between its last epoch and the end of the stage."""
+        self._stop_if_due(trainer)
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self.metrics = last_metrics(trainer)
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves the weights if they score better than all before, and otherwise counts the epoch."""
+        self.metrics = read_validation_metrics(trainer)
         if not self.patience:
             return
-        score = float(trainer.callback_metrics["val/score"])
+        student, score = cast(DistillationModule, pl_module).student, float(trainer.callback_metrics["val/score"])
         if score > self.best:
             self.best, self.waited = score, 0
-            with trainer.strategy.whole(pl_module.student):
-                self.save(trainer, pl_module.student)
+            with strategy_of(trainer).gather_weights(student):
+                self._save(trainer, student)
         else:
             self.waited += 1
-            self.stop(trainer)
+            self._stop_if_due(trainer)
 
-    def stop(self, trainer: Any) -> None:
+    def restore(self, module: DistillationModule) -> None:
+        """Loads the best weights into the student, if any were saved."""
+        if self.patience and self.folder.exists():
+            load_weights(self.folder, module.student)
+
+    def _stop_if_due(self, trainer: Trainer) -> None:
         trainer.should_stop = trainer.should_stop or 0 < self.patience <= self.waited
 
-    def save(self, trainer: Any, student: Any) -> None:
+    def _save(self, trainer: Trainer, student: nn.Module) -> None:
         """Writes the weights beside the old ones, then renames, so that a partial write never replaces the old."""
         partial = self.folder.with_suffix(".partial")
         if trainer.is_global_zero:
@@ -212,14 +242,10 @@ class EarlyStop(Callback):
         trainer.strategy.barrier()
         save_weights(partial, student)
         if trainer.is_global_zero:
-            with replacing(self.folder) as fresh:
+            with replace_folder(self.folder) as fresh:
                 fresh.rmdir()
                 partial.replace(fresh)
         trainer.strategy.barrier()
-
-    def restore(self, module: DistillationModule) -> None:
-        if self.patience and self.folder.exists():
-            load_weights(self.folder, module.student)
 
 
 class FitProgress(Callback):
@@ -227,35 +253,51 @@ class FitProgress(Callback):
 
     def __init__(self, console: Console, label: str, train: TrainConfig):
         self.console, self.label, self.train = console, label, train
-        self.shown: Any = None
         self.note = ""
+        self._advance: Advance | None = None
+        self._open = ExitStack()
 
     def __enter__(self) -> None:
-        return None
+        """Does nothing; the progress is shown from the start of training on."""
 
-    def __exit__(self, *failure: Any) -> None:
-        if self.shown is not None:
-            self.shown.__exit__(*failure)
-            self.shown = None
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends the progress, also after an error."""
+        self._advance = None
+        self._open.__exit__(kind, error, trace)
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Shows the progress, with the rows of a resumed run counted as finished."""
         if not trainer.is_global_zero:
             return
-        rows = len(trainer.datamodule.train)
-        self.shown = self.console.track(self.label, rows * self.train.epochs)
-        self.advance = self.shown.__enter__()
+        data = data_of(trainer)
+        rows = len(data.train)
+        advance = self._open.enter_context(self.console.track(self.label, rows * self.train.epochs))
+        self._advance = advance
         # The loader's own count: Lightning's is one too low in a checkpoint written at the end of a batch.
-        loader = trainer.datamodule.batches
-        epochs, batches = divmod(loader.position, len(loader))
+        loader = data.batches
+        epochs, batches = divmod(loader.position, len(loader)) if loader is not None else (0, 0)
         if epochs or batches:
-            self.advance(min(epochs * rows + batches * self.train.batch_size, rows * self.train.epochs), resumed=True)
+            advance(min(epochs * rows + batches * self.train.batch_size, rows * self.train.epochs), resumed=True)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self.shown is None:
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Tensor | Mapping[str, object] | None,
+        batch: Mapping[str, Tensor],
+        batch_idx: int,
+    ) -> None:
+        """Adds the rows of the batch and shows its loss."""
+        if self._advance is None:
             return
-        self.advance(batch.get("batch_rows", len(batch["labels"])), f"loss {outputs['loss'].item():.3f} {self.note}")
+        loss = cast(Mapping[str, Tensor], outputs)["loss"].item()
+        rows = batch.get("batch_rows", len(batch["labels"]))
+        self._advance(cast(int, rows), f"loss {loss:.3f} {self.note}")
 
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prints the epoch's validation score."""
         if "val/score" in trainer.callback_metrics and trainer.is_global_zero:
             self.note = f"validation {trainer.callback_metrics['val/score'].item():.4f}"
             self.console.say(f"  {self.label}: epoch {trainer.current_epoch + 1}/{trainer.max_epochs}, {self.note}")

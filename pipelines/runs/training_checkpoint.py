@@ -5,17 +5,18 @@ process (loops, schedules, callbacks, position in the data). Weights and optimiz
 parameters' names in the module, so that a run may resume with other processes and another layout.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException, FileSystemReader
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
 from torch.optim import Optimizer
 
 from distill.errors import InputError
@@ -23,31 +24,42 @@ from pipelines.runs.processes import LostError
 
 TRAINING = "training.pt"
 MODEL, STATE = "model", "optimizer"
+LightningState: TypeAlias = dict[str, Any]  # what Lightning saves beside the weights
+GroupSettings: TypeAlias = dict[str, Any]  # a parameter group without its parameters
 
 
 def save_training(
-    folder: Path, module: nn.Module, optimizers: Iterable[Optimizer], rest: Mapping[str, Any], group: Any = None
-) -> Future[Any]:
+    folder: Path,
+    module: nn.Module,
+    optimizers: Sequence[Optimizer],
+    rest: Mapping[str, object],
+    group: dist.ProcessGroup | None = None,
+) -> Future[None]:
     """Writes a checkpoint; every process calls it. The future is done when this process's shards are on disk.
 
     The tensors are copied before this returns, so training may continue immediately. `group` is a gloo group that is
     used for nothing else; without it, the call returns when everything is written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = model_tensors(module) | optimizer_tensors(module, optimizers)
+    tensors = collect_weights(module) | _collect_states(module, optimizers)
     if is_rank_zero():
-        torch.save({**rest, "groups": [settings_of(each) for each in optimizers]}, folder / TRAINING)
+        torch.save({**rest, "groups": [_read_settings(each) for each in optimizers]}, folder / TRAINING)
     if group is not None:
-        return dcp.async_save(tensors, checkpoint_id=str(folder), process_group=group)  # type: ignore[return-value]
-    with plain_errors():
+        return cast(Future[None], dcp.async_save(tensors, checkpoint_id=str(folder), process_group=group))
+    with unwrap_errors():
         dcp.save(tensors, checkpoint_id=str(folder), no_dist=not dist.is_initialized())
-    done: Future[Any] = Future()
+    return completed_future()
+
+
+def completed_future() -> Future[None]:
+    """Returns a future that is already done."""
+    done: Future[None] = Future()
     done.set_result(None)
     return done
 
 
 @contextmanager
-def plain_errors() -> Iterator[None]:
+def unwrap_errors() -> Iterator[None]:
     """Replaces exceptions of `torch.distributed.checkpoint`, which are raised on every process.
 
     The process that failed raises its own error, the others a `LostError`.
@@ -61,52 +73,56 @@ def plain_errors() -> Iterator[None]:
         raise LostError(f"process {min(error.failures, default=0)} couldn't write its part of a checkpoint") from error
 
 
-def load_training(folder: Path, module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
+def load_training(folder: Path, module: nn.Module, optimizers: Sequence[Optimizer]) -> LightningState:
     """Loads each process's shards into module and optimizers, in place; returns the rest of the checkpoint.
 
     Raises:
         InputError: The checkpoint is of another model.
     """
-    rest: dict[str, Any] = torch.load(folder / TRAINING, weights_only=True)
+    rest: LightningState = torch.load(folder / TRAINING, weights_only=True)
     reader = FileSystemReader(str(folder))
-    held = reader.read_metadata().state_dict_metadata
-    wanted = model_tensors(module)
-    absent = [name for name in wanted if name not in held]
-    if absent:
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = collect_weights(module)
+    missing = [name for name in tensors if name not in stored]
+    if missing:
         raise InputError(
-            f"checkpoint {str(folder)!r}: holds nothing for {absent[0]} ({len(absent)} such): it is of another model"
+            f"checkpoint {str(folder)!r}: expected weights of {missing[0]}, found none (as for {len(missing)} of "
+            f"{len(tensors)} tensors): the checkpoint is of another model and training can't resume from it"
         )
-    states = empty_states(module, optimizers, held)
-    wanted |= {name: value for parts in states.values() for name, value in parts.items()}
-    with plain_errors():
-        dcp.load(wanted, storage_reader=reader, no_dist=True)
+    states = _allocate_states(module, optimizers, stored)
+    tensors |= {name: value for parts in states.values() for name, value in parts.items()}
+    with unwrap_errors():
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
     for optimizer, groups in zip(optimizers, rest.pop("groups"), strict=True):
-        restore_settings(optimizer, groups)
-    restore_states(optimizers, states)
-    fit_schedules(rest.get("lr_schedulers", []), optimizers)
+        _restore_settings(optimizer, groups)
+    _restore_states(optimizers, states)
+    _adapt_schedules(rest.get("lr_schedulers", []), optimizers)
     return rest
 
 
 def save_weights(folder: Path, module: nn.Module) -> None:
     """Writes the weights alone; every process calls it."""
-    with plain_errors():
-        dcp.save(model_tensors(module), checkpoint_id=str(folder), no_dist=not dist.is_initialized())
+    with unwrap_errors():
+        dcp.save(collect_weights(module), checkpoint_id=str(folder), no_dist=not dist.is_initialized())
 
 
 def load_weights(folder: Path, module: nn.Module) -> None:
-    with plain_errors():
-        dcp.load(model_tensors(module), checkpoint_id=str(folder), no_dist=True)
+    """Loads each process's shards of the weights into the module, in place."""
+    with unwrap_errors():
+        dcp.load(collect_weights(module), checkpoint_id=str(folder), no_dist=True)
 
 
 def is_rank_zero() -> bool:
+    """Returns whether this process is the first of the process group, or the only one."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def model_tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {f"{MODEL}.{name}": value for name, value in untied(module).items()}
+def collect_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the tensors of a module under their names in a checkpoint."""
+    return {f"{MODEL}.{name}": value for name, value in collect_untied(module).items()}
 
 
-def untied(module: nn.Module) -> dict[str, Tensor]:
+def collect_untied(module: nn.Module) -> dict[str, Tensor]:
     """Returns parameters and persistent buffers by name; a tied tensor occurs once, under the first of its names."""
     seen: set[int] = set()
     found = {}
@@ -117,48 +133,54 @@ def untied(module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def names_of(module: nn.Module) -> dict[Tensor, str]:
+def _name_parameters(module: nn.Module) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in module.named_parameters()}
 
 
-def inner(optimizer: Any) -> Optimizer:
+def _unwrap_optimizer(optimizer: Optimizer) -> Optimizer:
     """Returns the optimizer that holds the states, without the wrappers of Lightning and ZeRO-1."""
-    optimizer = getattr(optimizer, "optimizer", optimizer)
-    return getattr(optimizer, "optim", optimizer)
+    unwrapped = getattr(optimizer, "optimizer", optimizer)
+    return cast(Optimizer, getattr(unwrapped, "optim", unwrapped))
 
 
-def optimizer_tensors(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
-    names = names_of(module)
+def _collect_states(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
+    names = _name_parameters(module)
     return {
         f"{STATE}.{names[parameter]}.{key}": value
         for optimizer in optimizers
-        for parameter, state in inner(optimizer).state.items()
+        for parameter, state in _unwrap_optimizer(optimizer).state.items()
         for key, value in state.items()
         if isinstance(value, Tensor)
     }
 
 
-def empty_states(
-    module: nn.Module, optimizers: Iterable[Optimizer], held: Mapping[str, Any]
+def _allocate_states(
+    module: nn.Module, optimizers: Iterable[Optimizer], stored: Mapping[str, STORAGE_TYPES]
 ) -> dict[Tensor, dict[str, Tensor]]:
     """Returns empty tensors for all states in the checkpoint of this process's parameters, sharded like these."""
-    names, found = names_of(module), {}
+    names = _name_parameters(module)
+    found: dict[Tensor, dict[str, Tensor]] = {}
     for optimizer in optimizers:
-        for group in inner(optimizer).param_groups:
+        for group in _unwrap_optimizer(optimizer).param_groups:
             for parameter in group["params"]:
                 prefix = f"{STATE}.{names[parameter]}."
-                keys = [name for name in held if name.startswith(prefix) and "." not in name[len(prefix) :]]
-                found[parameter] = {key: room_for(parameter, held[key]) for key in keys}
+                found[parameter] = {
+                    name: _allocate_state(parameter, metadata)
+                    for name, metadata in stored.items()
+                    if name.startswith(prefix)
+                    and "." not in name[len(prefix) :]
+                    and isinstance(metadata, TensorStorageMetadata)
+                }
     return found
 
 
-def room_for(parameter: Tensor, wanted: Any) -> Tensor:
-    if tuple(wanted.size) == tuple(parameter.shape):
-        return torch.zeros_like(parameter.detach(), dtype=wanted.properties.dtype)
-    return torch.zeros(wanted.size, dtype=wanted.properties.dtype)
+def _allocate_state(parameter: Tensor, metadata: TensorStorageMetadata) -> Tensor:
+    if tuple(metadata.size) == tuple(parameter.shape):
+        return torch.zeros_like(parameter.detach(), dtype=metadata.properties.dtype)
+    return torch.zeros(metadata.size, dtype=metadata.properties.dtype)
 
 
-def fit_schedules(schedules: Iterable[dict[str, Any]], optimizers: Iterable[Optimizer]) -> None:
+def _adapt_schedules(schedules: Iterable[LightningState], optimizers: Iterable[Optimizer]) -> None:
     """Adapts schedules to the number of parameter groups, which may differ between layouts."""
     for state, optimizer in zip(schedules, optimizers, strict=False):
         groups = optimizer.param_groups
@@ -168,21 +190,22 @@ def fit_schedules(schedules: Iterable[dict[str, Any]], optimizers: Iterable[Opti
             state["lr_lambdas"] = [None] * len(groups)
 
 
-def restore_states(optimizers: Iterable[Optimizer], states: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
-    for optimizer in optimizers:
-        own = inner(optimizer)
-        for group in own.param_groups:
+def _restore_states(optimizers: Iterable[Optimizer], states: Mapping[Tensor, Mapping[str, Tensor]]) -> None:
+    for optimizer in map(_unwrap_optimizer, optimizers):
+        for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if states.get(parameter):
-                    own.state[parameter] = {name.rpartition(".")[2]: value for name, value in states[parameter].items()}
+                    optimizer.state[parameter] = {
+                        name.rpartition(".")[2]: value for name, value in states[parameter].items()
+                    }
 
 
-def settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    return [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+def _read_settings(optimizer: Optimizer) -> list[GroupSettings]:
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
-def restore_settings(optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+def _restore_settings(optimizer: Optimizer, groups: list[GroupSettings]) -> None:
     """Restores each group's settings from a saved group with the same initial values; a stage may have fewer groups."""
     for group in optimizer.param_groups:
-        alike = [g for g in groups if all(g.get(k) == group.get(k) for k in ("initial_lr", "weight_decay"))]
+        alike = [g for g in groups if all(g.get(key) == group.get(key) for key in ("initial_lr", "weight_decay"))]
         group.update(alike[0] if alike else {})

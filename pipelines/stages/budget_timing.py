@@ -14,13 +14,13 @@ from compress.export.common.source import Source
 from compress.export.common.targets import FLOAT, Target
 from compress.export.runtimes import open_export
 from compress.export.write import write_targets
-from compress.measure.latency import Latency, Runner, measure
+from compress.measure.latency import Latency, Runner, measure_latency
 from compress.prune.budget import Budget
 from compress.quantize.config import QuantizeConfig
+from compress.quantize.model import quantize_model
 from compress.quantize.prepare import LayerQuantization, convert
-from compress.quantize.rounding import quantize_model
 from distill.tasks.task import Task
-from pipelines.runs.files import artefact_bytes
+from pipelines.runs.files import count_bytes
 from pipelines.stages.compared_texts import select_rows
 from pipelines.stages.evaluate import arrays
 from pipelines.stages.export import HUGGINGFACE
@@ -40,7 +40,7 @@ class Built:
 
     @property
     def bytes(self) -> int:
-        return artefact_bytes(self.folder / str(self.target))
+        return count_bytes(self.folder / str(self.target))
 
 
 def target_for(budget: Budget, *, teacher: bool = False) -> Target:
@@ -116,7 +116,7 @@ def texts_of(examples: Any, budget: Budget, max_length: int, seed: int, task: Ta
 def time_together(built: Mapping[str, Built], budget: Budget, rounds: int = ROUNDS) -> dict[str, Latency]:
     """Times all models in turn on the same texts."""
     calls = min(len(each.inputs) for each in built.values())  # another tokenizer may split a long text into more rows
-    return measure(
+    return measure_latency(
         {name: each.runner for name, each in built.items()},
         {name: each.inputs[:calls] for name, each in built.items()},
         rounds=rounds,

@@ -1,27 +1,32 @@
 """Writes caches with a forecast and a progress bar, on one or on several processes."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from compress.prune.slicing.checkpoint import load_pruned
 from distill.cache import Identity, Samples, plan_cache, write_cache
+from distill.cache.faults import ShardFault, find_faults
+from distill.cache.format.store import open_store
 from distill.cache.plan import BATCH_TOKENS
 from distill.cache.preflight import Forecast, Teacher
 from distill.cache.signals import Signal
-from distill.cache.writer import Written
-from distill.teacher.fingerprint import frozen
-from distill.teacher.shard import SharedTeacher
+from distill.cache.writer import WriteResult, fill_cache
+from distill.checkpoint.pruned import load_pruned
+from distill.teacher.fingerprint import freeze
+from distill.teacher.shard import ShardedTeacher
 from pipelines.runs.console import Console
 from pipelines.runs.processes import World
+
+PROGRESS = "cache: asking the teacher"  # title of the progress bar
 
 
 def load_teacher(folder: Path) -> PreTrainedModel:
     """Loads a frozen teacher with the head that it was saved with."""
-    return frozen(load_pruned(folder))
+    return freeze(load_pruned(folder))
 
 
 def answers_of(signals: tuple[Signal, ...]) -> tuple[str, ...]:
@@ -49,11 +54,10 @@ def write_with_progress(
     made_from: Mapping[str, Any] | None = None,
     rank: int = 0,
     ranks: int = 1,
-    in_step: bool = False,
-) -> Written:
+) -> WriteResult:
     """Calls `write_cache` and prints its forecast, a progress bar, and a line for each repaired shard."""
-    with console.track("cache: asking the teacher", len(set(samples.keys))) as advance:
-        written = write_cache(
+    with console.track(PROGRESS, len(set(samples.keys))) as advance:
+        result = write_cache(
             folder,
             identity,
             samples,
@@ -63,13 +67,16 @@ def write_with_progress(
             batch_tokens=batch_tokens,
             force=force,
             made_from=made_from,
-            in_step=in_step,
             on_forecast=lambda expected: console.say(forecast_line(expected)),
             on_progress=advance,
         )
-    for damage in written.damaged:
+    report_damage(console, result)
+    return result
+
+
+def report_damage(console: Console, result: WriteResult) -> None:
+    for damage in result.damaged:
         console.say(f"  cache: {damage}; computed again")
-    return written
 
 
 def write_together(
@@ -81,25 +88,32 @@ def write_together(
     teacher: Teacher,
     mesh: DeviceMesh | None,
     **settings: Any,
-) -> Written:
-    """Calls `write_with_progress` on every process of the world.
+) -> WriteResult:
+    """Writes a cache on every process of the world.
 
-    `mesh` is that of a sharded teacher, which all processes must query together.
+    The first process plans the cache and checks the existing shards for all processes. `mesh` is that of a sharded
+    teacher, which all processes must query together.
     """
-    place: dict[str, Any] = {"rank": world.rank, "ranks": world.size}
-    if mesh is None:
-        written = write_with_progress(console, folder, identity, samples, teacher, **place, **settings)
-        world.barrier()
-        return written
-    shared = SharedTeacher(teacher, mesh)
+    shared = None if mesh is None else ShardedTeacher(teacher, mesh)
+    teacher = shared or teacher
+    store, found = None, None
     if world.is_rank_zero:
-        plan_cache(
-            folder, identity, samples, shared, on_forecast=lambda expected: console.say(forecast_line(expected)),
+        store = plan_cache(
+            folder, identity, samples, teacher, on_forecast=lambda expected: console.say(forecast_line(expected)),
             **settings,
         )  # fmt: skip
-    shared.finish()
+        found = [asdict(fault) for fault in find_faults(store)]
+    if shared is not None:
+        shared.finish()
+    faults = [ShardFault(**each) for each in world.broadcast(found)]
+    store = store or open_store(folder, identity)
+    with console.track(PROGRESS, len(set(samples.keys))) as advance:
+        result = fill_cache(
+            store, samples, teacher, faults,
+            rank=world.rank, ranks=world.size, in_step=shared is not None, on_progress=advance,
+        )  # fmt: skip
+    report_damage(console, result)
+    if shared is not None:
+        shared.finish()
     world.barrier()
-    written = write_with_progress(console, folder, identity, samples, shared, in_step=True, **place, **settings)
-    shared.finish()
-    world.barrier()
-    return written
+    return result

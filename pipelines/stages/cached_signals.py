@@ -13,8 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from distill.cache import Dense, Generated, Hidden, Identity, Relations, Sampled, Samples, TopK
 from distill.cache.samples import samples_of
 from distill.cache.signals import Signal
-from distill.checkpoint.config import load_config
-from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.checkpoint.sentence_folder import SentenceForm, read_form, set_form, vector_width
 from distill.checkpoint.tokenizer import check_fast
 from distill.data.batches.encode import encode
@@ -23,7 +22,7 @@ from distill.data.config import DataConfig
 from distill.data.masking.config import MaskConfig
 from distill.data.rows.chat_config import ChatConfig
 from distill.errors import InputError
-from distill.models.attention import attention_widths
+from distill.models.attention import read_attention_widths
 from distill.parallel.layout import Layout
 from distill.parallel.pipeline import PipelineForward
 from distill.tasks.choose import TASKS
@@ -33,13 +32,15 @@ from distill.tasks.question_answering import QuestionAnswering
 from distill.tasks.sentence_embedding import SentenceEmbedding
 from distill.tasks.text_classification import TextClassification
 from distill.tasks.token_classification import TokenClassification
-from distill.teacher.ensemble import register
-from distill.teacher.fingerprint import frozen, stored_fingerprint, tokenizer_fingerprint, weights_fingerprint
+from distill.teacher.ensemble import register_ensemble
+from distill.teacher.fingerprint import freeze, stored_fingerprint, tokenizer_fingerprint, weights_fingerprint
 from distill.teacher.online import OnlineTeacher
-from pipelines.runs.placement import laid_out
-from pipelines.runs.processes import is_first
+from pipelines.runs.placement import load_in_layout
+from pipelines.runs.processes import World, is_first_process
 from pipelines.settings.cache_config import KeepConfig, WriteConfig
-from pipelines.settings.task_settings import check_tokenizer_of, fitted_length, task_arguments
+from pipelines.settings.lengths import fitted_length
+from pipelines.settings.task_settings import task_arguments
+from pipelines.settings.tokenizers import load_checked_tokenizer
 from pipelines.stages.cache_writing import answers_of
 
 EMBEDDING = SentenceEmbedding.name
@@ -66,15 +67,13 @@ class OpenedTeacher:
     """A teacher whose weights aren't loaded yet.
 
     Args:
-        folder: The checkpoint's folder.
-        config: The model's configuration.
+        checkpoint: The checkpoint.
         tokenizer: The checkpoint's tokenizer.
         settings: The settings, with the task and the text length filled in.
         note: Note about that length for the user.
     """
 
-    folder: Path
-    config: PretrainedConfig
+    checkpoint: Checkpoint
     tokenizer: PreTrainedTokenizerBase
     settings: WriteConfig
     note: str
@@ -86,13 +85,13 @@ def open_teacher(config: WriteConfig) -> OpenedTeacher:
     Raises:
         InputError: The checkpoint is incomplete or of another task, or texts are longer than the model's positions.
     """
-    register()
-    folder = checkpoint_folder(config.teacher)
-    own = load_config(folder, "teacher")
+    register_ensemble()
+    checkpoint = open_checkpoint(config.teacher, "teacher")
+    own, folder = checkpoint.config, checkpoint.folder
     task: Any = task_of(own, config.teacher) if config.task == "auto" else config.task
     kind = TASKS[task](())
-    kind.check_weights(folder, "teacher", finite=is_first())
-    tokenizer = check_tokenizer_of(folder, "teacher", kind)
+    kind.check_weights(folder, "teacher", finite=is_first_process())
+    tokenizer = load_checked_tokenizer(checkpoint, kind)
     check_fast(tokenizer, "teacher", "a cache is keyed by its rules")
     if task == EMBEDDING:
         set_form(own, read_form(folder) or SentenceForm())
@@ -101,17 +100,19 @@ def open_teacher(config: WriteConfig) -> OpenedTeacher:
     if not (room and length):  # if both are set, the error message of `check_room` names both
         length, note = fitted_length(length, kind, {"teacher": (own, tokenizer)}, room=room)
     settings = replace(config, task=task, data=replace(config.data, max_length=length))
-    return OpenedTeacher(folder, own, tokenizer, settings, note)
+    return OpenedTeacher(checkpoint, tokenizer, settings, note)
 
 
-def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh | None = None) -> Job:
-    """Loads the data and the teacher, sharded on the mesh if there is one.
+def prepare_job(
+    opened: OpenedTeacher, layout: Layout | None = None, mesh: DeviceMesh | None = None, world: World | None = None
+) -> Job:
+    """Loads the data and the teacher, sharded on the mesh if there is one; every process of the world calls it.
 
     Raises:
         InputError: The teacher is of another task, the data can't be read, or the task doesn't have a requested signal.
     """
-    opened = open_teacher(config)
-    folder, own, tokenizer, config = opened.folder, opened.config, opened.tokenizer, opened.settings
+    folder, own = opened.checkpoint.folder, opened.checkpoint.config
+    tokenizer, config = opened.tokenizer, opened.settings
     task = config.task
     names = (TASKS[task].kept if config.keep.signals == "auto" else config.keep.signals).split(",")
     for name in names:
@@ -125,10 +126,10 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
     if layout is None or mesh is None:
         model = load_model(folder, task, config.teacher)
     else:
-        model = laid_out(folder, auto_class, layout, mesh, frozen=True)
+        model = load_in_layout(folder, auto_class, layout, mesh, frozen=True)
         TASKS[task](()).settle(model.config, folder)
     staged = layout is not None and layout.pp > 1
-    weights = stored_fingerprint(folder, auto_class) if staged else weights_fingerprint(model)
+    weights = fingerprint_once(world or World(), model, folder if staged else None, auto_class)
     # The task alone identifies the preprocessing; the keys are hashes of the token ids, which cover the rest.
     identity = Identity(weights, tokenizer_fingerprint(tokenizer), signals, task, config.keep.compression)
     if staged and mesh is not None:
@@ -148,6 +149,17 @@ def prepare(config: WriteConfig, layout: Layout | None = None, mesh: DeviceMesh 
         device=device,
     )
     return Job(task, model, teacher, tokenizer, samples, identity, opened.note)
+
+
+def fingerprint_once(world: World, model: PreTrainedModel, stored: Path | None, auto_class: Any) -> str:
+    """Returns the fingerprint of the teacher's weights, hashed by one process of each machine.
+
+    `stored` is the checkpoint's folder if no process has the whole model.
+    """
+    if stored is not None:
+        return world.compute_once(lambda: stored_fingerprint(stored, auto_class))
+    found = weights_fingerprint(model, keep=world.is_first_here)  # gathers sharded weights, on every process
+    return world.compute_once(lambda: found)
 
 
 def check_room(own: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, config: WriteConfig) -> None:
@@ -181,7 +193,7 @@ def check_sharded_signals(names: list[str], layout: Layout | None) -> None:
 
 def load_model(folder: Path, task: str, name: str) -> PreTrainedModel:
     try:
-        return frozen(TASKS[task](()).whole(folder))
+        return freeze(TASKS[task](()).load_checkpoint(folder))
     except ValueError as error:
         raise InputError(
             f"teacher {name!r}: can't be loaded for {task} ({str(error).splitlines()[0]}); name another --task"
@@ -213,13 +225,13 @@ def device_of(name: str) -> torch.device:
 def samples_for(task: str, config: WriteConfig, tokenizer: PreTrainedTokenizerBase, names: list[str]) -> Samples:
     pad_id, data = padding_id(tokenizer), config.data
     kind = TASKS[task]
-    rows = kind.read_bare(data)
+    rows = kind.read_unlabelled(data)
     if "generated" in names:
         if len(names) > 1:
             raise InputError("keep.signals: generated goes alone: its samples are prompts, the others' are blocks")
         return samples_of(encode(tokenizer, rows, data.max_length), pad_id)
     how = task_arguments(task, data, config.masking, config.chat)
-    return samples_of(kind.of((), how).encode_train(tokenizer, rows, data.max_length), pad_id)
+    return samples_of(kind.build((), how).encode_train(tokenizer, rows, data.max_length), pad_id)
 
 
 def limited(samples: Samples, limit: int) -> Samples:
@@ -257,8 +269,8 @@ def make_signal(name: str, task: str, keep: KeepConfig, own: PretrainedConfig, s
         "topk": lambda: TopK(vocabulary, k=keep.k, step=keep.step, temperature=temperature),
         "sampled": lambda: Sampled(vocabulary, draws=keep.draws, temperature=temperature, seed=seed),
         "hidden": lambda: Hidden(own.hidden_size, layers=layers_of(keep.layers, own.num_hidden_layers)),
-        "relations": lambda: Relations.of(
-            attention_widths(own), layers_of(keep.vectors or keep.layers, own.num_hidden_layers - 1)
+        "relations": lambda: Relations.from_widths(
+            read_attention_widths(own), layers_of(keep.vectors or keep.layers, own.num_hidden_layers - 1)
         ),
         "generated": lambda: Generated(
             vocabulary, new_tokens=keep.new_tokens, temperature=keep.temperature or 0.0, seed=seed

@@ -23,11 +23,12 @@ def select_rows(examples: "Examples | Tagged", rows: "Iterable[int]") -> tuple[l
 
 def texts_hash(examples: "Examples | Tagged") -> str:
     """Returns a hash of all texts and labels, because quantized targets are scored on them."""
-    from pipelines.runs.stage import digest_of
+    from pipelines.runs.manifest import hash_json
 
-    return digest_of([examples.texts, examples.pairs, examples.labels])
+    pairs = None if examples.pairs is None else list(examples.pairs)
+    return hash_json([list(examples.texts), pairs, examples.labels])
 
 
 def as_plain_texts(part: Any) -> Any:
     """Returns a split as texts; conversations become the texts of their messages."""
-    return part.spoken() if hasattr(part, "spoken") else part
+    return part.message_texts() if hasattr(part, "message_texts") else part

@@ -21,7 +21,8 @@ from distill.tasks.choose import TASKS
 from distill.tasks.task import Task
 from distill.tasks.text_classification import TextClassification
 from pipelines.runs.console import Console
-from pipelines.runs.stage import Artefact, Run, content_hash
+from pipelines.runs.files import hash_content
+from pipelines.runs.stage import Artefact, Run
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 PARTS = ("train", "validation", "test", "unlabelled")
@@ -42,10 +43,10 @@ def data_stage(
     settings = {k: v for k, v in asdict(config).items() if k not in apart}
     settings |= {"task": task} if task != TextClassification.name else {}
     settings |= {"how": dict(how)} if how else {}
-    inputs = {"data": source_hash(config)}
+    inputs = {"data": run.world.compute_once(lambda: source_hash(config))}
     say_reading(run.console, config)
     if config.unlabelled is not None:
-        inputs["unlabelled"] = content_hash(Path(config.unlabelled).expanduser())
+        inputs["unlabelled"] = run.content_hash(Path(config.unlabelled).expanduser())
 
     def work(folder: Path) -> dict[str, Any]:
         splits = TASKS[task].read(config, run.seed)
@@ -69,16 +70,16 @@ def source_hash(config: DataConfig) -> str:
     """Returns a hash of the data to be read: of file contents, or of the rows of a hub data set."""
     place = Path(config.path).expanduser()
     if place.is_file():
-        return content_hash(place)
+        return hash_content(place)
     total = hashlib.sha256()
     if place.is_dir() and (files := text_files(config.path)):
         for split, each in sorted(files.items()):
-            total.update("".join(f"{split}:{content_hash(file)}" for file in each).encode())
+            total.update("".join(f"{split}:{hash_content(file)}" for file in each).encode())
     elif (place / LINES).is_file():
-        total.update("".join(f"{file.name}:{content_hash(file)}" for file in sorted(place.iterdir())).encode())
+        total.update("".join(f"{file.name}:{hash_content(file)}" for file in sorted(place.iterdir())).encode())
     elif place.is_dir():
         for split, file in sorted(split_files(place).items()):
-            total.update(f"{split}:{format_of(file)}:{content_hash(file)}".encode())
+            total.update(f"{split}:{format_of(file)}:{hash_content(file)}".encode())
     else:
         for split, table in sorted(read_splits(config.path, config.subset).items()):
             total.update(f"{split}:{json.dumps(table.to_pydict(), default=str)}".encode())
@@ -98,11 +99,11 @@ def read_data(artefact: Artefact) -> Splits:
     """Reads the splits that the data stage wrote."""
     about = json.loads((artefact.folder / "data.json").read_text())
     form = TASKS[about["task"]].form
-    parts = {part: form.of(pa.parquet.read_table(artefact.folder / f"{part}.parquet")) for part in PARTS}
+    parts = {part: form.from_table(pa.parquet.read_table(artefact.folder / f"{part}.parquet")) for part in PARTS}
     return Splits(tuple(about["labels"]), **parts, notes=about["notes"], remarks=about["remarks"])
 
 
 def read_task(artefact: Artefact) -> Task:
     """Returns the task that the data stage wrote the data for, with its labels."""
     about = json.loads((artefact.folder / "data.json").read_text())
-    return TASKS[about["task"]].of(about["labels"], about.get("how", {}))
+    return TASKS[about["task"]].build(about["labels"], about.get("how", {}))

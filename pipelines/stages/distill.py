@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +11,31 @@ import lightning
 import numpy as np
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.prune.slicing.checkpoint import load_pruned
-from compress.prune.slicing.slice import Shape, prune
-from compress.prune.tracing.trace import find_axes
 from distill.cache import CacheReader
-from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.pruned import load_pruned
 from distill.data.batches.batches import Rows, Signals
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import Batch
 from distill.data.batches.encode import encode as encode_texts
 from distill.data.splits.labelled import Splits
-from distill.models.generation import ends_of
+from distill.losses.teacher_signals import SignalSource
+from distill.models.generation import find_end_tokens
+from distill.models.layer_sizes import read_layer_sizes
+from distill.slicing import Shape, find_axes, prune
 from distill.student.build import build_student
 from distill.student.spec import is_relative
 from distill.tasks.task import Task
 from distill.teacher.fingerprint import check_same_tokenizer
 from distill.train.config import TrainConfig
-from distill.train.module import DistillationModule, sizes_of
+from distill.train.module import DistillationModule
 from distill.train.steps.across_tokenizers import CrossTokenizerKL
 from distill.train.steps.on_policy import OnPolicy
-from pipelines.runs.placement import build_placed_model, save_model, stages_of
-from pipelines.runs.stage import Artefact, Run, content_hash
-from pipelines.runs.trainer import fit, validate
+from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
+from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.trainer import fit_module, validate_module
 from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.layouts import Layouts
-from pipelines.settings.task_settings import ACROSS, is_across, rows_across
+from pipelines.settings.plan import Plan
+from pipelines.settings.tokenizers import ACROSS, is_across, rows_across
 from pipelines.stages.cache import CACHE
 from pipelines.stages.cache_writing import load_teacher
 from pipelines.stages.data import read_data, read_task
@@ -52,12 +52,11 @@ SHAPE = "shape.json"
 
 def student_stage(
     run: Run,
-    config: DistillConfig,
+    plan: Plan,
     data: Artefact,
     teacher: Artefact,
     cache: Artefact | None,
     precision: str,
-    layouts: Layouts,
     pruned: "PrunedStart | None" = None,
     general: Artefact | None = None,
 ) -> Artefact:
@@ -67,7 +66,7 @@ def student_stage(
     step. A `pruned` student starts from the pruned model. After general distillation it starts from the `general`
     stage's model, with a new head.
     """
-    layout = layouts.student
+    config, layout = plan.settings, plan.layouts.student
     settings = {
         "student": config.student.spec,
         "loss": vars(config.loss),
@@ -78,7 +77,7 @@ def student_stage(
     }
     settings |= {"across": vars(config.across)} if config.task in ACROSS else {}
     settings |= {"on_policy": vars(config.on_policy)} if config.on_policy.share else {}
-    settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.asked else {}
+    settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
     inputs: dict[str, Artefact | str] = {"data": data, "teacher": teacher}
     if cache is not None:
         inputs["cache"] = cache
@@ -87,15 +86,15 @@ def student_stage(
         settings |= {"rate": RULE}
     elif general is not None:
         inputs["general"] = general
-    elif not is_relative(config.student.spec):
-        inputs["student"] = content_hash(checkpoint_folder(config.student.spec, "student"))
+    elif plan.student is not None:
+        inputs["student"] = run.digest(plan.student)
 
     def work(folder: Path) -> dict[str, Any]:
         source, splits, task = teacher.folder / MODEL, read_data(data), read_task(data)
         own = AutoConfig.from_pretrained(source)
         taught = tokenizer = tokenizer_of(pruned.start if pruned is not None else source)
-        if pruned is None and not is_relative(config.student.spec):
-            tokenizer = tokenizer_of(checkpoint_folder(config.student.spec, "student"), "student")
+        if pruned is None and plan.student is not None:
+            tokenizer = plan.student.load_tokenizer()
         task.settle_tokenizer(tokenizer, source)
         other = is_across(config, taught, tokenizer)
         if not other:  # the signals are of texts truncated at this length
@@ -110,9 +109,9 @@ def student_stage(
                     run, general.folder / MODEL, task, labelled_texts(run, config, splits, tokenizer, task)
                 )
             else:
-                student = make_student(config.student.spec, model, taught, task, run.seed, other=other)
+                student = make_student(plan, model, taught, task, run.seed, other=other)
             if config.on_policy.share:
-                student.generation_config.eos_token_id = ends_of(student, tokenizer) or None
+                student.generation_config.eos_token_id = find_end_tokens(student, tokenizer) or None
             run.console.say(f"  student: {sizes(student)}, teacher: {sizes(model)}")
             return student
 
@@ -121,20 +120,20 @@ def student_stage(
         )
         remote = call_teacher(run.world, source) if config.teacher.ranks and config.loss.needs_teacher else None
         in_step = config.loss.needs_teacher and cache is None and remote is None
-        asked = load_configured_teacher(config, source, layouts.teacher) if in_step else None
+        asked = load_configured_teacher(plan, source) if in_step else None
         train = config.train if pruned is None else pruned.training(config.train, student)
         lightning.seed_everything(run.seed, verbose=False)
         module = DistillationModule(
             student,
             loss=config.loss,
             train=train,
-            metric=task.metric(),
-            answers=task.answers,
-            teacher_sizes=sizes_of(own),
+            metric=task.scorer(),
+            output_rows=task.answers,
+            teacher_sizes=read_layer_sizes(own),
             shard_optimizer=layout.zero == 1,
-            stages=stages_of(student, layout, mesh),
+            stages=build_pipeline_trainer(student, layout, mesh),
             signals=asked if in_step and not other else None,
-            across=CrossTokenizerKL.of(asked, config.across, tokenizer, taught)
+            across=CrossTokenizerKL.from_tokenizers(asked, config.across, tokenizer, taught)
             if asked is not None and other
             else None,
             on_policy=OnPolicy(config.on_policy, run.seed, own) if config.on_policy.share else None,
@@ -146,9 +145,9 @@ def student_stage(
         if pruned is not None and pruned.is_whole(student):
             run.console.say("  student: nothing had to be cut, so it keeps the teacher's weights as they are")
             save_model(student, tokenizer, folder / MODEL)
-            found = validate(module, training, machine=config.machine, precision=precision)
+            found = validate_module(module, training, machine=config.machine, precision=precision)
             return found | {"params": student.num_parameters(), "epochs": 0}
-        metrics = fit(
+        metrics = fit_module(
             module,
             training,
             folder,
@@ -162,13 +161,13 @@ def student_stage(
             console=run.console,
             world=run.world,
             wandb_folder=run.output / "wandb",
-            callbacks=[SparsityCallback(config.sparsity)] if config.sparsity.asked else [],
+            callbacks=[SparsityCallback(config.sparsity)] if config.sparsity.requested else [],
         )
         if remote is not None:
             remote.finish()
         save_model(student, tokenizer, folder / MODEL)
         noted: dict[str, Any] = {"notes": training.notes} if training.notes else {}
-        noted |= {"zeros": share_of_zeros(student)} if config.sparsity.asked else {}
+        noted |= {"zeros": share_of_zeros(student)} if config.sparsity.requested else {}
         return metrics | {"params": student.num_parameters()} | noted
 
     name = "distill" if pruned is None else f"distill-{pruned.name}"
@@ -273,9 +272,15 @@ def drawn_batches(texts: TextDataModule, count: int, seed: int, size: int) -> It
         yield texts.train.collate(rows[start : start + size], texts.pad_id)
 
 
-def cached_signals(cache: Artefact, pruned: PrunedStart | None = None) -> Signals:
+@lru_cache(maxsize=1)
+def open_reader(folder: Path) -> CacheReader:
+    """Opens a finished cache; the stages of a run share the reader, so that the index is read once."""
+    return CacheReader(folder)
+
+
+def cached_signals(cache: Artefact, pruned: PrunedStart | None = None) -> SignalSource:
     """Returns the cached signals; a student with fewer tokens queries them with its own tokenizer's ids."""
-    reader = CacheReader(cache.folder / CACHE)
+    reader = open_reader(cache.folder / CACHE)
     if pruned is None or pruned.words is None:
         return reader
     return Translated(reader, np.load(pruned.words.folder / WORDS))
@@ -287,7 +292,7 @@ def read_shape(shape: Artefact) -> Shape:
 
 
 def make_student(
-    spec: str,
+    plan: Plan,
     teacher: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
@@ -295,19 +300,17 @@ def make_student(
     *,
     other: bool = False,
 ) -> PreTrainedModel:
-    """Returns the student of a spec: layers of the teacher, or a checkpoint.
+    """Returns the student before training: built from the teacher, or a checkpoint.
 
     A checkpoint must have the teacher's tokenizer, unless `other` is set.
     """
-    if is_relative(spec):
-        return build_student(teacher, spec, seed)
-    folder = checkpoint_folder(spec, "student")
+    if plan.student is None:
+        return build_student(teacher, plan.settings.student.spec, seed)
     if not other:
-        check_same_tokenizer(tokenizer, tokenizer_of(folder, "student"), spec)
-    own = AutoConfig.from_pretrained(folder)
-    task.check(own, spec)
-    rows = task.head_rows(own)
-    return task.load(str(folder), seed) if rows is None else task.load_headed(str(folder), rows)
+        check_same_tokenizer(tokenizer, plan.student.load_tokenizer(), plan.student.name)
+    task.check(plan.student.config, plan.student.name)
+    rows, folder = task.head_rows(plan.student.config), str(plan.student.folder)
+    return task.load(folder, seed) if rows is None else task.load_headed(folder, rows)
 
 
 def sizes(model: PreTrainedModel) -> str:

@@ -1,20 +1,18 @@
 """Estimates of a run's data sizes, model sizes and steps, from model configurations and row counts alone."""
 
-from pathlib import Path
+import copy
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from distill.cache import Dense
 from distill.cache.preflight import ROW_BYTES, SIGNAL_BYTES
-from distill.checkpoint.folder import checkpoint_folder
-from distill.student.build import student_config
-from distill.student.spec import is_relative
+from distill.models.layer_sizes import read_layer_sizes
 from distill.tasks.choose import TASKS
 from distill.tasks.language import Language
 from distill.tasks.task import Task
-from distill.train.module import sizes_of
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.settings.layouts import parameters
+from pipelines.settings.plan import Plan
 from pipelines.stages.cache import kept_of
 from pipelines.stages.cached_signals import make_signal
 from pipelines.stages.compared_texts import as_plain_texts
@@ -22,17 +20,14 @@ from pipelines.stages.compared_texts import as_plain_texts
 CHARACTERS = 4  # approximate number per token
 
 
-def planned_sizes(config: DistillConfig, source: Path, task: str) -> list[tuple[str, str]]:
+def planned_sizes(plan: Plan) -> list[tuple[str, str]]:
     """Returns (label, value) rows with the sizes of the data, models, cache and training of a run."""
-    kind = TASKS[task]
+    config, task, kind = plan.settings, plan.task, TASKS[plan.task]
     splits = kind.read(config.data, config.seed)
-    teacher = AutoConfig.from_pretrained(source)
-    teacher.num_labels = len(splits.labels) or teacher.num_labels
-    if is_relative(config.student.spec):
-        student = student_config(teacher, config.student.spec)
-    else:
-        student = AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))
-        student.num_labels = len(splits.labels) or student.num_labels
+    teacher, student = copy.deepcopy(plan.teacher.config), copy.deepcopy(plan.student_config)
+    for each in (teacher, student):
+        if splits.labels:
+            each.num_labels = len(splits.labels)
     big, small = (parameters(each, kind(()).auto) for each in (teacher, student))
     rows, what = len(splits.train) + len(splits.unlabelled), "texts"
     if issubclass(kind, Language):
@@ -58,7 +53,7 @@ def cached_bytes(
     config: DistillConfig, teacher: PretrainedConfig, student: PretrainedConfig, task: type[Task]
 ) -> float:
     """Returns the maximum number of bytes that a text takes in the cache."""
-    keep = kept_of(config, task, sizes_of(teacher), sizes_of(student))
+    keep = kept_of(config, task, read_layer_sizes(teacher), read_layer_sizes(student))
     signals = [make_signal(name, task.name, keep, teacher, 0) for name in keep.signals.split(",")]
     once = [isinstance(s, Dense) and s.each == "sample" for s in signals]
     each = sum(s.nominal_bytes() * (1 if o else config.data.max_length) for s, o in zip(signals, once, strict=True))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from compress.export.common.targets import Target, target_of
 from compress.export.runtimes import open_export
-from pipelines.runs.files import artefact_bytes
+from pipelines.runs.files import count_bytes
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import MeasureConfig
 from pipelines.settings.this_machine import describe
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from distill.data.batches.batches import Rows
     from distill.data.splits.labelled import Splits
-    from distill.tasks.task import Scorer, Task
+    from distill.tasks.scorer import Scorer
+    from distill.tasks.task import Task
 
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -147,7 +148,7 @@ def scored(
     rows, pad_id = encoded
     batches, scorer = EvalBatches(rows, at_once, pad_id), task.scorer(rows)
     for numbers, batch in zip(batches.order, batches, strict=True):
-        scorer.update(numbers, batch, torch.from_numpy(runner(arrays(batch))))
+        scorer.record(numbers, batch, torch.from_numpy(runner(arrays(batch))))
         on_rows(len(numbers))
     return scorer
 
@@ -174,16 +175,16 @@ def score(
         "score": next(iter(found.values())),
         "scores": found,
         "params": parameters(candidate.place(HUGGINGFACE)),
-        "bytes": artefact_bytes(folder),
+        "bytes": count_bytes(folder),
         "parity": {k: v for k, v in proof.items() if k not in ("target", "bytes")},
     }
     return entry, scorer.decisions()
 
 
 def arrays(batch: dict[str, Any]) -> dict[str, "np.ndarray"]:
-    from distill.models.inputs import inputs_of
+    from distill.models.inputs import select_inputs
 
-    given = inputs_of(batch)
+    given = select_inputs(batch)
     given.setdefault("token_type_ids", batch["input_ids"] * 0)  # zeros, the models' own default for single texts
     return {name: value.numpy() for name, value in given.items()}
 
@@ -194,10 +195,10 @@ def parameters(folder: Path) -> int:
 
     from safetensors import safe_open
 
-    from compress.quantize.store import FILE as SCALES
+    from compress.quantize.store import QUANTIZATION_FILE
 
     total = 0
-    for file in (each for each in folder.glob("*.safetensors") if each.name != SCALES):
+    for file in (each for each in folder.glob("*.safetensors") if each.name != QUANTIZATION_FILE):
         with safe_open(file, framework="np") as weights:
             total += sum(prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
     return total
@@ -213,7 +214,7 @@ def time_all(
     """Adds `latency` (batch 1) and `latency_batched` to the entries; all models take turns on the same texts."""
     import numpy as np
 
-    from compress.measure.latency import measure as measure_latency
+    from compress.measure.latency import measure_latency
 
     runners = {
         (c.name, *target.where): open_export(target, c.place(target), measure.threads)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from compress.errors import ArtefactError
 from compress.export.common.targets import Target, check_float, formats_of, with_sources
+from distill.checkpoint.checkpoint import Checkpoint
 from distill.errors import InputError
 from pipelines.runs.console import Console
-from pipelines.runs.stage import SCRATCH, Artefact, Run
+from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.export_config import ExportConfig
 from pipelines.stages.compared_texts import as_plain_texts, sample, texts_hash
 
@@ -87,49 +89,44 @@ def remove_results(folder: Path) -> None:
             shutil.rmtree(each)
 
 
-def is_labelled(config: ExportConfig, folder: Path) -> bool:
+def is_labelled(config: ExportConfig, checkpoint: Checkpoint) -> bool:
     """Returns whether the model classifies whole texts and the data has labels."""
-    from compress.prune.slicing.checkpoint import register_pruned
-    from distill.checkpoint.config import load_config
     from distill.data.sources.columns import LABEL, first_of
     from distill.data.sources.tables import read_splits
     from distill.data.splits.labelled import Examples
     from distill.tasks.choose import TASKS, by_head
     from distill.tasks.text_classification import TextClassification
 
-    register_pruned(folder)
-    name = by_head(load_config(folder), config.model)
+    name = by_head(checkpoint.config, checkpoint.name)
     if name not in TASKS or not issubclass(TASKS[name], TextClassification) or TASKS[name].form is not Examples:
         return False
     splits = read_splits(config.data)
     return first_of(splits.get("test", splits["train"]), LABEL) is not None
 
 
-def check_model(config: ExportConfig, folder: Path, console: Console) -> int:
+def check_model(config: ExportConfig, checkpoint: Checkpoint, console: Console) -> int:
     """Returns the maximum text length of a model that is exported without being scored.
 
     Raises:
         InputError: The weights or the tokenizer don't belong to the model.
     """
-    from distill.checkpoint.config import load_config
     from distill.tasks.choose import TASKS, by_head, language_of
     from distill.tasks.sentence_embedding import SentenceEmbedding
-    from pipelines.settings.task_settings import fitted_length, read_models
+    from pipelines.settings.lengths import fitted_length
+    from pipelines.settings.tokenizers import load_checked_tokenizer
 
-    about = load_config(folder)
-    task = TASKS.get(by_head(about, config.model) or language_of(about), SentenceEmbedding)(())
-    task.check_weights(folder, "model")
-    length, note = fitted_length(config.max_length, task, read_models({"model": folder}, task))
+    about = checkpoint.config
+    task = TASKS.get(by_head(about, checkpoint.name) or language_of(about), SentenceEmbedding)(())
+    task.check_weights(checkpoint.folder, checkpoint.role)
+    models = {checkpoint.role: (about, load_checked_tokenizer(checkpoint, task))}
+    length, note = fitted_length(config.max_length, task, models)
     if note:
         console.say(f"  model{note}")
     return length
 
 
-def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
+def examples_for(config: ExportConfig, checkpoint: Checkpoint) -> "Examples | Tagged":
     """Returns texts in the form that the model takes: lists of words for a tagger, contexts as pairs for questions."""
-    from transformers import AutoConfig
-
-    from compress.prune.slicing.checkpoint import register_pruned
     from distill.data.config import DataConfig
     from distill.data.sources.columns import find_columns
     from distill.data.sources.tables import read_splits
@@ -137,12 +134,11 @@ def examples_for(config: ExportConfig, folder: Path) -> "Examples | Tagged":
     from distill.tasks.choose import TASKS, by_head, language_of
     from distill.tasks.text_classification import TextClassification
 
-    register_pruned(folder)
     wanted = DataConfig(path=config.data, text=config.text)
-    about = AutoConfig.from_pretrained(folder)
-    task = TASKS.get(by_head(about, config.model) or language_of(about))
+    about = checkpoint.config
+    task = TASKS.get(by_head(about, checkpoint.name) or language_of(about))
     if task is not None and not issubclass(task, TextClassification):
-        return as_plain_texts(task.read_bare(wanted))
+        return as_plain_texts(task.read_unlabelled(wanted))
     splits = read_splits(config.data)
     table = splits.get("test", splits["train"])
     columns = find_columns(table, wanted, f"data {config.data!r}", labelled=False)
@@ -156,12 +152,12 @@ def requested_targets(export: str, folder: Path, *, dynamic: bool = False) -> li
     Raises:
         CompressError: A format is unknown, or doesn't support the model.
     """
-    from compress.quantize.prepare import precision_of
-    from compress.quantize.store import is_rounded, load_rounding
+    from compress.quantize.prepare import find_lowest_precision
+    from compress.quantize.store import is_quantized, load_quantization
 
     formats = formats_of(export)
-    if is_rounded(folder):
-        return [HUGGINGFACE, *rounded_targets(formats, precision_of(load_rounding(folder)))]
+    if is_quantized(folder):
+        return [HUGGINGFACE, *rounded_targets(formats, find_lowest_precision(load_quantization(folder)))]
     check_float(formats, str(folder))
     return [HUGGINGFACE, *(Target(name) for name in formats), *([Target("onnxruntime", "int8")] if dynamic else [])]
 

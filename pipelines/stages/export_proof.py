@@ -18,9 +18,10 @@ from compress.export.onnx.decoder import verify_decoder
 from compress.export.onnx.graph import OnnxModel
 from compress.export.verify import flatten_tokens, verify
 from compress.export.write import check_layers, write_target
-from compress.prune.slicing.checkpoint import load_pruned
-from compress.quantize.store import is_rounded, load_rounding
-from pipelines.runs.files import artefact_bytes
+from compress.quantize.store import is_quantized, load_quantization
+from distill.checkpoint.pruned import load_pruned
+from pipelines.runs.files import count_bytes
+from pipelines.stages.compared_texts import select_rows
 from pipelines.stages.vocabulary import tokenizer_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ Texts = tuple[list[Any], list[str] | None]  # a text is a string or a list of wo
 
 def source_of(checkpoint: Path, *, reduced: bool = False) -> Source:
     """Loads the checkpoint and its rounding parameters, if it is quantized; for `reduced` see `Source`."""
-    rounding = load_rounding(checkpoint) if is_rounded(checkpoint) else None
+    rounding = load_quantization(checkpoint) if is_quantized(checkpoint) else None
     return Source(load_pruned(checkpoint).float(), tokenizer_of(checkpoint, "model"), rounding, reduced)
 
 
@@ -70,8 +71,8 @@ class Proof:
         except ArtefactError as error:
             self.put_aside(target, str(error))
         else:
-            bits = {"weight_bits": 7} if target.rounded and self.source.in_7_bits else {}
-            self.proven.append(proof | bits | {"bytes": artefact_bytes(self.folder / str(target))})
+            bits = {"weight_bits": 7} if target.rounded and self.source.has_reduced_range else {}
+            self.proven.append(proof | bits | {"bytes": count_bytes(self.folder / str(target))})
 
     def rounds(self, target: Target) -> bool:
         """Returns whether the target has the rounding parameters that the model was trained with."""
@@ -102,7 +103,7 @@ class Proof:
     def rounded_proof(self, target: Target) -> dict[str, Any]:
         """Compares each layer with the quantized model, then the predictions on all texts and the score."""
         layers = check_layers(self.source, target, self.folder, self.batch)
-        texts, pairs = self.examples.texts, self.examples.pairs
+        texts, pairs = select_rows(self.examples, range(len(self.examples)))
         parity, logits = verify(
             str(target),
             self.folder / str(target),
@@ -149,7 +150,7 @@ class Proof:
     @cached_property
     def trained(self) -> np.ndarray:
         """Logits of the model with rounding, as it was trained, for all texts."""
-        texts, pairs = self.examples.texts, self.examples.pairs
+        texts, pairs = select_rows(self.examples, range(len(self.examples)))
         return reference_logits(self.source.runner, self.source.tokenizer, texts, pairs, self.max_length)
 
     @cached_property

@@ -13,8 +13,7 @@ from compress.prune.importance.learned_masks import Cost, LearnedMasks, Movement
 from compress.prune.schedule import cubic
 from compress.prune.search.candidates import best
 from compress.prune.search.cost import CostModel, Outline, parts
-from compress.prune.slicing.slice import Shape
-from compress.prune.tracing.axes import Axis, Kept
+from distill.slicing import Axis, Kept, Shape
 
 EVERY, CHOICES = 20, 10  # for movement pruning: steps between two selections, and the minimum number of selections
 WARMUP = 0.5  # share of the steps over which the target cost of learned masks is ramped

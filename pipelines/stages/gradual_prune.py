@@ -15,17 +15,18 @@ from compress.prune.importance.gates import Gates
 from compress.prune.importance.learned_masks import LearnedMasks
 from compress.prune.search.candidates import outline_of
 from compress.prune.search.cost import Outline
-from compress.prune.slicing.checkpoint import load_pruned
-from compress.prune.slicing.slice import prune
-from compress.prune.tracing.axes import Axis
+from distill.checkpoint.pruned import load_pruned
+from distill.data.batches.encode import Batch
 from distill.parallel.clip import clip_gradients
+from distill.slicing import Axis, prune
 from distill.train.config import TrainConfig
-from distill.train.module import Batch, DistillationModule
+from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer, build_schedule
-from pipelines.reports.steps import read_costs
+from pipelines.reports.pruning_summary import read_costs
+from pipelines.runs.files import write_json
 from pipelines.runs.placement import save_model
-from pipelines.runs.stage import Artefact, Run, write_json
-from pipelines.runs.trainer import fit
+from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.trainer import fit_module
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.data import read_data, read_task
 from pipelines.stages.distill import SHAPE, PrunedStart, cached_signals, read_shape, texts_module
@@ -72,11 +73,11 @@ class ClosingModule(DistillationModule):
         self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
     ) -> None:
         if gradient_clip_val:
-            clip_gradients([*self.student.parameters(), *self.taught.parameters()], float(gradient_clip_val))
+            clip_gradients([*self.student.parameters(), *self.layer_terms.parameters()], float(gradient_clip_val))
 
     def configure_optimizers(self) -> Any:
         steps = int(self.trainer.estimated_stepping_batches)
-        optimizer = build_optimizer(self.student, self.taught.parameters(), self.train_config)
+        optimizer = build_optimizer(self.student, self.layer_terms.parameters(), self.train_config)
         if isinstance(self.masks, LearnedMasks):
             rate = min(MOST, max(LEAST, LOG_ODDS_RANGE / steps))
             for own, times in (
@@ -108,7 +109,7 @@ def close_stage(
     Raises:
         CompressError: The pruned model's logits differ from those of the model with closed gates.
     """
-    config = replace(config, train=closing_train(config.train, epochs), loss=config.loss.of_outputs)
+    config = replace(config, train=closing_train(config.train, epochs), loss=config.loss.without_layer_terms)
     settings = {
         "loss": vars(config.loss),
         "train": training_settings(config, "train"),
@@ -133,11 +134,11 @@ def close_stage(
             closing.masks,
             loss=config.loss,
             train=config.train,
-            metric=task.metric(),
-            answers=task.answers,
+            metric=task.scorer(),
+            output_rows=task.answers,
         )
         with closing.gates:
-            metrics = fit(
+            metrics = fit_module(
                 module,
                 data,
                 folder,

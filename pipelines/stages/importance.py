@@ -1,9 +1,9 @@
 """The scores stage: the importance of each unit and layer, estimated from the effect of its removal."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 from compress.prune.config import PruneConfig
 from compress.prune.importance.estimate import activation, layer_losses, magnitude, measure_scores
 from compress.prune.importance.scores import Scores
-from compress.prune.slicing.checkpoint import load_pruned
-from compress.prune.tracing.axes import Axis
 from distill.checkpoint.outputs import find_logits
+from distill.checkpoint.pruned import load_pruned
 from distill.data.batches.encode import Batch
-from distill.models.inputs import model_inputs
-from distill.tasks.logit_rows import OutputRows
+from distill.losses.teacher_signals import TeacherSignals
+from distill.models.inputs import build_inputs
+from distill.slicing import Axis
+from distill.tasks.logit_rows import OutputRows, facts_of
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.data import read_data, read_task
@@ -36,14 +37,14 @@ def scores_stage(run: Run, config: DistillConfig, data: Artefact, cache: Artefac
     settings = {
         "scores": config.prune.scores,
         "samples": config.prune.samples,
-        "temperature": config.loss.softness,
+        "temperature": config.loss.resolved_temperature,
         "max_length": config.data.max_length,
     }
 
     def work(folder: Path) -> dict[str, Any]:
         model, task = load_pruned(start.start), read_task(data)
         texts = texts_module(run, config, read_data(data), tokenizer_of(start.start), task=task)
-        signals, distance = cached_signals(cache, start), Distance(task.answers, config.loss.softness)
+        signals, distance = cached_signals(cache, start), Distance(task.answers, config.loss.resolved_temperature)
         drawn = drawn_batches(texts, config.prune.samples, run.seed, task.at_once)
         seeded = torch.Generator().manual_seed(run.seed)
         batches = [distance.drawn({**batch, "signals": signals(batch)}, seeded) for batch in drawn]
@@ -89,7 +90,7 @@ class Distance:
 
     def rows(self, student: PreTrainedModel, batch: Any) -> Tensor:
         """Returns the student's logits, row by row."""
-        said = find_logits(student(**model_inputs(student, batch)))
+        said = find_logits(student(**build_inputs(student, batch)))
         assert said is not None
         return self.answers.logits(batch, said).float()
 
@@ -108,12 +109,11 @@ class Distance:
         return batch | {"drawn": words.squeeze(1)}
 
 
-def by_sample(given: Mapping[str, Any], counts: Sequence[int]) -> list[dict[str, Any]]:
+def by_sample(given: TeacherSignals, counts: Sequence[int]) -> list[TeacherSignals]:
     """Splits row-wise signals by sample."""
-    parts = {name: value.split(counts) if isinstance(value, Tensor) else None for name, value in given.items()}
-    return [
-        {name: given[name] if part is None else part[i] for name, part in parts.items()} for i in range(len(counts))
-    ]
+    tensors = {name: value.split(counts) for name, value in given.items() if isinstance(value, Tensor)}
+    parts = [{name: each[i] for name, each in tensors.items()} for i in range(len(counts))]
+    return [cast(TeacherSignals, part) | facts_of(given) for part in parts]
 
 
 class Watched:
@@ -145,7 +145,7 @@ def score(
     if how.scores == "magnitude":
         found = magnitude(model, axes)
     elif how.scores == "activation":
-        found = activation(model, axes, (model_inputs(model, batch) for batch in batches))
+        found = activation(model, axes, (build_inputs(model, batch) for batch in batches))
     else:
         found = measure_scores(model, axes, batches, distance.surprise, (how.scores,))[how.scores]
     return replace(found, layers=layer_losses(model, axes, batches, distance.divergence))

@@ -3,29 +3,24 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import transformers
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig
 
-from compress.prune.slicing.checkpoint import auto_class_of
-from distill.checkpoint.folder import checkpoint_folder
-from distill.losses.config import LayerPairs, LossConfig, match_layers
+from distill.checkpoint.pruned import auto_class_of
+from distill.losses.config import LossConfig, match_layers
+from distill.losses.teacher_signals import SignalSource, TeacherSignals
 from distill.parallel.layout import Layout
-from distill.parallel.mesh import mesh_of
+from distill.parallel.mesh import build_mesh
 from distill.parallel.pipeline import PipelineForward
-from distill.student.build import student_config
-from distill.student.spec import is_relative
 from distill.teacher.online import OnlineTeacher
-from distill.teacher.remote import RemoteTeacher, serve
-from distill.teacher.shard import Ask, SharedTeacher
-from distill.train.module import sizes_of
+from distill.teacher.remote import Bridge, RemoteTeacher, serve_students
+from distill.teacher.shard import ShardedTeacher
 from pipelines.runs import stops
-from pipelines.runs.placement import device_type, laid_out
+from pipelines.runs.placement import detect_device_type, load_in_layout
 from pipelines.runs.processes import World
-from pipelines.runs.strategies import device_of
-from pipelines.settings.distill_config import DistillConfig
+from pipelines.runs.strategies import choose_device
+from pipelines.settings.plan import Plan
 from pipelines.stages.cache_writing import load_teacher
 
 TEACHER = "teacher"  # store key under which the students publish the path of its weights
@@ -33,23 +28,24 @@ TEACHER = "teacher"  # store key under which the students publish the path of it
 
 def load_online_teacher(
     source: Path, loss: LossConfig, layout: Layout, *, offload: bool = False, prefetch: int = 1
-) -> Ask:
+) -> SignalSource:
     """Loads the teacher in its layout, to be queried by every process in every step."""
-    device = device_of("auto")
+    device = choose_device("auto")
     if not layout.sharded:
         model = load_teacher(source)
-        return OnlineTeacher(model.to(device), loss.teacher_answers, device=device)  # type: ignore[arg-type]
-    mesh = mesh_of(layout, device_type())
+        return OnlineTeacher(model.to(device), loss.teacher_outputs, device=device)  # type: ignore[arg-type]
+    mesh = build_mesh(layout, detect_device_type())
     auto = getattr(transformers, auto_class_of(json.loads((source / "config.json").read_text())))
-    model = laid_out(source, auto, layout, mesh, frozen=True, offload=offload, prefetch=prefetch)
+    model = load_in_layout(source, auto, layout, mesh, frozen=True, offload=offload, prefetch=prefetch)
     if layout.pp > 1:
         layers = range(model.config.num_hidden_layers + 1) if loss.hidden else ()
-        return SharedTeacher(PipelineForward(model, mesh.get_group("pp"), hidden=layers), mesh)
-    return SharedTeacher(OnlineTeacher(model, loss.teacher_answers, device=device), mesh)
+        return ShardedTeacher(PipelineForward(model, mesh.get_group("pp"), hidden=layers), mesh)
+    return ShardedTeacher(OnlineTeacher(model, loss.teacher_outputs, device=device), mesh)
 
 
-def load_configured_teacher(config: DistillConfig, source: Path, layout: Layout) -> Ask:
+def load_configured_teacher(plan: Plan, source: Path) -> SignalSource:
     """Calls `load_online_teacher` with the settings of a run."""
+    config, layout = plan.settings, plan.layouts.teacher
     return load_online_teacher(
         source, config.loss, layout, offload=config.teacher.offload, prefetch=config.machine.prefetch
     )
@@ -58,50 +54,45 @@ def load_configured_teacher(config: DistillConfig, source: Path, layout: Layout)
 def call_teacher(world: World, source: Path) -> RemoteTeacher:
     """Publishes the path of the teacher's weights to the teacher's processes and returns their remote interface."""
     if world.is_rank_zero:
-        world.everyone.store.set(TEACHER, str(source))
-    return world.bridge.teacher()
+        world.everyone.shared_store.set(TEACHER, str(source))
+    return _bridge_of(world).connect_teacher()
+
+
+def _bridge_of(world: World) -> Bridge:
+    if world.bridge is None:
+        raise ValueError("teacher: expected processes of its own, found none: set teacher.ranks")
+    return world.bridge
 
 
 def dismiss_teacher(world: World) -> None:
     """Releases the teacher's processes if they were never called."""
-    if world.bridge is not None and world.is_rank_zero and not world.everyone.store.check([TEACHER]):
-        world.everyone.store.set(TEACHER, "")
+    if world.bridge is not None and world.is_rank_zero and not world.everyone.shared_store.check([TEACHER]):
+        world.everyone.shared_store.set(TEACHER, "")
 
 
-def serve_teacher(world: World, config: DistillConfig, layout: Layout) -> None:
+def serve_teacher(world: World, plan: Plan) -> None:
     """Runs a process of a separate teacher: waits for the call, then serves requests until the students have finished.
 
     Replies contain only the layers that the loss uses.
     """
-    source = world.everyone.get(TEACHER)
+    source = world.everyone.wait_for(TEACHER)
     if not source:
         return
-    world.everyone.note("answering as the teacher")
-    teacher, wanted = load_configured_teacher(config, Path(source), layout), lessons_of(config, Path(source))
+    world.everyone.record_position("answering as the teacher")
+    teacher = load_configured_teacher(plan, Path(source))
+    wanted = match_layers(plan.settings.loss, plan.student_sizes, plan.teacher_sizes)
 
-    def answer(batch: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        found = dict(teacher(batch))
-        for name, layers in (("hidden", wanted.hidden_layers), ("relations", wanted.vector_layers)):
-            if layers:
-                found[name] = {layer: found[name][layer] for layer in layers}
-        return found
+    def answer(batch: Mapping[str, Tensor]) -> TeacherSignals:
+        signals = teacher(batch).copy()
+        if wanted.hidden_layers:
+            signals["hidden"] = {layer: signals["hidden"][layer] for layer in wanted.hidden_layers}
+        if wanted.attention_layers:
+            signals["relations"] = {layer: signals["relations"][layer] for layer in wanted.attention_layers}
+        return signals
 
-    stops.hold(world.everyone.ask_to_stop)  # keep serving until the students have saved their checkpoint
-    serve(world.bridge, answer)
-    stops.release()
-    stops.check()
-    if isinstance(teacher, SharedTeacher):
+    stops.defer_stop(world.everyone.request_stop)  # keep serving until the students have saved their checkpoint
+    serve_students(_bridge_of(world), answer)
+    stops.allow_stop()
+    stops.raise_if_requested()
+    if isinstance(teacher, ShardedTeacher):
         teacher.finish()
-
-
-def lessons_of(config: DistillConfig, source: Path) -> LayerPairs:
-    """Returns the layers of the teacher that the loss terms use."""
-    own = sizes_of(config_of_student(config, source))
-    return match_layers(config.loss, own, sizes_of(AutoConfig.from_pretrained(source)))
-
-
-def config_of_student(config: DistillConfig, source: Path) -> PretrainedConfig:
-    """Returns the configuration of the student that will be built or loaded."""
-    if is_relative(config.student.spec):
-        return student_config(AutoConfig.from_pretrained(source), config.student.spec)
-    return AutoConfig.from_pretrained(checkpoint_folder(config.student.spec, "student"))

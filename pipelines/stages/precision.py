@@ -12,39 +12,29 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from compress.measure.training_precision import (
-    MODES,
-    candidates,
-    check_mode,
-    fastest,
-    measure_precisions,
-    peak_flops,
-    unsupported_reason,
-)
-from distill.checkpoint.folder import checkpoint_folder
+from compress.measure.precision_modes import MODES, check_mode, find_unsupported_reason, list_candidate_modes
+from compress.measure.precision_speed import choose_fastest_mode, measure_modes, measure_peak_flops
 from distill.checkpoint.outputs import find_logits
 from distill.data.batches.batches import Rows, TrainBatches
 from distill.data.batches.packing import padding_id
 from distill.errors import InputError
-from distill.models.inputs import model_inputs
-from distill.parallel.layout import Layout
-from distill.student.spec import is_relative
+from distill.models.inputs import build_inputs
 from distill.tasks.task import Task
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
-from pipelines.settings.task_settings import is_across, rows_across
+from pipelines.settings.plan import Plan
 from pipelines.settings.this_machine import describe
+from pipelines.settings.tokenizers import is_across, rows_across
 from pipelines.stages.data import read_data, read_task
 from pipelines.stages.distill import make_student
-from pipelines.stages.vocabulary import tokenizer_of
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
 BATCHES = 3  # number of timed batches
 
 
-def chosen_precision(run: Run, config: DistillConfig, source: Path, data: Artefact, layout: Layout) -> str:
+def chosen_precision(run: Run, plan: Plan, data: Artefact) -> str:
     """Returns the requested precision, or with `auto` the fastest of those that the machine supports.
 
     The first run of an output folder measures on the student and batches of the data. Later runs reuse its choice
@@ -54,7 +44,7 @@ def chosen_precision(run: Run, config: DistillConfig, source: Path, data: Artefa
         CompressError: The machine doesn't support the requested precision.
         InputError: The machine doesn't support the precision that was chosen earlier for this folder.
     """
-    machine = config.machine
+    machine = plan.settings.machine
     if machine.precision != "auto":
         check_mode(machine.precision, device_of(machine))
         return machine.precision
@@ -62,7 +52,7 @@ def chosen_precision(run: Run, config: DistillConfig, source: Path, data: Artefa
     def work(place: Path) -> dict[str, Any]:
         with threads(machine.threads), torch.random.fork_rng(devices=[]):
             torch.manual_seed(run.seed)
-            model, batches = student_and_batches(run, config, source, data, layout)
+            model, batches = student_and_batches(run, plan, data)
             found = time_precisions(model, batches, machine)
         (place / "precision.json").write_text(json.dumps(found, indent=1))
         run.console.say(f"  precision: {found['chosen']} is chosen here ({measured_text(found)})")
@@ -71,7 +61,7 @@ def chosen_precision(run: Run, config: DistillConfig, source: Path, data: Artefa
     # No inputs and no seed, so that there is one choice per output folder.
     stage = run.stage("precision", {}, {}, work, version=VERSION, seeded=False)
     chosen = stage.metrics.get("chosen", "32")
-    why = unsupported_reason(chosen, device_of(machine))
+    why = find_unsupported_reason(chosen, device_of(machine))
     if why:
         raise InputError(
             f"machine.precision auto: the runs of this folder train in {chosen} ({str(stage.folder)!r}), which can't "
@@ -108,22 +98,20 @@ def device_of(machine: MachineConfig) -> torch.device:
     return torch.device("cuda" if on_gpu else "cpu")
 
 
-def student_and_batches(
-    run: Run, config: DistillConfig, source: Path, data: Artefact, layout: Layout
-) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
+def student_and_batches(run: Run, plan: Plan, data: Artefact) -> tuple[PreTrainedModel, list[dict[str, Tensor]]]:
     """Returns the unsharded student at the start of its training, and batches of the size each process gets."""
-    task, taught = read_task(data), tokenizer_of(source, "teacher")
-    relative = is_relative(config.student.spec)
-    own = taught if relative else tokenizer_of(checkpoint_folder(config.student.spec, "student"), "student")
+    config, source = plan.settings, plan.teacher.folder
+    task, taught = read_task(data), plan.teacher.load_tokenizer()
+    own = taught if plan.student is None else plan.student.load_tokenizer()
     task.settle_tokenizer(own, source)
     other = is_across(config, taught, own)
     if not other:  # as in the student stage
         own.model_max_length = taught.model_max_length
-    head = task.head_rows(AutoConfig.from_pretrained(source))
+    head = task.head_rows(plan.teacher.config)
     teacher = task.load(str(source), run.seed) if head is None else task.load_headed(str(source), head)
-    student = make_student(config.student.spec, teacher, taught, task, run.seed, other=other)
+    student = make_student(plan, teacher, taught, task, run.seed, other=other)
     rows = drawn_rows(config, read_data(data).train, task, own, taught if other else None, run.seed)
-    size, ranks = config.train.batch_size, layout.data_parallel
+    size, ranks = config.train.batch_size, plan.layouts.student.data_parallel
     batches = TrainBatches(rows, size, padding_id(own), seed=run.seed, ranks=ranks)
     return student.float(), list(islice(batches, BATCHES))
 
@@ -144,7 +132,7 @@ def drawn_rows(
     wanted = BATCHES * config.train.batch_size
 
     def encoded(numbers: np.ndarray) -> Rows:
-        few = type(part).of(table.take(pa.array(numbers)))
+        few = type(part).from_table(table.take(pa.array(numbers)))
         if taught is not None:
             return rows_across(config, tokenizer, taught, few.texts, length)
         return task.encode_train(tokenizer, few, length)
@@ -164,15 +152,17 @@ def time_precisions(
     device = device_of(machine)
     model = model.to(device).train()  # type: ignore[arg-type]
     losses = [loss_on(batch, device) for batch in batches]
-    seconds = measure_precisions(model, losses, candidates(device))
+    seconds = measure_modes(model, losses, list_candidate_modes(device))
     with FlopCounterMode(display=False) as counter:
         for loss in losses:
             loss(model).backward()
     model.zero_grad()
     work = counter.get_total_flops() / len(losses)
-    shares = {name: work / each / peak_flops(device, MODES[name].computes) for name, each in seconds.items()}
+    shares = {
+        name: work / each / measure_peak_flops(device, MODES[name].product_dtype) for name, each in seconds.items()
+    }
     return {
-        "chosen": fastest(seconds),
+        "chosen": choose_fastest_mode(seconds),
         "seconds_a_step": seconds,
         # Above 1 the square product isn't the fastest, and the share is meaningless.
         "share_of_ceiling": {name: share for name, share in shares.items() if share <= 1},
@@ -190,7 +180,7 @@ def loss_on(batch: Mapping[str, Tensor], device: torch.device) -> Callable[[Any]
     here = {name: each.to(device) for name, each in batch.items() if isinstance(each, Tensor)}
 
     def loss(model: Any) -> Tensor:
-        logits = find_logits(model(**model_inputs(model, here)))
+        logits = find_logits(model(**build_inputs(model, here)))
         assert logits is not None
         return logits.float().square().mean()
 

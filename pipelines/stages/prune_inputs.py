@@ -14,23 +14,19 @@ from compress.export.common.targets import by_scheme
 from compress.measure.latency import Latency
 from compress.prune.search.candidates import first_units, outline_of
 from compress.prune.search.cost import CostModel, Outline, fit_costs, plan
-from compress.prune.slicing.checkpoint import load_pruned
-from compress.prune.slicing.embedding_rank import factorise_embeddings
-from compress.prune.slicing.sizes import head_width
-from compress.prune.slicing.slice import prune
-from compress.prune.tracing.axes import Axis
-from compress.prune.tracing.trace import find_axes
 from compress.prune.vocabulary.vocabulary import choose_tokens, count_tokens, prune_vocabulary
 from compress.quantize.config import QuantizeConfig
-from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.pruned import head_width, load_pruned
 from distill.data.splits.labelled import Splits
-from distill.errors import InputError
-from distill.student.spec import is_relative
+from distill.slicing import Axis, factorise_embeddings, find_axes, prune
 from distill.tasks.names import LANGUAGE
 from distill.tasks.task import Task
-from pipelines.reports.steps import COSTS
-from pipelines.runs.stage import SCRATCH, Artefact, Run, content_hash, write_json
+from pipelines.reports.pruning_summary import COSTS
+from pipelines.runs.files import write_json
+from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import Plan
 from pipelines.settings.schemes import is_dynamic_reduced, quantization_by
 from pipelines.settings.this_machine import describe
 from pipelines.stages.budget_timing import build, target_for, texts_of, time_together
@@ -43,22 +39,15 @@ START_VERSION = 1  # of this stage's algorithm; bump it when the same inputs giv
 COSTS_VERSION = 1  # version of the costs stage, as above
 
 
-def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefact) -> Artefact:
+def start_stage(run: Run, plan: Plan, data: Artefact, teacher: Artefact) -> Artefact:
     """Writes `model/`, the model to prune, and `words.npy`, the ids of the teacher's tokens that are kept.
 
     If requested, tokens that don't occur in the training texts are removed and the embedding matrix is factorised.
-
-    Raises:
-        InputError: A factorised embedding was requested together with a stock class, none of which supports it.
     """
+    config = plan.settings
     spec, rank = config.student.spec, config.prune.embedding_rank
     # A language model predicts its whole vocabulary, and its teacher's signals cover every token.
     prune_words = config.prune.vocabulary and config.task not in LANGUAGE
-    if rank and config.budget.uniform:
-        raise InputError(
-            f"prune.embedding_rank: expected 0 with budget.uniform, found {rank}: no stock class has a word table in "
-            "two factors; leave one of the settings out"
-        )
     settings = {
         "student": spec,
         "vocabulary": prune_words,
@@ -66,14 +55,14 @@ def start_stage(run: Run, config: DistillConfig, data: Artefact, teacher: Artefa
         "embedding_rank": rank,
     }
     inputs: dict[str, Any] = {"data": data, "teacher": teacher}
-    if not is_relative(spec):
-        inputs["student"] = content_hash(checkpoint_folder(spec, "student"))
+    if plan.student is not None:
+        inputs["student"] = run.digest(plan.student)
 
     def work(folder: Path) -> dict[str, Any]:
         source, splits = teacher.folder / MODEL, read_data(data)
         model, tokenizer = load_pruned(source), tokenizer_of(source)
         if spec != "teacher":
-            model = make_student(spec, model, tokenizer, read_task(data), run.seed)
+            model = make_student(plan, model, tokenizer, read_task(data), run.seed)
         had, before = model.config.vocab_size, model.num_parameters()
         words = np.arange(max(tokenizer.get_vocab().values()) + 1)
         counts = count_tokens(tokenizer, training_texts(splits)) if prune_words or rank else np.zeros(0, np.int64)

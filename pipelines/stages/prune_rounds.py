@@ -7,21 +7,18 @@ from typing import Any
 
 from compress.prune.schedule import cubic
 from compress.prune.search.candidates import Candidate, Space, candidates, outline_of
-from compress.prune.slicing.checkpoint import load_pruned
-from compress.prune.slicing.slice import Shape
-from pipelines.runs.stage import Artefact, Run, write_json
+from distill.checkpoint.pruned import load_pruned
+from distill.slicing import Shape
+from pipelines.runs.files import write_json
+from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import Target, round_name
 from pipelines.stages.distill import SHAPE
 from pipelines.stages.prune_inputs import axes_of
-from pipelines.stages.shape import Inputs, Search, Target
+from pipelines.stages.shape import Inputs, Search
 from pipelines.stages.teacher import MODEL
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
-
-
-def round_name(target: Target, number: int) -> str:
-    """Returns the name of a target's round, part of its stages' names."""
-    return f"{target.name}-round{number}"
 
 
 def round_stage(run: Run, config: DistillConfig, given: Inputs, target: Target, number: int) -> Artefact:

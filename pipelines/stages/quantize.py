@@ -9,20 +9,21 @@ import lightning
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
-from compress.prune.slicing.checkpoint import load_pruned
 from compress.quantize.config import QuantizeConfig
-from compress.quantize.gptq import gptq_model
+from compress.quantize.gptq import apply_gptq
+from compress.quantize.model import quantize_model
 from compress.quantize.prepare import convert, learn_scales
-from compress.quantize.rounding import quantize_model
-from compress.quantize.sensitivity import sensitivities, widen_most_sensitive
-from compress.quantize.store import save_rounding
+from compress.quantize.sensitivity import measure_sensitivities, widen_most_sensitive
+from compress.quantize.store import save_quantization
+from distill.checkpoint.pruned import load_pruned
 from distill.data.batches.data_module import TextDataModule
-from distill.models.inputs import model_inputs
+from distill.models.inputs import build_inputs
+from distill.models.layer_sizes import read_layer_sizes
 from distill.tasks.task import Task
-from distill.train.module import DistillationModule, sizes_of
+from distill.train.module import DistillationModule
 from pipelines.runs.placement import save_model
 from pipelines.runs.stage import Artefact, Run
-from pipelines.runs.trainer import fit
+from pipelines.runs.trainer import fit_module
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.data import read_data, read_task
 from pipelines.stages.distill import PrunedStart, cached_signals, drawn_batches, texts_module
@@ -54,9 +55,9 @@ class Validation:
 
     def ease(self, run: Run, how: QuantizeConfig, batch: Mapping[str, torch.Tensor]) -> None:
         """Gives the most sensitive layers more bits until the minimum score is reached."""
-        in_7_bits, least = how.reduced is True, how.min_score * self.in_float
-        ranked = sensitivities(self.model, self.divergence, batch, in_7_bits=in_7_bits)
-        names, _ = widen_most_sensitive(self.model, ranked, self.score, least, in_7_bits=in_7_bits)
+        reduce_range, least = how.reduced is True, how.min_score * self.in_float
+        ranked = measure_sensitivities(self.model, self.divergence, batch, reduce_range=reduce_range)
+        names, _ = widen_most_sensitive(self.model, ranked, self.score, least, reduce_range=reduce_range)
         run.console.say(f"  quantize: {len(names)} layers have more bits: {', '.join(names) or 'none'}")
 
 
@@ -79,12 +80,12 @@ def quantize_stage(
         "quantize": {
             name: value for name, value in asdict(how).items() if name != "processor"
         },  # only how.reduced depends on it
-        "loss": vars(config.loss.of_outputs),
+        "loss": vars(config.loss.without_layer_terms),
         "train": training_settings(config, "train"),
         "precision": precision,
         "max_length": config.data.max_length,
     }
-    settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.asked else {}
+    settings |= {"sparsity": vars(config.sparsity)} if config.sparsity.requested else {}
 
     def work(folder: Path) -> dict[str, Any]:
         task, tokenizer = read_task(data), tokenizer_of(student.start)
@@ -92,7 +93,7 @@ def quantize_stage(
         model = load_pruned(student.start)
         texts = texts_module(run, config, read_data(data), tokenizer, cached_signals(cache, student), task)
         batches = drawn_batches(texts, how.samples, run.seed, task.at_once)
-        drawn = [model_inputs(model, batch) for batch in batches]
+        drawn = [build_inputs(model, batch) for batch in batches]
         validation = Validation(model, texts, task)
         layers = quantize_model(model, how, drawn, seed=run.seed)
         seen = sum(len(batch["input_ids"]) for batch in drawn)
@@ -101,7 +102,7 @@ def quantize_stage(
         if how.min_score:
             validation.ease(run, how, drawn[0])
         if how.weights == "gptq":
-            gptq_model(model, drawn)
+            apply_gptq(model, drawn)
         before = validation.score()
         run.console.say(f"  quantize: validation {before:.4f}, in float {validation.in_float:.4f}")
         metrics: dict[str, Any] = {"val/float": validation.in_float, "val/calibrated": before}
@@ -109,14 +110,14 @@ def quantize_stage(
             if how.learned:
                 learn_scales(model)
             lightning.seed_everything(run.seed, verbose=False)
-            metrics |= fit(
+            metrics |= fit_module(
                 DistillationModule(
                     model,
-                    loss=config.loss.of_outputs,
+                    loss=config.loss.without_layer_terms,
                     train=config.train,
-                    metric=task.metric(),
-                    answers=task.answers,
-                    teacher_sizes=sizes_of(AutoConfig.from_pretrained(teacher.folder / MODEL)),
+                    metric=task.scorer(),
+                    output_rows=task.answers,
+                    teacher_sizes=read_layer_sizes(AutoConfig.from_pretrained(teacher.folder / MODEL)),
                 ),
                 texts,
                 folder,
@@ -128,11 +129,11 @@ def quantize_stage(
                 console=run.console,
                 world=run.world,
                 wandb_folder=run.output / "wandb",
-                callbacks=[SparsityCallback(config.sparsity, held=True)] if config.sparsity.asked else [],
+                callbacks=[SparsityCallback(config.sparsity, held=True)] if config.sparsity.requested else [],
             )
         rounding = convert(model)
         save_model(model, tokenizer, folder / MODEL)
-        save_rounding(rounding, folder / MODEL)
+        save_quantization(rounding, folder / MODEL)
         return {"val/score": before} | metrics | {"params": model.num_parameters(), "layers": len(layers)}
 
     inputs = {"data": data, "cache": cache} | student.inputs()

@@ -6,14 +6,18 @@ import shutil
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from pipelines.reports.render import render_cards, render_html, score_rows, summary_rows
-from pipelines.reports.steps import code_of, read_pruning
+from pipelines.reports.pruning_summary import find_code, read_pruning
+from pipelines.reports.render import render_cards, render_html
+from pipelines.reports.schema import ModelEntry, Report, StageEntry
+from pipelines.reports.tables import build_scores, build_summary
 from pipelines.runs.console import Console
-from pipelines.runs.output import check_still_there
-from pipelines.runs.publication import link_tree, republished
-from pipelines.runs.stage import LOGS, Artefact, Run, write_json
+from pipelines.runs.files import write_json
+from pipelines.runs.manifest import LOGS
+from pipelines.runs.output import check_not_removed
+from pipelines.runs.publication import link_tree, republish_folder
+from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.this_machine import commit, describe
 from pipelines.stages.baseline import read_baseline
 from pipelines.stages.export import HUGGINGFACE
@@ -38,7 +42,8 @@ def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: 
         write_json(folder / REPORT, report)
         (folder / "curves.json").write_text(json.dumps({k: v for k, v in curves.items() if v}))
         (folder / PAGE).write_text(render_html(report, {k: v for k, v in curves.items() if v}))
-        for name, card in render_cards(report | {"models": published(run, report["models"])}).items():
+        own = cast(Report, {**report, "models": published(run, report["models"])})
+        for name, card in render_cards(own).items():
             (folder / name).write_text(card)
         return {}
 
@@ -47,11 +52,11 @@ def report_stage(run: Run, config: Mapping[str, Any], task: "Task", evaluation: 
 
 def build_report(
     run: Run, config: Mapping[str, Any], task: "Task", evaluation: Artefact, stages: Sequence[Artefact]
-) -> dict[str, Any]:
-    """Returns the report as one dict; the README describes its layout."""
+) -> Report:
+    """Returns the report as one dict; see `pipelines.reports.schema`."""
     data = next(stage for stage in stages if stage.name == "data")
     models = json.loads((evaluation.folder / "evaluation.json").read_text())
-    codes, road = [code_of(Path(entry["path"])) for entry in models], read_pruning(stages)
+    codes, road = [find_code(Path(entry["path"])) for entry in models], read_pruning(stages)
     report = {
         "task": task.name,
         "metric": next(iter(models[0]["scores"])),
@@ -68,26 +73,33 @@ def build_report(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     refused = [each | {"stage": stage.name} for stage in stages for each in stage.metrics.get("refused", [])]
-    return report | ({"road": road} if road else {}) | ({"refused": refused} if refused else {})
+    return cast(Report, report | ({"road": road} if road else {}) | ({"refused": refused} if refused else {}))
 
 
-def published(run: Run, models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def published(run: Run, models: Sequence[ModelEntry]) -> list[ModelEntry]:
     """Returns the entries with the students' paths as published, because the model card is copied with that folder."""
 
-    def placed(entry: Mapping[str, Any]) -> dict[str, Any]:
+    def placed(entry: ModelEntry) -> ModelEntry:
         if entry["name"] == "teacher":
-            return dict(entry)
+            return entry
         folder = run.output / (STUDENT if entry["name"] == "model" else entry["name"])
         target = Path(entry["path"]).name
-        return dict(entry) | {"path": str(folder if target == str(HUGGINGFACE) else folder / target)}
+        return {**entry, "path": str(folder if target == str(HUGGINGFACE) else folder / target)}
 
     return [placed(entry) for entry in models]
 
 
-def stage_row(stage: Artefact) -> dict[str, Any]:
-    keys = ("wall_seconds", "peak_memory_bytes", "resumed", "metrics")
-    said = {"name": stage.name, "folder": str(stage.folder), "skipped": stage.skipped}
-    return said | {key: stage.manifest[key] for key in keys}
+def stage_row(stage: Artefact) -> StageEntry:
+    """Returns what the report lists of a stage."""
+    return {
+        "name": stage.name,
+        "folder": str(stage.folder),
+        "skipped": stage.skipped,
+        "wall_seconds": stage.manifest["wall_seconds"],
+        "peak_memory_bytes": stage.manifest["peak_memory_bytes"],
+        "resumed": stage.manifest["resumed"],
+        "metrics": stage.manifest["metrics"],
+    }
 
 
 def read_curves(logs: Path) -> list[dict[str, float]]:
@@ -108,7 +120,7 @@ def publish(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict
     `exports` maps a model's name, which is also the name of its folder, to its export. The user's own files in that
     folder are left in place.
     """
-    check_still_there(run.output)
+    check_not_removed(run.output)
     for name in (REPORT, PAGE):
         partial = run.output / f".{name}.partial"
         shutil.copyfile(report.folder / name, partial)
@@ -122,7 +134,7 @@ def publish(run: Run, report: Artefact, exports: Mapping[str, Artefact]) -> dict
 def publish_model(run: Run, place: Path, report: Artefact, export: Artefact) -> dict[str, Path]:
     """Publishes a folder with the checkpoint and its model card, and a subfolder for each other format."""
     others = [proof["target"] for proof in export.metrics["parity"] if proof["target"] != str(HUGGINGFACE)]
-    with republished(place, run.console.say) as fresh:
+    with republish_folder(place, run.console.say) as fresh:
         link_tree(export.folder / str(HUGGINGFACE), fresh)
         for target in others:
             link_tree(export.folder / target, fresh / target)
@@ -131,10 +143,10 @@ def publish_model(run: Run, place: Path, report: Artefact, export: Artefact) -> 
     return {place.name: place} | {f"{place.name}/{target}": place / target for target in others}
 
 
-def show(console: Console, report: dict[str, Any], places: Mapping[str, Path]) -> None:
+def show(console: Console, report: Report, places: Mapping[str, Path]) -> None:
     """Prints the result tables and the paths of the published files."""
-    console.table("Result", *summary_rows(report))
-    if scores := score_rows(report):
+    console.table("Result", *build_summary(report))
+    if scores := build_scores(report):
         console.table("Scores", *scores)
     for name, path in places.items():
         console.say(f"{name:>8}: {path}")

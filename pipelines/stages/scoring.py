@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from distill.data.batches.batches import EvalBatches, Rows
 from distill.data.batches.encode import Batch
 from distill.data.rows.questions import Windows
 from distill.errors import InputError
-from distill.models.inputs import model_inputs
+from distill.losses.teacher_signals import TeacherSignals
+from distill.models.inputs import build_inputs
 from distill.models.output_head import restrict_logits
 from distill.tasks.logit_rows import by_row
 from distill.tasks.task import Task
@@ -39,10 +40,11 @@ class SplitOutputs:
     places: list[Hashable]
     temperature: float | None = None
 
-    def of(self, rows: list[int]) -> dict[str, Any]:
+    def of(self, rows: list[int]) -> TeacherSignals:
         """Returns the concatenated signals of some samples."""
-        told = {"temperature": self.temperature} if self.temperature else {}
-        return {name: torch.cat([self.samples[i][name] for i in rows]) for name in self.samples[rows[0]]} | told
+        facts = TeacherSignals(temperature=self.temperature) if self.temperature else TeacherSignals()
+        tensors = {name: torch.cat([self.samples[i][name] for i in rows]) for name in self.samples[rows[0]]}
+        return cast(TeacherSignals, tensors) | facts
 
 
 @torch.no_grad()
@@ -51,7 +53,7 @@ def compute_outputs(
 ) -> SplitOutputs:
     """Computes the model's outputs on a split; the model is left in eval mode."""
     model.eval()
-    batches, metric = EvalBatches(split, 2 * task.at_once, pad_id), task.metric()
+    batches, metric = EvalBatches(split, 2 * task.at_once, pad_id), task.scorer()
     words = task.kept == "sampled"
     samples: list[dict[str, Tensor]] = [{} for _ in range(len(split))]
     for rows, batch in zip(batches.order, batches, strict=True):
@@ -77,7 +79,7 @@ def places_of(split: Rows) -> list[Hashable]:
 def compute_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
     """Returns the logits for a batch; of a language model those at the queried positions, [rows, tokens]."""
     with restrict_logits(model, batch):
-        said = find_logits(model(**model_inputs(model, batch)))
+        said = find_logits(model(**build_inputs(model, batch)))
     assert said is not None
     return said
 

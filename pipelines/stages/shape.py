@@ -15,17 +15,18 @@ from compress.prune.budget import TOLERANCE, Budget
 from compress.prune.importance.scores import Scores
 from compress.prune.search.allocate import Limit
 from compress.prune.search.candidates import Candidate, Space, candidates, reallocated, smallest
-from compress.prune.slicing.checkpoint import load_pruned
-from compress.prune.slicing.sizes import head_width
-from compress.prune.slicing.slice import prune
-from compress.prune.tracing.axes import Axis
+from distill.checkpoint.pruned import head_width, load_pruned
 from distill.data.batches.data_module import TextDataModule
 from distill.data.splits.labelled import Splits
 from distill.errors import InputError
+from distill.slicing import Axis, prune
 from distill.tasks.task import Task
-from pipelines.reports.steps import read_costs
-from pipelines.runs.stage import SCRATCH, Artefact, Run, write_json
+from pipelines.reports.pruning_summary import read_costs
+from pipelines.runs.files import write_json
+from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import Target
 from pipelines.settings.schemes import is_dynamic_reduced
 from pipelines.stages.budget_timing import Built, Texts, build, target_for, texts_of, time_together
 from pipelines.stages.cache_writing import load_teacher
@@ -43,26 +44,6 @@ VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a di
 MEASUREMENTS = 3, 8  # minimum and maximum number of measurements of a search
 AIM = 1.015  # times the target speed, so that noise rarely pushes the result below the target
 ROUNDS = 60  # about half a minute, because noise on a shared machine fluctuates slowly
-
-
-@dataclass(frozen=True)
-class Target:
-    """A target speed of the budget; `name` is part of its stages' names."""
-
-    name: str
-    speedup: float
-    latency_ms: float
-    most_bytes: int | None = None
-
-    def milliseconds(self, teacher_ms: float) -> float:
-        return self.latency_ms or teacher_ms / self.speedup
-
-
-def targets_of(budget: Budget) -> list[Target]:
-    """Returns the budget's targets, the slowest first."""
-    if budget.latency_ms:
-        return [Target(f"{budget.latency_ms:g}ms", 0.0, budget.latency_ms, budget.most_bytes())]
-    return [Target(f"{speedup:g}x", speedup, 0.0, budget.most_bytes(speedup)) for speedup in budget.speedups]
 
 
 @dataclass(frozen=True)
@@ -88,7 +69,7 @@ def shape_stage(run: Run, config: DistillConfig, given: Inputs, target: Target) 
         "budget": asdict(config.budget) | {"speedup": "", "latency_ms": 0, "max_bytes": "", "min_score": 0},
         "trials": config.prune.trials,
         "train": {name: getattr(config.train, name) for name in TRAINED} | {"rate": RULE},
-        "loss": vars(config.loss.of_outputs),
+        "loss": vars(config.loss.without_layer_terms),
         "max_length": config.data.max_length,
         "scheme": rounding_key(config),
     }
@@ -177,7 +158,11 @@ class Search:
             train = start.training(self.config.train, student)
             trials.append(Trial(student, self.data, signals, self.config.loss, train, self.task.answers))
         judge = Judge(
-            self.task, self.data.validation, self.data.pad_id, self.teacher_outputs, self.config.loss.softness
+            self.task,
+            self.data.validation,
+            self.data.pad_id,
+            self.teacher_outputs,
+            self.config.loss.resolved_temperature,
         )
         winner, divergences = eliminate(trials, judge, self.config.prune.trials, self.run.console)
         self.run.console.say(
@@ -192,7 +177,9 @@ class Search:
         source = self.given.teacher.folder / MODEL
         model, tokenizer = load_teacher(source), tokenizer_of(source)
         own = self.task.encode(tokenizer, self.splits.validation, self.config.data.max_length)
-        return compute_outputs(model, own, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.softness)
+        return compute_outputs(
+            model, own, int(tokenizer.pad_token_id or 0), self.task, self.config.loss.resolved_temperature
+        )
 
     def build_candidate(self, chosen: Candidate) -> Built:
         """Returns the candidate's files as they will be deployed."""

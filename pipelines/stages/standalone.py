@@ -1,18 +1,17 @@
 """Export and evaluation of checkpoints that weren't trained by a run of this output folder."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from compress.prune.slicing.checkpoint import register_pruned
-from distill.checkpoint.config import load_config
-from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from distill.tasks.choose import TASKS, choose
 from pipelines.runs.console import Console
 from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.evaluate_config import EvaluateConfig
+from pipelines.settings.lengths import fitted_length
 from pipelines.settings.schemes import is_reduced
-from pipelines.settings.task_settings import fitted_length, read_models
+from pipelines.settings.tokenizers import load_checked_tokenizer
 from pipelines.stages.compared_texts import as_plain_texts
 from pipelines.stages.data import data_stage, read_data, read_task
 from pipelines.stages.evaluate import Candidate, evaluate_stage
@@ -33,19 +32,17 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
     named = [("student" if config.teacher else "model", config.model)]
     if config.teacher:
         named.insert(0, ("teacher", config.teacher))
-    folders = {name: checkpoint_folder(model, name) for name, model in named}
-    for folder in folders.values():
-        register_pruned(folder)
+    checkpoints = [open_checkpoint(name, role) for role, name in named]
     run = Run(Path(config.output), config.seed, console)
-    first = load_config(folders[named[0][0]], named[0][0])
-    name, why = choose(config.task, first, named[0][1], config.data)
-    config, shorter = check_models(config, name, folders)
+    name, why = choose(config.task, checkpoints[0].config, checkpoints[0].name, config.data)
+    config, shorter = check_models(config, name, checkpoints)
     console.say(f"  task: {name} ({why}{shorter})")
     data = data_stage(run, config.data, name)
     splits, task = read_data(data), read_task(data)
     candidates = []
-    for name, folder in folders.items():
-        ordered = by_label_stage(run, name, folder, data)
+    for checkpoint in checkpoints:
+        name = checkpoint.role
+        ordered = by_label_stage(run, checkpoint, data)
         export = export_stage(
             run,
             f"export-{name}",
@@ -62,14 +59,15 @@ def standalone(config: EvaluateConfig, console: Console) -> tuple[Run, list[Cand
     return run, candidates, data, done
 
 
-def check_models(config: EvaluateConfig, task: str, folders: Mapping[str, Path]) -> tuple[EvaluateConfig, str]:
+def check_models(config: EvaluateConfig, task: str, checkpoints: Sequence[Checkpoint]) -> tuple[EvaluateConfig, str]:
     """Returns the configuration with its text length, and a note if that is shorter than usual; see `fitted_length`.
 
     Raises:
         InputError: A checkpoint is incomplete, or a tokenizer doesn't belong to its model.
     """
     kind = TASKS[task](())
-    for role, folder in folders.items():
-        kind.check_weights(folder, role)
-    length, note = fitted_length(config.data.max_length, kind, read_models(folders, kind))
+    for each in checkpoints:
+        kind.check_weights(each.folder, each.role)
+    models = {each.role: (each.config, load_checked_tokenizer(each, kind)) for each in checkpoints}
+    length, note = fitted_length(config.data.max_length, kind, models)
     return replace(config, data=replace(config.data, max_length=length)), note

@@ -9,9 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from compress.export.common.huggingface import export_huggingface
-from distill.checkpoint.config import load_config
+from distill.checkpoint.checkpoint import Checkpoint
 from distill.checkpoint.sentence_folder import described
-from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import EvalBatches
 from distill.data.batches.data_module import TextDataModule
 from distill.errors import InputError
@@ -23,10 +22,12 @@ from distill.teacher.head import probe_head
 from distill.train.config import VERSION as TRAINING
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from pipelines.runs.placement import build_placed_model, save_model, stages_of
-from pipelines.runs.stage import SCRATCH, Artefact, Run
-from pipelines.runs.trainer import fit
+from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.placement import build_pipeline_trainer, build_placed_model, save_model
+from pipelines.runs.stage import Artefact, Run
+from pipelines.runs.trainer import fit_module
 from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import Plan
 from pipelines.stages.data import read_data, read_task
 
 VERSION = 1  # of this stage's algorithm; bump it when the same inputs give a different result (docs/stages.md)
@@ -34,17 +35,10 @@ MODEL = "model"
 
 
 def teacher_stage(
-    run: Run,
-    config: DistillConfig,
-    source: Path,
-    digest: str,
-    data: Artefact,
-    precision: str,
-    layout: Layout,
-    *,
-    name: str = "teacher",
+    run: Run, plan: Plan, checkpoint: Checkpoint, data: Artefact, precision: str, *, name: str = "teacher"
 ) -> Artefact:
-    """Writes `model/`: the teacher as a checkpoint with the data's labels in their order."""
+    """Writes `model/`: a teacher as a checkpoint with the data's labels in their order."""
+    config, source, layout = plan.settings, checkpoint.folder, plan.layouts.tuned
     settings = {
         "finetune": config.teacher.finetune,
         "probe": config.teacher.probe,
@@ -54,9 +48,9 @@ def teacher_stage(
     }
 
     def work(folder: Path) -> dict[str, Any]:
-        splits, tokenizer, task = read_data(data), load_tokenizer(source), read_task(data)
+        splits, tokenizer, task = read_data(data), checkpoint.load_tokenizer(), read_task(data)
         task.settle_tokenizer(tokenizer, source)
-        rows = usable_head(run, config, source, task)
+        rows = usable_head(run, config, checkpoint, task)
         if rows is not None:
             if run.world.is_rank_zero:
                 export_huggingface(task.load_headed(str(source), rows), tokenizer, folder / MODEL)
@@ -84,7 +78,9 @@ def teacher_stage(
         save_model(model, tokenizer, folder / MODEL)
         return {"trained": True} | metrics
 
-    return run.stage(name, settings, {"data": data, "teacher": digest}, work, version=VERSION, together=True)
+    return run.stage(
+        name, settings, {"data": data, "teacher": run.digest(checkpoint)}, work, version=VERSION, together=True
+    )
 
 
 def fresh_teacher(
@@ -109,13 +105,13 @@ def deciding(train: TrainConfig) -> dict[str, Any]:
     return settings | {"version": TRAINING}
 
 
-def usable_head(run: Run, config: DistillConfig, source: Path, task: Task) -> list[int] | None:
+def usable_head(run: Run, config: DistillConfig, checkpoint: Checkpoint, task: Task) -> list[int] | None:
     """Returns the head's row for each label, or None if the teacher has to be fine-tuned; prints the decision and why.
 
     Raises:
         InputError: The checkpoint's head lacks the data's labels or its weights, and `teacher.finetune` is `never`.
     """
-    own = load_config(source, "teacher")
+    own, source = checkpoint.config, checkpoint.folder
     task.check(own, str(source))
     rows = task.head_rows(own)
     missing = task.missing_head(source) if rows is not None else ""
@@ -154,12 +150,12 @@ def finetune(
         model,
         loss=LossConfig(kl=0, ce=1),
         train=train,
-        metric=task.metric(),
-        answers=task.answers,
+        metric=task.scorer(),
+        output_rows=task.answers,
         shard_optimizer=layout.zero == 1,
-        stages=stages_of(model, layout, mesh),
+        stages=build_pipeline_trainer(model, layout, mesh),
     )
-    return fit(
+    return fit_module(
         module,
         data,
         folder,

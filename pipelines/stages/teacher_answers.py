@@ -15,9 +15,10 @@ from distill.data.rows.chat import Chat, Completed, prompt_rows
 from distill.data.rows.chat_template import Turns
 from distill.data.rows.conversations import Conversations
 from distill.errors import InputError
-from distill.models.generation import ends_of, generate
+from distill.models.generation import find_end_tokens, generate
 from distill.tasks.language import Chatting
-from pipelines.runs.stage import SCRATCH, Artefact, Run
+from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.stage import Artefact, Run
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.cache_writing import load_teacher
 from pipelines.stages.data import read_data, read_task, write_splits
@@ -82,7 +83,7 @@ class Writer:
         self.tokenizer: PreTrainedTokenizerBase = tokenizer_of(source)
         self.model = load_teacher(source)
         self.task, self.length = task, config.data.max_length
-        self.ends = ends_of(self.model, self.tokenizer)
+        self.ends = find_end_tokens(self.model, self.tokenizer)
         self.model.generation_config.eos_token_id = self.ends or None
 
     def answers(self, chats: Sequence[Chat]) -> list[str]:
@@ -112,7 +113,7 @@ class Writer:
         found = generate(
             self.model, rows, new_tokens=room, temperature=how.temperature, top_p=how.top_p, seed=self.run.seed
         )
-        ids, _ = found.rows()
+        ids, _ = found.split_rows()
         return [self.spoken(prompt.tolist(), row.tolist()) for prompt, row in zip(prompts, ids, strict=True)]
 
     def spoken(self, prompt: list[int], ids: list[int]) -> str:

@@ -9,9 +9,10 @@ from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import Batch
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
+from distill.losses.teacher_signals import SignalSource
 from distill.tasks.logit_rows import OutputRows
 from distill.train.config import TrainConfig
-from distill.train.module import DistillationModule, Signals
+from distill.train.module import DistillationModule
 from distill.train.optimizer import build_optimizer
 from pipelines.runs.console import Console
 from pipelines.stages.scoring import Judge
@@ -27,13 +28,15 @@ class Trial:
         self,
         student: PreTrainedModel,
         data: TextDataModule,
-        signals: Signals,
+        signals: SignalSource,
         loss: LossConfig,
         train: TrainConfig,
         answers: OutputRows,
     ):
         # Layer terms are left out: candidates of different depths would be trained on different layer pairs.
-        self.module = DistillationModule(student, loss=loss.of_outputs, train=train, signals=signals, answers=answers)
+        self.module = DistillationModule(
+            student, loss=loss.without_layer_terms, train=train, signals=signals, output_rows=answers
+        )
         self.module.on_fit_start()
         self.optimizer = build_optimizer(student, [], train)
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -43,7 +46,7 @@ class Trial:
         for _ in range(steps):
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * min(1.0, (self.steps + 1) / WARMUP)
-            loss = weighted_sum(self.module.loss, self.module.terms(next(self.batches)))
+            loss = weighted_sum(self.module.loss, self.module.compute_terms(next(self.batches)))
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             if self.limit:

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from compress.prune.slicing.checkpoint import register_pruned
+from distill.checkpoint.pruned import register_pruned
 from distill.checkpoint.tokenizer import load_tokenizer
-from distill.data.batches.encode import Batch
-from distill.train.module import Signals
+from distill.losses.teacher_signals import SignalSource, TeacherSignals
 
 WORDS = "words.npy"
 
@@ -32,8 +31,8 @@ class Translated:
         words: The teacher's ids that were kept, ascending [tokens].
     """
 
-    def __init__(self, signals: Signals, words: np.ndarray):
+    def __init__(self, signals: SignalSource, words: np.ndarray):
         self.signals, self.words = signals, torch.from_numpy(words)
 
-    def __call__(self, batch: Batch) -> Mapping[str, Any]:
+    def __call__(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
         return self.signals({**batch, "input_ids": self.words[batch["input_ids"]]})

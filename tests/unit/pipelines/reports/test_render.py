@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from pipelines.reports.render import render_card, render_html, summary_rows
+from pipelines.reports.render import render_card, render_html
+from pipelines.reports.tables import build_summary
 from support.sample_reports import (
     Page,
     front_matter,
@@ -48,8 +49,8 @@ def test_the_page_contains_the_measured_figures(report):
         "2.13.0",
     ):
         assert figure in text
-    assert "The standard error of an accuracy of 91.54 % on 3,080 texts is 0.50 points." in text
-    assert "skipped, done before" in text
+    assert "The standard error of an accuracy of 91.54 % on 3,080 texts is 0.50 percentage points." in text
+    assert "skipped, already complete" in text
 
 
 def test_the_page_has_a_chart_for_each_log_with_points(report):
@@ -80,10 +81,10 @@ def test_rendering_the_same_report_twice_gives_the_same_page(report):
 def test_a_report_without_a_teacher_renders(report):
     alone = without_teacher(report)
     text = Page(render_html(alone, {})).text
-    assert "The student reaches 91.54 % accuracy in 1.25 ms a text on ONNX Runtime." in text
+    assert "The student reaches 91.54 % accuracy in 1.25 ms per text on ONNX Runtime." in text
     assert "teacher's" not in text
-    assert "learned from its teacher" not in render_card(alone)
-    assert summary_rows(alone)[1][0][-2:] == ["–", "–"]
+    assert "trained on its teacher's predictions" not in render_card(alone)
+    assert build_summary(alone)[1][0][-2:] == ["–", "–"]
 
 
 def test_a_report_with_scores_of_zero_renders(report):
@@ -99,11 +100,11 @@ def test_the_headline_names_the_fastest_runtime_and_precision(report):
     quantized["speedup"] = {"vs_teacher_pytorch": 15.6, "vs_teacher_same_runtime": None}
     report["models"].append(quantized)
     text = Page(render_html(report, {})).text
-    assert "keeps 98.4 % of the teacher's accuracy and takes 0.61 ms a text on OpenVINO int8." in text
+    assert "keeps 98.4 % of the teacher's accuracy and takes 0.61 ms per text on OpenVINO int8." in text
 
 
 def test_the_summary_has_a_row_for_each_model_and_runtime(report):
-    header, rows = summary_rows(report)
+    header, rows = build_summary(report)
     assert header == ["model", "runtime", "accuracy", "params", "size in MB", "ms, batch 1", "speedup", "agreement"]
     assert rows[3] == ["student", "ONNX Runtime", "91.54 %", "4.8 M", "19.5", "1.25", "3.60×", "95.1 %"]
     assert {len(row) for row in rows} == {len(header)}

@@ -5,11 +5,13 @@ import re
 
 import pytest
 
-from pipelines.reports.charts import drawn
-from pipelines.reports.pareto import Point, draw_front, mark_dominated, pareto_charts
-from pipelines.reports.render import headline, headline_entry, render_card, render_cards, render_html, why_shown
-from pipelines.reports.steps import code_of, read_pruning
-from pipelines.reports.steps_text import pruning_table, verdicts
+from pipelines.reports.charts import draw_figure
+from pipelines.reports.headline import explain_headline_entry, headline_entry, write_headline
+from pipelines.reports.pareto import Point, draw_front, draw_pareto_charts, mark_dominated
+from pipelines.reports.pruning_summary import find_code, read_pruning
+from pipelines.reports.pruning_table import build_pruning_table
+from pipelines.reports.render import render_card, render_cards, render_html
+from pipelines.reports.targets import write_verdicts
 from pipelines.runs.stage import Artefact
 from support.sample_reports import (
     OUTLINES,
@@ -32,32 +34,32 @@ def family():
 
 
 def cells(report, stage, label):
-    header, stages = pruning_table(report)
+    header, stages = build_pruning_table(report)
     (row,) = [row for name, row in dict(stages)[stage] if name == label]
     return dict(zip(header, row, strict=True))
 
 
 def test_the_pipeline_table_of_a_family_shows_the_effect_of_every_stage(family):
-    whole = "start: words removed", "shape: units removed", "trained", "int8", "target"
-    assert [stage for stage, _ in pruning_table(family)[1]] == list(whole)
-    assert cells(family, whole[0], "words") == {"teacher": "30,522"} | dict.fromkeys(
+    whole = "start: vocabulary", "shape: pruned units", "training", "int8", "target"
+    assert [stage for stage, _ in build_pruning_table(family)[1]] == list(whole)
+    assert cells(family, whole[0], "tokens of the vocabulary") == {"teacher": "30,522"} | dict.fromkeys(
         [f"student-{name}" for name in STUDENTS], "11,024"
     )
-    assert cells(family, whole[0], "fp32 weights that go")["student-4x"] == "29.8 MB"
+    assert cells(family, whole[0], "fp32 weights removed")["student-4x"] == "29.8 MB"
     assert cells(family, whole[1], "layers")["student-8x"] == "3 of 6"
     assert cells(family, whole[1], "heads")["student-8x"] == "31 of 72"
     assert cells(family, whole[1], "neurons")["student-15x"] == "96 of 9,216"
     assert cells(family, whole[1], "width")["student-4x"] == "288 of 384"
-    assert cells(family, whole[1], "speed-up predicted")["student-4x"] == "3.92×"
-    assert cells(family, whole[1], "speed-up measured")["student-4x"] == "4.04×"
+    assert cells(family, whole[1], "speedup, predicted")["student-4x"] == "3.92×"
+    assert cells(family, whole[1], "speedup, measured")["student-4x"] == "4.04×"
     assert cells(family, whole[1], "KL after the trials")["student-2x"] == "0.659"
     assert cells(family, whole[2], "validation accuracy")["teacher"] == "93.59 %"
-    assert cells(family, whole[2], "of the teacher's")["student-15x"] == "95.9 %"
+    assert cells(family, whole[2], "share of the teacher's")["student-15x"] == "95.9 %"
     assert cells(family, whole[3], "test accuracy, int8")["student-8x"] == "90.88 %"
     assert cells(family, whole[3], "change by int8")["student-8x"] == "-0.48 points"
     assert cells(family, whole[3], "change by int8")["teacher"] == "–"
-    assert cells(family, whole[4], "asked")["student-15x"] == "15×"
-    assert cells(family, whole[4], "met")["student-15x"] == "14.21×, missed by 5.3 %"
+    assert cells(family, whole[4], "requested")["student-15x"] == "15×"
+    assert cells(family, whole[4], "measured")["student-15x"] == "14.21×, missed by 5.3 %"
     assert cells(family, whole[4], "on disk (teacher fp32, students int8)")["student-8x"] == "5.2 MB"
 
 
@@ -108,10 +110,10 @@ def test_rejected_targets_and_layer_by_layer_proofs_are_reported():
         {"stage": "export", "target": "onnx-int8", "where": "refused/onnx-int8", "reason": "query gives other products"}
     ]
     page = " ".join(Page(render_html(report, sample_curves())).text.split())
-    assert "by at most 4.8e-07 of its largest value; loaded in a fresh process (31.00 ms, 164 MB at most)" in page
+    assert "by at most 4.8e-07 of the largest value. Reloaded in a fresh process (31.00 ms, peak memory 164 MB)" in page
     assert "99.81 % of 256 texts" in page
-    assert "an accuracy of 92.48 %, 92.53 % as trained" in page
-    assert "onnx-int8 was refused and lies aside in refused/onnx-int8: query gives other products." in page
+    assert "an accuracy of 92.48 % (92.53 % in PyTorch)" in page
+    assert "onnx-int8 failed its verification and was moved to refused/onnx-int8: query gives other products." in page
 
 
 def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):
@@ -133,12 +135,12 @@ def test_the_pipeline_summary_is_read_from_the_stages(tmp_path):
 
 
 def test_missed_targets_and_scores_are_reported(family):
-    said = verdicts(family)
-    assert (True, "student-8x: 8× asked, 8.11× met.") in said
-    assert (False, "student-15x: 15× asked, 14.21×, missed by 5.3 %.") in said
-    least = "at least 98.0 % of the teacher's validation accuracy asked"
-    assert (True, f"student-8x: {least}, 98.28 % kept.") in said
-    assert (False, f"student-15x: {least}, 95.93 % kept: missed.") in said
+    said = write_verdicts(family)
+    assert (True, "student-8x: requested 8×, measured 8.11×: met.") in said
+    assert (False, "student-15x: requested 15×, measured 14.21×: missed by 5.3 %.") in said
+    required = "required 98.0 % of the teacher's validation accuracy"
+    assert (True, f"student-8x: {required}, kept 98.28 %: met.") in said
+    assert (False, f"student-15x: {required}, kept 95.93 %: missed.") in said
     page = Page(render_html(family, {}))
     text = " ".join(page.text.split())
     assert all(sentence in text for _, sentence in said)
@@ -149,36 +151,36 @@ def test_a_minimum_score_is_judged_by_the_deployed_weights(family):
     for entry in family["models"]:
         if (entry["name"], entry["precision"]) in (("teacher", "fp32"), ("student-8x", "int8")):
             entry["validation"] = 0.90 if entry["name"] == "teacher" else 0.87
-    least = "at least 98.0 % of the teacher's validation accuracy asked"
-    assert (False, f"student-8x: {least}, 96.67 % kept: missed.") in verdicts(family)
+    required = "required 98.0 % of the teacher's validation accuracy"
+    assert (False, f"student-8x: {required}, kept 96.67 %: missed.") in write_verdicts(family)
 
 
 def test_a_target_is_judged_by_the_speed_under_its_own_conditions(family):
     family["road"]["conditions"]["length"] = 128
-    assert (True, "student-15x: 15× asked, 15.15× met.") in verdicts(family)
+    assert (True, "student-15x: requested 15×, measured 15.15×: met.") in write_verdicts(family)
     assert "validation texts, when the shape was chosen" in render_html(family, {})
     family["road"]["conditions"] |= {"length": 0, "batch": 32}
     for each in family["models"]:
         each["speedup_batched"] = {"vs_teacher_same_runtime": 9.0}
-    assert (True, "student-8x: 8× asked, 9.00× met.") in verdicts(family)
-    assert (False, "student-15x: 15× asked, 9.00×, missed by 40.0 %.") in verdicts(family)
+    assert (True, "student-8x: requested 8×, measured 9.00×: met.") in write_verdicts(family)
+    assert (False, "student-15x: requested 15×, measured 9.00×: missed by 40.0 %.") in write_verdicts(family)
 
 
 def test_a_latency_target_is_judged_as_a_speedup(family):
     for each in family["road"]["students"]:
         each["target"] |= {"speedup": 0.0, "latency_ms": 0.5}
-    assert (False, "student-8x: 0.5 ms asked, 0.55 ms, missed by 9.9 %.") in verdicts(family)
-    assert (True, "student-15x: 0.5 ms asked, 0.32 ms met.") in verdicts(family)
+    assert (False, "student-8x: requested 0.5 ms, measured 0.55 ms: missed by 9.9 %.") in write_verdicts(family)
+    assert (True, "student-15x: requested 0.5 ms, measured 0.32 ms: met.") in write_verdicts(family)
 
 
 def test_the_headline_names_every_student_of_the_family(family):
-    assert headline(family) == (
+    assert write_headline(family) == (
         "Student-2x keeps 99.8 % of the teacher's accuracy at 2.06× its speed, student-4x 99.0 % at 4.03×, "
         "student-8x 97.7 % at 8.11× and student-15x 94.7 % at 14.21×, on ONNX Runtime int8."
     )
     for each in family["models"]:
         each["speedup"] = None
-    assert "student-15x reaches 88.11 % accuracy in 0.32 ms a text" in headline(family)
+    assert "student-15x reaches 88.11 % accuracy in 0.32 ms per text" in write_headline(family)
 
 
 def test_the_figures_at_the_top_are_those_of_the_fastest_student_that_keeps_the_score(family):
@@ -186,40 +188,41 @@ def test_the_figures_at_the_top_are_those_of_the_fastest_student_that_keeps_the_
     assert headline_entry(family_report(min_score=0.0))["name"] == "student-15x"
     assert headline_entry(family_report(min_score=0.999))["name"] == "student-2x"
     for least, told in (
-        (0.98, "student-8x, the fastest that keeps at least 98.0 %"),
+        (0.98, "student-8x, the fastest student that keeps at least 98.0 %"),
         (0.999, "No student keeps at least 99.9 %"),
     ):
-        assert told in why_shown(family_report(min_score=least))
-    assert why_shown(family_report(min_score=0.0)) == "The figures below are those of student-15x, the fastest."
-    assert why_shown(family) in Page(render_html(family, {})).text
+        assert told in explain_headline_entry(family_report(min_score=least))
+    fastest = "The figures below are those of student-15x, the fastest student."
+    assert explain_headline_entry(family_report(min_score=0.0)) == fastest
+    assert explain_headline_entry(family) in Page(render_html(family, {})).text
 
 
 def test_a_page_of_one_student_has_no_family_comparison():
     """The page of one pruned student describes its pipeline, but compares no students."""
-    assert not pareto_charts(sample_report())
+    assert not draw_pareto_charts(sample_report())
     source = render_html(family_report(["8x"]), {})
     text = Page(source).text
-    assert "speed-up on ONNX Runtime" not in text
+    assert "speedup on ONNX Runtime" not in text
     assert "The student keeps 97.7 % of the teacher's accuracy at 8.11× its speed on ONNX Runtime int8." in text
-    assert "student: 8× asked, 8.11× met." in text
-    assert "gained and lost" not in Page(render_html(sample_report(), {})).text
+    assert "student: requested 8×, measured 8.11×: met." in text
+    assert "Effect of each stage" not in Page(render_html(sample_report(), {})).text
     assert "missed" not in render_html(sample_report(), {})
 
 
-def test_dominated_points_are_marked_in_the_pareto_charts(family):
+def test_dominated_points_are_marked_in_the_draw_pareto_charts(family):
     points = [
         Point("a", "fp32", 2, 0.9),
         Point("b", "int8", 2, 0.9),
         Point("c", "int8", 3, 0.8),
         Point("d", "fp32", 2, 0.85),
     ]
-    assert [p.beaten for p in mark_dominated(points, rising=True)] == [False, False, False, True]
-    assert [p.beaten for p in mark_dominated(points, rising=False)] == [False, False, True, True]
-    (_, speed), (_, size) = pareto_charts(family)
+    assert [p.dominated for p in mark_dominated(points, rising=True)] == [False, False, False, True]
+    assert [p.dominated for p in mark_dominated(points, rising=False)] == [False, False, True, True]
+    (_, speed), (_, size) = draw_pareto_charts(family)
     for svg in (speed, size):
         assert all(f">{name}<" in svg for name in (*STUDENTS, "teacher", "fp32", "int8"))
         assert svg.count(">15x<") == 2
-    assert "beaten by another in both" in speed
+    assert "dominated in both" in speed
 
 
 @pytest.mark.parametrize("crowd", [1.0, 0.25])
@@ -229,7 +232,7 @@ def test_names_in_a_chart_overlap_neither_each_other_nor_markers(crowd, family):
     for name, (whole, rounded, _, _, _, ratio, fast) in STUDENTS.items():
         points += [Point(name, "fp32", ratio**crowd, 0.93 - (0.93 - whole) * crowd)]
         points += [Point(name, "int8", fast**crowd, 0.93 - (0.93 - rounded) * crowd)]
-    with drawn("names", draw_front, mark_dominated(points, rising=True), "times", "accuracy", 1) as figure:
+    with draw_figure("names", draw_front, mark_dominated(points, rising=True), "times", "accuracy", 1) as figure:
         (axes,) = figure.axes
         boxes = [text.get_window_extent() for text in axes.texts]
         places = axes.transData.transform([(p.value, p.score) for p in points])
@@ -244,8 +247,8 @@ def test_names_in_a_chart_overlap_neither_each_other_nor_markers(crowd, family):
 
 def test_matched_layers_and_unit_costs_have_their_own_charts(family):
     text = Page(render_html(family, {"distill-15x": family_curves()["distill-15x"]})).text
-    assert "Teacher's layer that each layer learns from" in text
-    assert "Cost of the open units" in text
+    assert "Teacher layer matched by each student layer" in text
+    assert "Cost of the unmasked units" in text
     assert "matched_1" not in text
     assert text.index("student's 2") < text.index("student's 10")
     assert "cost_wanted" not in text
@@ -267,7 +270,7 @@ def test_a_card_mentions_the_code_that_comes_with_a_pruned_model(family):
     assert "3 layers of width 192 with 10, 9 and 12 attention heads and 256, 224 and 192 feed-forward neurons" in card
     assert "plain checkpoint" not in card
     assert "pruning" in front_matter(card)["tags"]
-    assert "- `runs/x/student-8x/onnxruntime-int8`: int8, 5.2 MB, 0.55 ms a text, 90.88 % accuracy" in card
+    assert "- `runs/x/student-8x/onnxruntime-int8`: int8, 5.2 MB, 0.55 ms per text, 90.88 % accuracy" in card
     assert "trust_remote_code" not in render_card(sample_report())
     stock = family_report(["8x"])
     for each in stock["models"]:
@@ -278,8 +281,8 @@ def test_a_card_mentions_the_code_that_comes_with_a_pruned_model(family):
 
 def test_a_quantized_model_is_compared_with_its_own_logits(family):
     text = " ".join(Page(render_html(family, {})).text.split())
-    assert "The student-8x on ONNX Runtime int8, loaded in a fresh process, gave the logits that it gave where" in text
-    assert "The student-8x on ONNX Runtime int8, loaded in a fresh process, was compared" not in text
+    assert "The student-8x on ONNX Runtime int8, reloaded in a fresh process, reproduced the logits of" in text
+    assert "The student-8x on ONNX Runtime int8, reloaded in a fresh process, was compared" not in text
 
 
 def test_snippets_of_a_pruned_model_run_without_prompting(family, tmp_path, capsys, monkeypatch):
@@ -289,15 +292,14 @@ def test_snippets_of_a_pruned_model_run_without_prompting(family, tmp_path, caps
     from compress.export.common.source import Source
     from compress.export.common.targets import target_of
     from compress.export.write import write_target
-    from compress.prune.slicing.slice import Shape, prune
-    from compress.prune.tracing.trace import find_axes
+    from distill.slicing import Shape, find_axes, prune
 
     model, tokenizer = tiny_model(tmp_path)
     small = prune(model, find_axes(model), Shape((0,), {"layers.0.ffn": torch.arange(5)})).eval()
     for each, place in zip(family["models"][2:5], ("huggingface", "onnx", "onnx"), strict=True):
         write_target(Source(small, tokenizer), target_of(place), tmp_path)
         each["path"] = str(tmp_path / place)
-        each["code"] = code_of(tmp_path / place)
+        each["code"] = find_code(tmp_path / place)
     monkeypatch.setattr("builtins.input", lambda *asked: pytest.fail(f"asked {asked}"))
     snippets = re.findall(r"```python\n(.*?)```", render_cards(family)["student-2x.md"], re.DOTALL)
     assert len(snippets) == 2

@@ -9,7 +9,7 @@ from distill.losses.config import LossConfig
 from distill.student.build import build_student
 from pipelines.runs import console as consoles
 from pipelines.runs import trainer as trainers
-from pipelines.runs.stage import SCRATCH
+from pipelines.runs.manifest import SCRATCH
 from pipelines.runs.training_checkpoint import load_weights
 from support import interrupted_training
 from support.interrupted_training import BASE, SPLITS, Killed, examples, killed_at, train_once
@@ -82,8 +82,8 @@ def test_early_stopping_keeps_the_best_weights(tiny_model, tokenizer, tmp_path):
 def test_a_run_killed_after_its_early_stop_does_not_train_on(tiny_model, tokenizer, tmp_path, monkeypatch):
     config = replace(BASE, patience=1, epochs=6, learning_rate=1e-9)  # no epoch is better than the first
     ended, batches = [], []
-    real, counted = trainers.fit, trainers.FitProgress.on_train_batch_end
-    monkeypatch.setattr(trainers, "fit", lambda *args, **more: ended.append(real(*args, **more)))
+    real, counted = trainers.fit_module, trainers.FitProgress.on_train_batch_end
+    monkeypatch.setattr(trainers, "fit_module", lambda *args, **more: ended.append(real(*args, **more)))
     expected = train_once(tiny_model, tokenizer, tmp_path / "undisturbed", config, LossConfig(kl=1))
 
     def killed(self, module) -> None:

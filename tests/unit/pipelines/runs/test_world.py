@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from distill.errors import InputError
-from pipelines.runs.processes import World, start_of
+from pipelines.runs.processes import World, agree_on_name
 from pipelines.runs.watchdog import explain_failures
 from support.ranks import run_ranks
 
@@ -43,14 +43,14 @@ def disagree(rank: int, folder: Path, name: str) -> str:
     if rank == 1:
         facts[name] = {"seed": 1, "data": "abd", "settings": {"epochs": 4}}[name]
     with pytest.raises(InputError) as refused:
-        world.agree(facts)
+        world.check_agreement(facts)
     return str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["seed", "data", "settings"])
 def test_processes_that_disagree_fail_and_name_the_differing_fact(name, tmp_path):
     for said in run_ranks(disagree, 2, tmp_path, name):
-        assert said.startswith(f"process 1 of 2 disagrees about {name}: ")
+        assert said.startswith(f"process 1 of 2: expected {name} to be ")
 
 
 def check_shared_folder(rank: int, folder: Path, places: tuple[str, str]) -> str | None:
@@ -78,7 +78,7 @@ def test_processes_with_different_folders_fail_the_check(tmp_path):
 
 def wait_in_collective(rank: int, folder: Path) -> str | None:
     world, group = world_in(folder, rank, 2), dist.new_group(timeout=timedelta(seconds=2))
-    world.note("validation after epoch 2" if rank else "epoch 3, batch 1")
+    world.record_position("validation after epoch 2" if rank else "epoch 3, batch 1")
     world.barrier()
     if rank == 1:
         time.sleep(4)
@@ -100,7 +100,7 @@ def start(store: dist.Store, order: Sequence[int], size: int) -> list[str]:
     with ThreadPoolExecutor(size) as pool:
         coming = {}
         for rank in order:
-            coming[rank] = pool.submit(start_of, store, rank, size, 20)
+            coming[rank] = pool.submit(agree_on_name, store, rank, size, 20)
             time.sleep(0.1)
         return [coming[rank].result() for rank in range(size)]
 
@@ -117,16 +117,16 @@ def test_restarted_processes_get_a_new_shared_name():
 def test_a_start_killed_halfway_does_not_break_the_next():
     store = dist.HashStore()
     with pytest.raises(InputError, match="process 0 of 2 waited 0 s for the others to start"):
-        start_of(store, 0, 2, 0.2)
+        agree_on_name(store, 0, 2, 0.2)
     with pytest.raises(InputError, match="process 1 of 2 waited"):
-        start_of(store, 1, 2, 0.2)
+        agree_on_name(store, 1, 2, 0.2)
     assert len(set(start(store, (0, 1), 2))) == 1
 
 
 def test_a_single_process_never_waits():
     world = World()
     world.barrier()
-    world.agree({"seed": 0})
+    world.check_agreement({"seed": 0})
     assert world.is_rank_zero
     assert world.broadcast(3) == 3
     assert world.gather((1, 2)) == [[1, 2]]

@@ -13,9 +13,9 @@ from compress.export.common.source import Source
 from compress.export.common.targets import Target
 from compress.export.onnx.graph import FILE
 from compress.export.onnx.int8 import products_saturate
+from compress.quantize.calibration import calibrate
 from compress.quantize.prepare import convert, prepare
-from compress.quantize.ranges import calibrate
-from compress.quantize.schemes import reduced_scheme, scheme_of
+from compress.quantize.schemes import reduce_weight_range, resolve_scheme
 from distill.data.splits.labelled import Examples
 from pipelines.stages import export_proof as proofs
 from pipelines.stages.compared_texts import texts_hash
@@ -29,9 +29,9 @@ TEXTS = 400  # one text is 0.25 percentage points
 @pytest.fixture(scope="module")
 def source() -> Source:
     torch.manual_seed(0)
-    model = build_model("bert")
-    scheme = scheme_of("int8-static")
-    prepare(model, reduced_scheme(scheme) if products_saturate() else scheme)
+    model = build_model("bert", num_hidden_layers=2)
+    scheme = resolve_scheme("int8-static")
+    prepare(model, reduce_weight_range(scheme) if products_saturate() else scheme)
     ids = torch.randint(5, 60, (6, 12))
     calibrate(model, [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}])
     tokenizer = BertTokenizerFast(vocab={w: i for i, w in enumerate(VOCABULARY)}, model_max_length=MAX_LENGTH)

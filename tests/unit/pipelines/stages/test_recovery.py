@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from compress.prune.slicing.slice import Shape, prune
-from compress.prune.tracing.trace import find_axes
+from distill.slicing import Shape, find_axes, prune
 from distill.train.config import TrainConfig
 from pipelines.stages.recovery_rate import recovering, weights_of_layers
 from support.tiny_models import build_model

@@ -1,0 +1,116 @@
+"""The effects of a pruning run's stages on every student, read from the stages' metrics and files."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from compress.prune.search.cost import CostModel
+from compress.quantize.schemes import resolve_scheme
+from pipelines.reports.schema import (
+    OutlineEntry,
+    PrunedStudent,
+    PruningStart,
+    PruningSummary,
+    QuantizedScores,
+    TimingConditions,
+)
+from pipelines.runs.manifest import JsonObject
+from pipelines.runs.stage import Artefact
+
+COSTS = "costs.json"
+
+
+def read_pruning(stages: Sequence[Artefact]) -> PruningSummary | None:
+    """Returns the report's facts on pruning from the stages' metrics and files; None if no student was pruned."""
+    by_name = {stage.name: stage for stage in stages}
+    targets = [
+        name.removeprefix("shape-")
+        for name, stage in by_name.items()
+        if name.startswith("shape-") and "budget" in stage.manifest["config"]  # rounds of iterative pruning have none
+    ]
+    if not targets:
+        return None
+    start, teacher = by_name["start"], by_name["teacher"]
+    budget = by_name[f"shape-{targets[0]}"].manifest["config"]["budget"]
+    conditions = {name: budget[name] for name in ("runtime", "precision", "batch", "length", "threads")}
+    facts = dict(start.metrics) | start.manifest["config"] | {"outline": read_outline(by_name["scores"])}
+    return {
+        "conditions": cast(TimingConditions, conditions),
+        "teacher": {"words": _read_json(teacher.folder / "model/config.json")["vocab_size"]},
+        "start": cast(PruningStart, facts),
+        "students": [read_pruned_student(by_name, target, len(targets)) for target in targets],
+    }
+
+
+def read_outline(scores: Artefact) -> OutlineEntry:
+    """Returns the outline of the model before pruning, read from its scores, which cover every unit."""
+    from safetensors import safe_open
+
+    with safe_open(scores.folder / "scores.safetensors", framework="np") as file:
+        counts = {name: file.get_slice(name).get_shape()[0] for name in file.keys()}  # noqa: SIM118 - no mapping
+    layers = range(counts["layers"])
+    return {
+        "hidden": counts.get("values.hidden"),
+        "heads": [counts.get(f"values.layers.{layer}.heads", 1) for layer in layers],
+        "ffn": [counts.get(f"values.layers.{layer}.ffn", 1) for layer in layers],
+    }
+
+
+def read_pruned_student(stages: Mapping[str, Artefact], target: str, students: int) -> PrunedStudent:
+    """Returns the facts on a target's student."""
+    from compress.prune.search.cost import Outline
+
+    shape, trained = stages[f"shape-{target}"], stages[f"distill-{target}"]
+    chosen = _read_json(shape.folder / "shape.json")
+    outline = chosen["outline"]
+    costs, teacher_ms = read_costs(stages["costs"])
+    predicted = costs.predict(Outline(outline["hidden"], tuple(outline["heads"]), tuple(outline["ffn"])))
+    return {
+        "name": student_name(target, students),
+        "target": shape.manifest["config"]["target"],
+        "outline": outline,
+        "predicted_ms": predicted,
+        "predicted_speedup": teacher_ms / predicted,
+        "measurements": chosen["measurements"],
+        "trials": chosen["trials"],
+        "teacher_score": shape.metrics.get("teacher_score"),
+        "score": trained.metrics["val/score"],
+        "quantized": read_quantized(stages.get(f"quantize-{target}")),
+        "params": trained.metrics["params"],
+    }
+
+
+def read_quantized(stage: Artefact | None) -> QuantizedScores | None:
+    """Returns a student's validation scores when quantized; None if it wasn't."""
+    if stage is None:
+        return None
+    scheme = resolve_scheme(stage.manifest["config"]["quantize"]["scheme"])
+    return {
+        "precision": scheme.precision,
+        "calibrated": stage.metrics["val/calibrated"],
+        "score": stage.metrics["val/score"],
+    }
+
+
+def student_name(target: str, students: int) -> str:
+    """Returns a target's student name, used in reports and for its folder; a single student needs no suffix."""
+    return "student" if students == 1 else f"student-{target}"
+
+
+def find_code(folder: Path) -> str | None:
+    """Returns the name of the file with a checkpoint's modelling code; None if a stock class loads it."""
+    file = folder / "config.json"
+    classes = _read_json(file).get("auto_map", {}) if file.is_file() else {}
+    return f"{next(iter(classes.values())).split('.')[0]}.py" if classes else None
+
+
+def read_costs(costs: Artefact) -> tuple[CostModel, float]:
+    """Returns the fitted costs and the teacher's milliseconds."""
+    content = _read_json(costs.folder / COSTS)
+    fitted = content["costs"]
+    return CostModel(tuple(fitted["coefficients"]), fitted["error"]), content["teacher"]["best_ms"]
+
+
+def _read_json(file: Path) -> JsonObject:
+    return cast(JsonObject, json.loads(file.read_text()))

@@ -1,0 +1,232 @@
+"""The table of a pruning run: each stage's effect on every student."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from pipelines.reports.formatting import (
+    CORRELATIONS,
+    LOWER_IS_BETTER,
+    NO_VALUE,
+    RUNTIMES,
+    format_count,
+    format_megabytes,
+    format_percent,
+    format_ratio,
+    format_score,
+    join_texts,
+)
+from pipelines.reports.schema import ModelEntry, OutlineEntry, PrunedStudent, Report, ShapeTrial
+from pipelines.reports.targets import (
+    describe_result,
+    describe_target,
+    evaluated_speed,
+    find_entry,
+    measured_speed,
+    pruned_students,
+    pruning_of,
+    trained_share,
+)
+from pipelines.reports.wording import name_validation_metric
+
+
+class TableRow(NamedTuple):
+    """A label, and a cell for the teacher and for each student."""
+
+    label: str
+    cells: list[str]
+
+
+class StageRows(NamedTuple):
+    """A stage and its rows."""
+
+    stage: str
+    rows: list[TableRow]
+
+
+def build_pruning_table(report: Report) -> tuple[list[str], list[StageRows]]:
+    """Returns the header and the rows of each stage in order: the teacher's column first, then one per student."""
+    stages = [
+        StageRows("start: vocabulary", _vocabulary_rows(report)),
+        StageRows("shape: pruned units", _shape_rows(report)),
+        StageRows("training", _training_rows(report)),
+    ]
+    for precision in dict.fromkeys(entry["precision"] for entry in report["models"] if entry["precision"] != "fp32"):
+        rows = [*_quantization_rows(report, precision), _score_row(report, precision), _change_row(report, precision)]
+        stages.append(StageRows(precision, rows))
+    stages.append(StageRows("target", _target_rows(report)))
+    return ["teacher", *(student["name"] for student in pruned_students(report))], stages
+
+
+def _vocabulary_rows(report: Report) -> list[TableRow]:
+    pruning, teacher = pruning_of(report), find_entry(report, "teacher")
+    start, students = pruning["start"], pruning["students"]
+    removed = NO_VALUE
+    if teacher and start["student"] == "teacher":
+        removed = format_megabytes(4 * (teacher["params"] - start["params"]))
+    return [
+        _row("tokens of the vocabulary", f"{pruning['teacher']['words']:,}", [f"{start['words']:,}"] * len(students)),
+        _row("fp32 weights removed", NO_VALUE, [removed] * len(students)),
+    ]
+
+
+def _shape_rows(report: Report) -> list[TableRow]:
+    students, teacher = pruned_students(report), find_entry(report, "teacher")
+    params = format_count(teacher["params"]) if teacher else NO_VALUE
+    return [
+        _units_row(report, "layers", lambda outline: len(outline["heads"])),
+        _units_row(report, "width", lambda outline: outline["hidden"] or 0),
+        _units_row(report, "heads", lambda outline: sum(outline["heads"])),
+        _units_row(report, "neurons", lambda outline: sum(outline["ffn"])),
+        _row("parameters", params, (format_count(each["params"]) for each in students)),
+        _row("speedup, predicted", NO_VALUE, (format_ratio(each["predicted_speedup"]) for each in students)),
+        _row("speedup, measured", NO_VALUE, (format_ratio(each["measurements"][-1]["by_all"]) for each in students)),
+        _row("shapes tried", NO_VALUE, (str(len(each["trials"])) for each in students)),
+        _row("KL after the trials", NO_VALUE, map(_format_trial, students)),
+    ]
+
+
+def _units_row(report: Report, label: str, count: Callable[[OutlineEntry], int]) -> TableRow:
+    start = pruning_of(report)["start"]
+    full = count(start["outline"])
+    cells = [f"{count(each['outline']):,} of {full:,}" if full else NO_VALUE for each in pruned_students(report)]
+    return _row(label, f"{full:,}" if full and start["student"] == "teacher" else NO_VALUE, cells)
+
+
+def _training_rows(report: Report) -> list[TableRow]:
+    students, metric = pruned_students(report), report["metric"]
+    scores = (format_score(each["score"], metric) for each in students)
+    return [
+        _row(_validation_label(report), _format_optional(students[0]["teacher_score"], metric), scores),
+        _row("share of the teacher's", NO_VALUE, (format_percent(trained_share(each)) for each in students)),
+        _score_row(report, "fp32"),
+    ]
+
+
+def _quantization_rows(report: Report, precision: str) -> list[TableRow]:
+    """Returns rows with the validation scores after calibration and after quantization-aware training."""
+    scores = [each.get("quantized") for each in pruned_students(report)]
+    if not any(each and each["precision"] == precision for each in scores):
+        return []
+    label, metric = _validation_label(report), report["metric"]
+    calibrated = [_format_optional(each["calibrated"] if each else None, metric) for each in scores]
+    trained = [_format_optional(each["score"] if each else None, metric) for each in scores]
+    return [
+        _row(f"{label}, calibrated", NO_VALUE, calibrated),
+        _row(f"{label}, quantization-aware training", NO_VALUE, trained),
+    ]
+
+
+def _score_row(report: Report, precision: str) -> TableRow:
+    """Returns the row of test scores in a precision."""
+    metric = report["metric"]
+    cells = [_format_optional(entry["score"] if entry else None, metric) for entry in _entries(report, precision)]
+    return TableRow(f"test {metric}, {precision}", cells)
+
+
+def _change_row(report: Report, precision: str) -> TableRow:
+    """Returns the row of score changes by quantization, in percentage points if the score is a share."""
+    is_share = report["metric"] not in CORRELATIONS | LOWER_IS_BETTER
+    cells = []
+    for full, quantized in zip(_entries(report, "fp32"), _entries(report, precision), strict=True):
+        if full is None or quantized is None:
+            cells.append(NO_VALUE)
+        else:
+            change = quantized["score"] - full["score"]
+            cells.append(f"{change * 100:+.2f} points" if is_share else f"{change:+.4f}")
+    return TableRow(f"change by {precision}", cells)
+
+
+def _target_rows(report: Report) -> list[TableRow]:
+    students = pruned_students(report)
+    results = (describe_result(each["target"], measured_speed(report, each)) for each in students)
+    return [
+        _row("requested", NO_VALUE, (describe_target(each["target"]) for each in students)),
+        _row("measured", NO_VALUE, results),
+        _size_row(report),
+    ]
+
+
+def _size_row(report: Report) -> TableRow:
+    """Returns the row of sizes on disk, in the budget's precision."""
+    precision = pruning_of(report)["conditions"]["precision"]
+    entries = [*_entries(report, "fp32")[:1], *_entries(report, precision)[1:]]
+    cells = [format_megabytes(entry["bytes"]) if entry else NO_VALUE for entry in entries]
+    label = "on disk, fp32" if precision == "fp32" else f"on disk (teacher fp32, students {precision})"
+    return TableRow(label, cells)
+
+
+def _row(label: str, teacher: str, students: Iterable[str]) -> TableRow:
+    return TableRow(label, [teacher, *students])
+
+
+def _entries(report: Report, precision: str) -> list[ModelEntry | None]:
+    """Returns the entries of the teacher and the students on the budget's runtime."""
+    names = ["teacher", *(student["name"] for student in pruned_students(report))]
+    return [find_entry(report, name, precision) for name in names]
+
+
+def _validation_label(report: Report) -> str:
+    return f"validation {name_validation_metric(report)}"
+
+
+def _format_optional(score: float | None, metric: str) -> str:
+    return NO_VALUE if score is None else format_score(score, metric)
+
+
+def _format_trial(student: PrunedStudent) -> str:
+    """Returns the final divergence of the shape that won the trials."""
+    best = best_trial(student["trials"])
+    return NO_VALUE if best is None else f"{student['trials'][best]['divergences'][-1]:.3f}"
+
+
+def best_trial(trials: Sequence[ShapeTrial]) -> int | None:
+    """Returns the index of the best trial among those that ran longest; None if nothing was trained."""
+    ranked = [
+        (-len(each["divergences"]), each["divergences"][-1], i) for i, each in enumerate(trials) if each["divergences"]
+    ]
+    return min(ranked)[2] if ranked else None
+
+
+def write_pruning_notes(report: Report) -> list[str]:
+    """Returns sentences on how the table's figures were measured."""
+    conditions, students = pruning_of(report)["conditions"], pruned_students(report)
+    length = f"{conditions['length']} tokens each" if conditions["length"] else "of the data set's own lengths"
+    runtime = RUNTIMES.get(conditions["runtime"], conditions["runtime"])
+    texts = f"{conditions['batch']} text{'s' * (conditions['batch'] > 1)} per call"
+    source = "validation texts, when the shape was chosen"
+    if evaluated_speed(report, students[0]):
+        source = "the texts of the evaluation"
+    notes = [
+        f"A target's speedup is the teacher's fp32 latency divided by the student's in {conditions['precision']} on "
+        f"{runtime}: {texts}, {length}, threads: {conditions['threads']}. The measured values of the targets are from "
+        f"{source}.",
+        "The predicted speedup is that of the cost model; the measured one is that of the shape before its training.",
+        "KL is the divergence from the teacher on the validation split after the short trial trainings by which the "
+        "shape is chosen. The chosen shape may have gained or lost units afterwards until it met the requested speed.",
+    ]
+    if any(each["teacher_score"] for each in students):
+        notes.append(
+            "Validation scores are those of the trained fp32 weights; the required score is checked on the deployed "
+            "files."
+        )
+    return notes
+
+
+def describe_shape(report: Report, name: str) -> str | None:
+    """Returns a pruned student's sizes as a phrase; None if it wasn't pruned."""
+    student = next((each for each in pruned_students(report) if each["name"] == name), None)
+    if student is None:
+        return None
+    outline = student["outline"]
+    layers = f"{len(outline['heads'])} layer{'s' * (len(outline['heads']) > 1)}"
+    width = f" of width {outline['hidden']}" if outline["hidden"] else ""
+    return (
+        f"{layers}{width} with {_format_sizes(outline['heads'])} attention heads and "
+        f"{_format_sizes(outline['ffn'])} feed-forward neurons"
+    )
+
+
+def _format_sizes(counts: Sequence[int]) -> str:
+    """Returns the counts of all layers; a single number if all are equal."""
+    texts = [f"{count:,}" for count in counts]
+    return join_texts(texts if len(set(texts)) > 1 else texts[:1])

@@ -1,0 +1,213 @@
+"""The layout of `report.json`: one dict of plain JSON values."""
+
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict
+
+from pipelines.runs.manifest import JsonObject
+
+
+class LatencyEntry(TypedDict):
+    """Milliseconds per call, see `compress.measure.latency.Latency`."""
+
+    batch: int
+    length: int
+    threads: int
+    repeats: int
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    best_ms: float
+
+
+class SpeedupEntry(TypedDict):
+    """The teacher's fp32 latency divided by the model's, on PyTorch and on the model's own runtime."""
+
+    vs_teacher_pytorch: float
+    vs_teacher_same_runtime: float | None
+
+
+class ParityEntry(TypedDict):
+    """How an exported file, reloaded in a fresh process, differs from the model that it was made from.
+
+    `layers` is the largest relative difference of a product, for models trained with quantized layers; these also have
+    their scores, loading time and peak memory.
+    """
+
+    texts: int
+    max_difference: float
+    mean_difference: float
+    same_class: float | None
+    weight_bits: NotRequired[int]
+    layers: NotRequired[float]
+    load_ms: NotRequired[float]
+    peak_bytes: NotRequired[float]
+    score: NotRequired[float]
+    trained_score: NotRequired[float]
+
+
+class ModelEntry(TypedDict):
+    """A model on a runtime in a precision."""
+
+    name: str
+    stage: str
+    path: str
+    runtime: str
+    precision: str
+    score: float
+    scores: NotRequired[dict[str, float]]
+    validation: NotRequired[float]
+    params: int
+    bytes: int
+    code: NotRequired[str]
+    latency: LatencyEntry
+    latency_batched: LatencyEntry | None
+    speedup: SpeedupEntry | None
+    speedup_batched: SpeedupEntry | None
+    agreement_with_teacher: float | None
+    parity: ParityEntry | None
+
+
+class BaselineEntry(TypedDict):
+    """The scores of a constant answer."""
+
+    name: str
+    answer: str
+    scores: dict[str, float | None]
+
+
+class StageEntry(TypedDict):
+    """What a stage took."""
+
+    name: str
+    folder: str
+    skipped: bool
+    wall_seconds: float
+    peak_memory_bytes: int
+    resumed: bool
+    metrics: JsonObject
+
+
+class RefusedExport(TypedDict):
+    """An exported file that failed its verification."""
+
+    stage: str
+    target: str
+    where: str
+    reason: str
+
+
+class OutlineEntry(TypedDict):
+    """Width, and heads and feed-forward neurons of each layer; the width is None if it wasn't traced."""
+
+    hidden: int | None
+    heads: Sequence[int]
+    ffn: Sequence[int]
+
+
+class TargetEntry(TypedDict):
+    """The requested speed; the unused one of speedup and latency is 0."""
+
+    name: str
+    speedup: float
+    latency_ms: float
+
+
+class TimingConditions(TypedDict):
+    """The conditions under which a budget's speed is measured; `length` is 0 for the texts' own lengths."""
+
+    runtime: str
+    precision: str
+    batch: int
+    length: int
+    threads: int
+
+
+class ShapeTiming(TypedDict):
+    """A measurement of a shape next to the teacher; `by_all` takes all measurements so far into account."""
+
+    label: str
+    teacher_ms: float
+    best_ms: float
+    bytes: int
+    speedup: float
+    by_all: float
+
+
+class ShapeTrial(TypedDict):
+    """A shape that was trained for a short time, and its divergence from the teacher after each round."""
+
+    label: str
+    divergences: Sequence[float]
+
+
+class QuantizedScores(TypedDict):
+    """A student's validation scores after calibration and after quantization-aware training."""
+
+    precision: str
+    calibrated: float
+    score: float
+
+
+class PrunedStudent(TypedDict):
+    """A student that was pruned to a speed."""
+
+    name: str
+    target: TargetEntry
+    outline: OutlineEntry
+    predicted_ms: float
+    predicted_speedup: float
+    measurements: Sequence[ShapeTiming]
+    trials: Sequence[ShapeTrial]
+    teacher_score: float | None
+    score: float
+    quantized: NotRequired[QuantizedScores | None]
+    params: int
+
+
+class PrunedTeacher(TypedDict):
+    """The size of the teacher's vocabulary."""
+
+    words: int
+
+
+class PruningStart(TypedDict):
+    """The model that is pruned: the teacher or a student, after its vocabulary was pruned."""
+
+    words: int
+    params: int
+    student: str
+    outline: OutlineEntry
+
+
+class PruningSummary(TypedDict):
+    """What each stage of a pruning run did to every student."""
+
+    conditions: TimingConditions
+    teacher: PrunedTeacher
+    start: PruningStart
+    students: Sequence[PrunedStudent]
+
+
+class Results(TypedDict):
+    """The scores, sizes and speeds of all models."""
+
+    metric: str
+    baseline: NotRequired[BaselineEntry]
+    models: Sequence[ModelEntry]
+
+
+class Report(Results):
+    """All that is known of a run."""
+
+    task: str
+    seed: int
+    license: str | None
+    data: JsonObject
+    stages: Sequence[StageEntry]
+    config: JsonObject
+    machine: JsonObject
+    versions: dict[str, str]
+    commit: str | None
+    created: str
+    road: NotRequired[PruningSummary]
+    refused: NotRequired[Sequence[RefusedExport]]

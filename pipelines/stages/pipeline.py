@@ -1,0 +1,226 @@
+"""The stages of a run, in order, from the plan to the published files."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from distill.errors import InputError
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.plan import Plan
+
+if TYPE_CHECKING:
+    from compress.export.common.targets import Target
+    from pipelines.runs.stage import Artefact, Run
+    from pipelines.stages.students import Trained
+
+BLOCKS = 8  # maximum number of blocks for comparing a language model's exports; each has tens of megabytes of logits
+
+
+def run_stages(run: "Run", plan: Plan) -> tuple[dict[str, "Artefact"], list["Trained"]]:
+    """Runs all stages in order up to the evaluation, or to the last one requested.
+
+    Returns:
+        (stage name -> artefact, the students)
+    """
+    from pipelines.settings.task_settings import run_task_arguments
+    from pipelines.stages.cache import cache_stage
+    from pipelines.stages.data import data_stage
+    from pipelines.stages.ensemble import ensemble_stage
+    from pipelines.stages.general import general_stage
+    from pipelines.stages.precision import chosen_precision
+    from pipelines.stages.students import train_students
+    from pipelines.stages.teacher import teacher_stage
+    from pipelines.stages.teacher_answers import answers_stage
+
+    settings = plan.settings
+    made: dict[str, Artefact] = {}
+    made["data"] = data_stage(run, settings.data, plan.task, run_task_arguments(settings, plan.task))
+    precision = chosen_precision(run, plan, made["data"])
+    plan.check_precision(precision)
+    if settings.general.data:
+        made["general"] = general_stage(run, plan, precision)
+    if settings.until == "general":
+        return made, []
+    made["teacher"] = teacher_stage(run, plan, plan.teacher, made["data"], precision)
+    if settings.until == "teacher":
+        return made, []
+    if settings.sequences.share:
+        made["answers"] = answers_stage(run, settings, made["data"], made["teacher"])
+        made["data"] = made["answers"]
+    if settings.loss.needs_teacher and settings.teacher.signals == "cached":
+        source = made["teacher"]
+        if settings.teacher.also:
+            made["ensemble"] = source = ensemble_stage(run, plan, made["data"], made["teacher"], precision)
+        made["cache"] = cache_stage(run, plan, made["data"], source)
+    if settings.until == "cache":
+        return made, []
+    students, stages = train_students(run, plan, made, precision)
+    made |= stages
+    if settings.until != "distill":
+        made |= export_and_evaluate(run, settings, made, students)
+    return made, students
+
+
+def export_and_evaluate(
+    run: "Run", config: DistillConfig, made: dict[str, "Artefact"], students: Sequence["Trained"]
+) -> dict[str, "Artefact"]:
+    from distill.tasks.language import Language
+    from pipelines.settings.schemes import is_dynamic_reduced
+    from pipelines.stages.compared_texts import as_plain_texts
+    from pipelines.stages.data import read_data, read_task
+    from pipelines.stages.evaluate import Candidate, evaluate_stage
+    from pipelines.stages.export import export_stage
+    from pipelines.stages.teacher import MODEL
+
+    waiting = next((each.made for each in students if each.made.digest is None), None)
+    if waiting is not None:
+        for name in ("export-teacher", *(f"export{each.suffix}" for each in students), "evaluate", "report"):
+            run.plan_stage(name)
+        return {}
+    splits, task = read_data(made["data"]), read_task(made["data"])
+    exports, candidates = {}, []
+    wanted = [("export-teacher", "teacher", made["teacher"], forms_of_teacher(config), scored_target(config))]
+    wanted += [
+        (
+            f"export{each.suffix}",
+            each.name,
+            each.made,
+            student_targets(config, each.scheme),
+            scored_target(config, each),
+        )
+        for each in students
+    ]
+    for stage, name, model, targets, judged in wanted:
+        exports[stage] = export_stage(
+            run,
+            stage,
+            model,
+            model.folder / MODEL,
+            as_plain_texts(splits.test),
+            parity=min(config.measure.parity, BLOCKS) if isinstance(task, Language) else config.measure.parity,
+            max_length=config.data.max_length,
+            targets=targets,
+            reduced=is_dynamic_reduced(config),
+        )
+        candidates.append(Candidate(name, model.name, exports[stage], judged))
+    done = evaluate_stage(run, candidates, splits, made["data"], config.measure, config.data.max_length, task)
+    return exports | {"evaluate": done}
+
+
+def forms_of_teacher(config: DistillConfig) -> list["Target"]:
+    """Returns the teacher's export targets, for the comparison: all float targets of the students."""
+    from compress.export.common.targets import Target, formats_of
+    from pipelines.stages.export import ALWAYS
+
+    asked = config.budget.requested and config.budget.runtime != "pytorch"
+    names = [*formats_of(config.export), *([config.budget.runtime] if asked else [])]
+    return list(dict.fromkeys((*ALWAYS, *(Target(name) for name in names if Target(name).kind.floats))))
+
+
+def student_targets(config: DistillConfig, scheme: str = "") -> list["Target"]:
+    """Returns a student's export targets: float targets and, if `scheme` is given, the formats that support it.
+
+    Those formats are exported in float too, so that the report shows the gain of quantization on each runtime.
+    """
+    from compress.export.common.targets import Target, formats_of
+    from compress.quantize.schemes import resolve_scheme
+    from distill.tasks.names import WRITING
+    from pipelines.settings.schemes import is_dynamic, schemes_of
+    from pipelines.stages.export import HUGGINGFACE, rounded_targets
+
+    floats, schemes = forms_of_teacher(config), schemes_of(config)
+    if config.task in WRITING and "onnx" in formats_of(config.export):
+        floats.append(Target("onnx-decoder"))
+    if not scheme:
+        return [*floats, *([Target("onnxruntime", "int8")] if is_dynamic(config) else [])]
+    taken = rounded_targets(schemes[scheme], resolve_scheme(scheme).precision)
+    if scheme != next(iter(schemes)):  # a student in addition to the main one
+        floats = [HUGGINGFACE, *(Target(each.format) for each in taken if each.kind.floats)]
+    others = {name for each, names in schemes.items() if each != scheme for name in names}
+    return [*(each for each in floats if each.format not in others), *taken]
+
+
+def finish(run: "Run", plan: Plan) -> None:
+    """Runs all stages, then writes the report and prints where the results are."""
+    from pipelines.runs.publication import check_publishable
+    from pipelines.runs.stage import write_json
+    from pipelines.stages.data import read_task
+    from pipelines.stages.export import check_refused
+    from pipelines.stages.report import REPORT, STUDENT, publish, report_stage, show
+
+    settings = plan.settings
+    if run.world.is_rank_zero:
+        check_publishable(run.output / STUDENT)
+        write_json(run.output / "config.json", asdict(settings))
+    made, students = run_stages(run, plan)
+    if settings.until != "report":
+        rows = [(name, f"{stage.manifest['wall_seconds']:.1f}", str(stage.folder)) for name, stage in made.items()]
+        run.console.table("Made", ("stage", "seconds", "where"), rows)
+        return
+    report = report_stage(run, reported_settings(settings), read_task(made["data"]), made["evaluate"])
+    exports = {each.name: made[f"export{each.suffix}"] for each in students}
+    if run.world.is_rank_zero:
+        places = publish(run, report, exports)
+        show(run.console, json.loads((report.folder / REPORT).read_text()), places)
+    check_scores(settings, made["evaluate"])
+    check_refused(list(exports.values()))
+
+
+def scored_target(config: DistillConfig, student: "Trained | None" = None) -> "Target | None":
+    """Returns the export target of a student, or of the teacher, to which the budget's minimum score applies."""
+    from pipelines.stages.budget_timing import target_for
+
+    if not (config.budget.requested and config.budget.min_score):
+        return None
+    wanted = target_for(config.budget, teacher=student is None)
+    forms = student_targets(config, student.scheme) if student is not None else [wanted]
+    return wanted if wanted in forms else forms[-1]
+
+
+def check_scores(config: DistillConfig, evaluation: "Artefact") -> None:
+    """Checks that the deployed students preserve the requested share of the teacher's validation score.
+
+    The students' files are retained either way.
+
+    Raises:
+        InputError: A student preserves less; the message names all such students.
+    """
+    from pipelines.reports.targets import deployed_shares
+
+    least = config.budget.min_score
+    if not (config.budget.requested and least):
+        return
+    kept = deployed_shares(json.loads((evaluation.folder / "evaluation.json").read_text()))
+    if not kept:
+        raise InputError(
+            f"budget.min_score {least:g}: expected the teacher's file on {config.budget.runtime} to compare with, "
+            "found none that was proven: nothing says what was kept"
+        )
+    missed = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share < least]
+    if missed:
+        reached = [f"{name} keeps {share:.1%}" for name, share in kept.items() if share >= least]
+        raise InputError(
+            f"budget.min_score {least:g}: of the teacher's score on the validation split {', '.join(missed)}. "
+            "Everything was written all the same; it would take a lower speed, more epochs or more text "
+            "(--data.unlabelled)" + (f"; {reached[-1]}" if reached else "")
+        )
+
+
+def reported_settings(config: DistillConfig) -> dict[str, Any]:
+    """Returns the configuration as shown in the report."""
+    from pipelines.settings.schemes import resolved_reduced
+
+    settings = {name: value for name, value in asdict(config).items() if name not in ("output", "until", "dry_run")}
+    return settings | {"quantize": settings["quantize"] | {"reduced": resolved_reduced(config)}}
+
+
+def show_plan(run: "Run", plan: Plan) -> None:
+    """Prints the plan, the stages with their planned actions, and the estimated sizes."""
+    from pipelines.stages.dry_run import planned_sizes
+
+    run_stages(run, plan)
+    run.console.table("Settings", ("what", "decided"), plan.rows())
+    run.console.table("Plan", ("stage", "what would happen", "where"), run.plan)
+    run.console.table("Sizes", ("what", "size"), planned_sizes(plan))
+    run.console.say("dry run: nothing was written")
