@@ -5,7 +5,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # Where the machine says not to write byte code, every process would compile torch and the rest anew: 20 s instead of 6.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo quick test test-all test-less check bench clean
+.PHONY: demo quick test test-all test-less check docs bench clean
 
 # torch comes first and pinned: asked for by a range, pip would take the registry's CUDA build. Byte code is compiled on
 # first import instead of for every file that is installed.
@@ -53,6 +53,19 @@ check: .venv/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/settings_reference.py --check
+	$(BIN)/python tools/architecture.py --check
+	$(SITE)
+
+# Broken links, anchors and images, and pages that no menu names, are errors.
+SITE := $(BIN)/python -m sphinx --builder html --fresh-env --fail-on-warning --keep-going --quiet docs build/docs
+
+# Writes the pages that are generated from the code, and builds the site.
+docs: .venv/ready-dev
+	$(BIN)/python tools/settings_reference.py
+	$(BIN)/python tools/architecture.py
+	$(SITE)
+	@echo "build/docs/index.html"
 
 bench: .venv/ready-dev
 	$(BIN)/python -m benchmarks.training_step

@@ -22,18 +22,18 @@ def quick():
 
 
 def test_a_changed_module_is_tested_by_the_tests_of_its_room(quick):
-    tests = quick.unit_tests(["distill/losses/logits.py"])
+    tests = quick.select_tests(["distill/losses/logits.py"])
     assert "tests/unit/distill/losses/test_losses.py" in tests
     assert "tests/unit/test_walls.py" in tests
     assert not [name for name in tests if "compress" in name]
 
 
 def test_a_room_without_tests_of_its_own_is_tested_by_those_above_it(quick):
-    assert "tests/unit/distill/data/test_data.py" in quick.unit_tests(["distill/data/sources/tables.py"])
+    assert "tests/unit/distill/data/test_data.py" in quick.select_tests(["distill/data/sources/tables.py"])
 
 
 def test_a_changed_test_is_run_itself(quick):
-    assert quick.unit_tests(["tests/unit/distill/data/test_data.py", "README.md"]) == [
+    assert quick.select_tests(["tests/unit/distill/data/test_data.py", "README.md"]) == [
         "tests/unit/distill/data/test_data.py"
     ]
 
@@ -54,11 +54,11 @@ def repository(tmp_path, quick, monkeypatch):
 
 
 def test_changed_and_new_files_are_found_and_ignored_ones_left_out(repository, quick):
-    assert quick.changed_files("HEAD") == []
+    assert quick.list_changes("HEAD") == []
     (repository / "old.py").write_text("x = 2\n")
     (repository / "new.py").write_text("y = 1\n")
     (repository / "ignored.py").write_text("z = 1\n")
-    assert quick.changed_files("HEAD") == ["new.py", "old.py"]
+    assert quick.list_changes("HEAD") == ["new.py", "old.py"]
 
 
 def test_a_failing_check_ends_with_its_code(repository, quick, monkeypatch, capfd):

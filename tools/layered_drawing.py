@@ -1,0 +1,162 @@
+"""Draws a graph without circles as an SVG: boxes on floors, each above all boxes that its arrows lead to."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 208, 78  # of a box
+GAP, FLOOR, MARGIN = 16, 38, 12  # between boxes of a floor, between floors, around everything
+LANE = 12  # width of an arrow that passes a floor
+SWEEPS = 12
+COLUMNS = 36  # characters per line of a box's text
+LINES = 4
+TIP = "M 0 0 L 8 4 L 0 8 z"
+
+
+@dataclass(frozen=True)
+class Box:
+    """A node of the graph.
+
+    Args:
+        name: Its name, which arrows refer to; the title of the box.
+        text: A sentence below the title.
+        colour: Fill of the box.
+    """
+
+    name: str
+    text: str
+    colour: str
+
+
+Graph = Mapping[str, Sequence[str]]  # name -> names that its arrows lead to
+
+
+def draw(boxes: Sequence[Box], arrows: Graph) -> str:
+    """Returns the SVG text; the same graph gives the same text.
+
+    Args:
+        boxes: All boxes, in the order in which boxes of a floor are placed at first.
+        arrows: Arrows from each box; arrows that follow from others are left out.
+    """
+    by_name = {box.name: box for box in boxes}
+    reduced = without_shortcuts({box.name: arrows.get(box.name, ()) for box in boxes})
+    floors, lanes = floors_of(reduced)
+    for number in range(SWEEPS):
+        sort_floors(floors, lanes, downward=number % 2 == 0)
+    places = places_of(floors, by_name)
+    width = max(x + size_of(name, by_name)[0] for name, (x, _) in places.items()) + MARGIN
+    height = MARGIN * 2 + len(floors) * HEIGHT + (len(floors) - 1) * FLOOR
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" font-family="sans-serif">',
+        f'<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
+        f'orient="auto"><path d="{TIP}" fill="#607080"/></marker></defs>',
+        f'<rect width="{width:.0f}" height="{height}" fill="#ffffff"/>',
+        *(arrow_path(lane, places, by_name) for lane in lanes),
+        *(box_text(by_name[name], *place) for name, place in places.items() if name in by_name),
+        "</svg>\n",
+    ]
+    return "\n".join(parts)
+
+
+def without_shortcuts(arrows: Graph) -> dict[str, list[str]]:
+    """Returns the graph without the arrows that lead where a chain of other arrows leads too."""
+    reached: dict[str, set[str]] = {}
+
+    def reach(name: str) -> set[str]:
+        if name not in reached:
+            reached[name] = set(arrows[name]).union(*(reach(other) for other in arrows[name]))
+        return reached[name]
+
+    return {
+        name: [other for other in others if not any(other in reach(each) for each in others if each != other)]
+        for name, others in arrows.items()
+    }
+
+
+def floors_of(arrows: Graph) -> tuple[list[list[str]], list[list[str]]]:
+    """Returns the floors from top to bottom, and the lanes of the arrows: each a chain of names from floor to floor.
+
+    A box stands on the lowest floor below all boxes whose arrows lead to it.
+    """
+    above: dict[str, list[str]] = {name: [] for name in arrows}
+    for name, others in arrows.items():
+        for other in others:
+            above[other].append(name)
+    depth: dict[str, int] = {}
+
+    def floor(name: str) -> int:
+        if name not in depth:
+            depth[name] = 1 + max((floor(other) for other in above[name]), default=-1)
+        return depth[name]
+
+    floors: list[list[str]] = [[] for _ in range(1 + max(map(floor, arrows)))]
+    for name in arrows:
+        floors[floor(name)].append(name)
+    lanes = []
+    for name, others in arrows.items():
+        for other in others:
+            passed = [f"{name} > {other} {number}" for number in range(depth[name] + 1, depth[other])]
+            for number, lane in enumerate(passed, depth[name] + 1):
+                floors[number].append(lane)
+            lanes.append([name, *passed, other])
+    return floors, lanes
+
+
+def sort_floors(floors: list[list[str]], lanes: Sequence[Sequence[str]], *, downward: bool) -> None:
+    """Moves each box of a floor towards the mean place of the boxes that it is joined to on the floor before."""
+    joined: dict[str, list[str]] = {}
+    for lane in lanes:
+        for upper, lower in zip(lane, lane[1:], strict=False):
+            first, second = (lower, upper) if downward else (upper, lower)
+            joined.setdefault(first, []).append(second)
+    for floor in floors if downward else floors[::-1]:
+        share = {name: (place + 0.5) / len(each) for each in floors for place, name in enumerate(each)}
+        wanted = {
+            name: sum(share[other] for other in others) / len(others) if (others := joined.get(name)) else share[name]
+            for name in floor
+        }
+        floor.sort(key=lambda name: wanted[name])
+
+
+def size_of(name: str, boxes: Mapping[str, Box]) -> tuple[int, int]:
+    return (WIDTH if name in boxes else LANE), HEIGHT
+
+
+def places_of(floors: Sequence[Sequence[str]], boxes: Mapping[str, Box]) -> dict[str, tuple[float, int]]:
+    """Returns name -> left upper corner; every floor is centred."""
+    widths = [sum(size_of(name, boxes)[0] for name in floor) + GAP * (len(floor) - 1) for floor in floors]
+    places = {}
+    for number, (floor, width) in enumerate(zip(floors, widths, strict=True)):
+        x = MARGIN + (max(widths) - width) / 2
+        for name in floor:
+            places[name] = (x, MARGIN + number * (HEIGHT + FLOOR))
+            x += size_of(name, boxes)[0] + GAP
+    return places
+
+
+def arrow_path(lane: Sequence[str], places: Mapping[str, tuple[float, int]], boxes: Mapping[str, Box]) -> str:
+    points = []
+    for name in lane:
+        x, y = places[name]
+        middle = x + size_of(name, boxes)[0] / 2
+        points += [(middle, y)] if name == lane[-1] else [(middle, y + HEIGHT)] if name == lane[0] else []
+        points += [(middle, y), (middle, y + HEIGHT)] if name not in boxes else []
+    path = f"M {points[0][0]:.0f} {points[0][1]}"
+    for (x, y), (other_x, other_y) in zip(points, points[1:], strict=False):
+        middle = (y + other_y) // 2
+        path += f" C {x:.0f} {middle} {other_x:.0f} {middle} {other_x:.0f} {other_y}"
+    title = escape(f"{lane[0]} imports {lane[-1]}")
+    return f'<path d="{path}" fill="none" stroke="#607080" marker-end="url(#tip)"><title>{title}</title></path>'
+
+
+def box_text(box: Box, x: float, y: int) -> str:
+    middle = f"{x + WIDTH / 2:.0f}"
+    lines = textwrap.wrap(box.text, COLUMNS, max_lines=LINES, placeholder=" …")
+    words = "".join(f'<tspan x="{middle}" dy="13">{escape(line)}</tspan>' for line in lines)
+    return (
+        f'<g><rect x="{x:.0f}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="{box.colour}" stroke="#607080"/>'
+        f'<text x="{middle}" y="{y + 17}" text-anchor="middle" font-size="13" font-weight="bold" '
+        f'fill="#102030">{escape(box.name)}</text>'
+        f'<text y="{y + 20}" text-anchor="middle" font-size="10" fill="#304050">{words}</text></g>'
+    )
