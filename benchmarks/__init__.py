@@ -1,1 +1,1 @@
-"""Measurements that print a table: ratios taken in one run, with the machine, the versions and the commit."""
+"""Measurements of speed, memory and quality; each module is a command, `python -m benchmarks.NAME --help`."""

@@ -1,31 +1,40 @@
-"""What the cache costs: the step that reads it against the step on labels, reading alone, writing against the forward.
+"""Costs of the cache of teacher signals: reading it while training, reading it alone, and writing it.
 
     python -m benchmarks.cache_speed --lm runs/small-lm
 
-Steps take turns and the ratio is the median of the rounds' ratios. Reading alone runs through the same read-ahead as
-training, with 1 and more threads. Writing is one call of `write_cache`, from planning to the last file on disk, over
-the time that the teacher itself took in that call.
+Measured on blocks of 256 tokens of the small language model's training text (of random tokens if there is none):
+
+- a training step of a two-layer student on labels and one on cached signals, alternating batch by batch; the ratio is
+  the median over the rounds of the ratio within a round;
+- reading batches with their signals and nothing else, through the read-ahead of training, with 1 and 2 threads;
+- writing a cache, one call of `write_cache` from planning to the last file on disk.
+
+Printed are the tokens per second of each, and ratios: of the steps, of reading to what training consumes, and of
+writing to its floor, the time of the teacher's own forward passes within the same call.
 """
 
 import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.timing import median_ratio, time_in_turns
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
 from distill.cache.samples import samples_of
 from distill.data.batches.batches import TrainBatches
+from distill.data.batches.encode import Batch
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.compose import weighted_sum
 from distill.losses.config import LossConfig
+from distill.losses.teacher_signals import TeacherSignals
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
@@ -35,102 +44,96 @@ from pipelines.settings.this_machine import commit, describe
 BATCH = 8
 
 
-class Timed:
-    """A teacher that says how long it took."""
+class TimedTeacher:
+    """A teacher that measures the time of its forward passes and counts their tokens."""
 
     def __init__(self, teacher: OnlineTeacher):
-        self.teacher, self.seconds = teacher, 0.0
+        self.teacher, self.seconds, self.tokens = teacher, 0.0, 0
 
-    def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
+        """Returns the teacher's signals for a batch."""
         start = time.perf_counter()
-        try:
-            return self.teacher(batch)
-        finally:
-            self.seconds += time.perf_counter() - start
+        signals = self.teacher(batch)
+        self.seconds += time.perf_counter() - start
+        self.tokens += int(batch["attention_mask"].sum())
+        return signals
 
 
 def main() -> None:
+    """Measures all three and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--lm", default="runs/small-lm", help="its weights don't matter for time; random ones if absent"
-    )
+    parser.add_argument("--lm", default="runs/small-lm", help="folder of the model; random weights if it is absent")
     parser.add_argument("--blocks", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--draws", type=int, default=14)
     parser.add_argument("--signal", choices=["sampled", "topk"], default="sampled")
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     console = Console()
-    model = language_model(Path(given.lm))
-    data = blocks_of(Path(given.lm), given.blocks, model.config.vocab_size)
+    model = load_model(Path(options.lm))
     width = model.config.vocab_size
-    signal = Sampled(width, draws=given.draws) if given.signal == "sampled" else TopK(width)
+    data = load_blocks(Path(options.lm), options.blocks, width)
+    signal = Sampled(width, draws=options.draws) if options.signal == "sampled" else TopK(width)
     with tempfile.TemporaryDirectory() as place:
+        warmup = samples_of(LanguageBlocks(data.input_ids[:16]), 0)
+        write_cache(Path(place) / "warmup", Identity("warmup", "none", (signal,)), warmup, OnlineTeacher(model))
         folder = Path(place) / "cache"
-        write_cache(
-            Path(place) / "warm", Identity("w", "w", (signal,)), samples_of(first(data, 16), 0), OnlineTeacher(model)
-        )
-        ratio, forward = writing(folder, signal, model, data)
+        writing_ratio, forward_rate = measure_writing(folder, signal, model, data)
         reader = CacheReader(folder)
-        rates = {threads: reading(reader, data, threads) for threads in (1, 2)}
-        steps = stepping(model, reader, data, given.rounds)
-    labels, cached = (statistics.median(times) for times in steps)
-    paired = statistics.median(c / p for p, c in zip(*steps, strict=True))
-    trained = BATCH * data.lengths[0] / labels
+        reading_rates = {threads: measure_reading(reader, data, threads) for threads in (1, 2)}
+        times = measure_steps(model, reader, data, options.rounds)
+    medians = {target: statistics.median(seconds) for target, seconds in times.items()}
+    rates = {target: BATCH * data.lengths[0] / seconds for target, seconds in medians.items()}
+    step_ratio = median_ratio(times["cache"], times["labels"])
     rows = [
-        ("training on labels", f"{trained:,.0f} tokens/s", f"step {labels * 1e3:.0f} ms"),
-        ("training on the cache", f"{BATCH * data.lengths[0] / cached:,.0f} tokens/s", f"step x{paired:.3f}"),
+        ("training on labels", f"{rates['labels']:,.0f} tokens/s", f"{medians['labels'] * 1e3:.0f} ms per step"),
+        ("training on the cache", f"{rates['cache']:,.0f} tokens/s", f"{step_ratio:.3f}x the time per step"),
         *(
-            (f"reading, {n} threads", f"{rate:,.0f} tokens/s", f"x{rate / trained:.0f} of training")
-            for n, rate in rates.items()
+            (f"reading, {n} threads", f"{rate:,.0f} tokens/s", f"{rate / rates['labels']:.0f}x the rate of training")
+            for n, rate in reading_rates.items()
         ),
-        ("the teacher's forward", f"{forward:,.0f} tokens/s", ""),
-        ("writing", f"{forward / ratio:,.0f} tokens/s", f"x{ratio:.3f} of the forward's time"),
+        ("teacher's forward pass", f"{forward_rate:,.0f} tokens/s", ""),
+        ("writing", f"{forward_rate / writing_ratio:,.0f} tokens/s", f"{writing_ratio:.3f}x the time of the forward"),
     ]
-    console.table(f"{signal}, {width:,} words", ("what", "rate", "ratio"), rows)
-    console.say(f"{describe()}, torch {torch.__version__}, {given.threads} threads, commit {commit()}")
+    console.table(f"{signal}, vocabulary of {width:,} tokens", ("operation", "rate", "ratio"), rows)
+    console.say(f"{describe()}, torch {torch.__version__}, {options.threads} threads, commit {commit()}")
 
 
-def language_model(folder: Path) -> LlamaForCausalLM:
+def load_model(folder: Path) -> LlamaForCausalLM:
+    """Returns the model of a folder, or one of the same size with random weights."""
     if (folder / "model").is_dir():
-        return LlamaForCausalLM.from_pretrained(folder / "model").eval()
+        model = LlamaForCausalLM.from_pretrained(folder / "model")
+        model.eval()
+        return model
     config = LlamaConfig(
         vocab_size=32768, hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=4, tie_word_embeddings=True, initializer_range=0.1,
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
+    model.eval()
+    return model
 
 
-def blocks_of(folder: Path, count: int, width: int) -> LanguageBlocks:
+def load_blocks(folder: Path, count: int, width: int) -> LanguageBlocks:
+    """Returns the first blocks of the folder's training text, or blocks of random tokens."""
     file = folder / "train.npy"
     blocks = np.load(file)[:count] if file.exists() else np.random.default_rng(0).integers(0, width, (count, 256))
     return LanguageBlocks([row.astype(np.int64) for row in blocks])
 
 
-def first(data: LanguageBlocks, count: int) -> LanguageBlocks:
-    return LanguageBlocks(data.input_ids[:count])
-
-
-def writing(folder: Path, signal: Any, model: LlamaForCausalLM, data: LanguageBlocks) -> tuple[float, float]:
-    """Seconds of the whole call over the teacher's, and the teacher's tokens/s."""
-    teacher, samples = Timed(OnlineTeacher(model)), samples_of(data, 0)
-    asked: list[int] = []
+def measure_writing(
+    folder: Path, signal: Sampled | TopK, model: LlamaForCausalLM, data: LanguageBlocks
+) -> tuple[float, float]:
+    """Returns (time of the call over that of the teacher's forward passes, the teacher's tokens per second)."""
+    teacher, samples = TimedTeacher(OnlineTeacher(model)), samples_of(data, 0)
     start = time.perf_counter()
-    write_cache(folder, Identity("speed", "none", (signal,)), samples, counted(teacher, asked))
-    return (time.perf_counter() - start) / teacher.seconds, sum(asked) / teacher.seconds
+    write_cache(folder, Identity("speed", "none", (signal,)), samples, teacher)
+    return (time.perf_counter() - start) / teacher.seconds, teacher.tokens / teacher.seconds
 
 
-def counted(teacher: Timed, asked: list[int]) -> Any:
-    def ask(batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        asked.append(int(batch["attention_mask"].sum()))
-        return teacher(batch)
-
-    return ask
-
-
-def reading(reader: CacheReader, data: LanguageBlocks, threads: int) -> float:
-    """Tokens/s of batches with their signals when nothing else is done."""
+def measure_reading(reader: CacheReader, data: LanguageBlocks, threads: int) -> float:
+    """Returns the tokens per second of batches with their signals when nothing else is done."""
     batches = TrainBatches(data, BATCH, 0, seed=0, signals=reader, threads=threads)
     for _ in batches:  # compiles, and fills the page cache
         pass
@@ -140,36 +143,40 @@ def reading(reader: CacheReader, data: LanguageBlocks, threads: int) -> float:
     return tokens / (time.perf_counter() - start)
 
 
-def stepping(model: LlamaForCausalLM, reader: CacheReader, data: LanguageBlocks, rounds: int) -> tuple[list, list]:
-    """Seconds of each step on labels and on the cache, batch by batch in turns."""
-    own = model.config.to_dict() | {
-        "hidden_size": 128,
-        "intermediate_size": 352,
-        "num_hidden_layers": 2,
-        "head_dim": 32,
+def measure_steps(
+    model: LlamaForCausalLM, reader: CacheReader, data: LanguageBlocks, rounds: int
+) -> dict[str, list[float]]:
+    """Returns the seconds of each step on labels and on the cache."""
+    steps = {
+        "labels": build_step(model, LossConfig(kl=0, ce=1), data, None),
+        "cache": build_step(model, LossConfig(kl=1, temperature=1), data, reader),
     }
-    times: tuple[list, list] = ([], [])
-    runs = []
-    for loss, signals in ((LossConfig(kl=0, ce=1), None), (LossConfig(kl=1, temperature=1), reader)):
-        torch.manual_seed(0)
-        module = DistillationModule(LlamaForCausalLM(LlamaConfig(**own)).train(), loss=loss, train=TrainConfig())
-        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
-        batches = TrainBatches(data, BATCH, 0, seed=0, signals=signals, threads=1 if signals else 0)
-        runs.append((module, optimizer, endless(batches)))
-    for number in range(rounds + 2):
-        for way, (module, optimizer, batches) in enumerate(runs):
-            start = time.perf_counter()
-            weighted_sum(module.loss, module.terms(next(batches))).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if number >= 2:
-                times[way].append(time.perf_counter() - start)
-    return times
+    return time_in_turns(steps, rounds, warmup=2)
 
 
-def endless(batches: TrainBatches) -> Iterator[Any]:
+def build_step(
+    model: LlamaForCausalLM, loss: LossConfig, data: LanguageBlocks, signals: CacheReader | None
+) -> Callable[[], None]:
+    """Returns a function that trains a two-layer student on the next batch."""
+    sizes = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2, "head_dim": 32}
+    torch.manual_seed(0)
+    student = LlamaForCausalLM(LlamaConfig(**model.config.to_dict() | sizes)).train()
+    module = DistillationModule(student, loss=loss, train=TrainConfig())
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
+    batches = repeat_epochs(TrainBatches(data, BATCH, 0, seed=0, signals=signals, threads=1 if signals else 0))
+
+    def step() -> None:
+        weighted_sum(module.loss, module.compute_terms(next(batches))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def repeat_epochs(batches: TrainBatches) -> Iterator[Batch]:
+    """Yields the batches of one epoch after the other."""
     while True:
-        yield from batches
+        yield from cast(Iterator[Batch], batches)
 
 
 if __name__ == "__main__":

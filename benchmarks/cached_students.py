@@ -1,11 +1,15 @@
-"""Students of a small language model, taught by the dense teacher, by sampled cached signals, or by labels alone.
+"""Language-model students trained on the dense teacher, on cached signals, or on labels alone.
 
     python -m benchmarks.small_lm --config configs/small-lm.yaml --output runs/small-lm
     python -m benchmarks.cached_students --lm runs/small-lm --output runs/cached-students
 
-Every way trains the same students on the same batches in the same order; only the target differs. A student has the
-teacher's embeddings and head, frozen or not, and layers of its own whose first weights the seed decides. A run that is
-already in the output's results.jsonl is not made again, so ways, seeds and steps can be given in several calls.
+All students are trained on the same blocks of the small language model's training text, in the same order; only the
+targets differ: the teacher's whole distribution (`dense`), sampled or top-k signals from a cache, or the next tokens
+(`labels`). A student has the teacher's embeddings and output head, frozen or not, and layers of its own that the seed
+initializes. Printed are mean and standard deviation over the seeds of the cross-entropy on unseen blocks and of the KL
+divergence from the teacher there, in nats per token, and the seconds of training. The floors are the `dense` students:
+a cache can't train better ones than the teacher itself. Runs that are already in the output's results.jsonl aren't
+repeated, so ways, seeds and steps can be passed in several calls.
 """
 
 import argparse
@@ -13,21 +17,25 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from benchmarks.kept import keep_to
-from benchmarks.small_lm import mean_nats
+from benchmarks.results_folder import check_settings
+from benchmarks.small_lm import measure_nats
 from distill.cache import CacheReader, Identity, Sampled, TopK, write_cache
 from distill.cache.samples import samples_of
 from distill.data.batches.batches import TrainBatches
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.losses.compose import distribution_loss, weighted_sum
 from distill.losses.config import LossConfig
+from distill.losses.teacher_signals import SignalSource, TeacherSignals
 from distill.teacher.fingerprint import weights_fingerprint
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
@@ -37,136 +45,160 @@ from pipelines.runs.console import Console
 WAYS = ("dense", "sampled", "topk", "labels")
 BATCH = 8
 LEARNING_RATE = 1e-3
+DEV_BLOCKS = 400
+
+
+class Result(TypedDict):
+    """A line of results.jsonl."""
+
+    way: str
+    seed: int
+    steps: int
+    dev_nats: float
+    dev_kl: float
+    seconds: float
+    trained: int
 
 
 def main() -> None:
+    """Trains the students that are missing, and prints the table of all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lm", default="runs/small-lm")
+    parser.add_argument("--lm", default="runs/small-lm", help="folder that benchmarks.small_lm wrote")
     parser.add_argument("--output", default="runs/cached-students")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["dense", "sampled", "labels"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=["dense", "sampled", "labels"], help="targets")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--draws", type=int, default=13)
-    parser.add_argument("--k", type=int, default=12)
+    parser.add_argument("--draws", type=int, default=13, help="of a sampled signal")
+    parser.add_argument("--k", type=int, default=12, help="of a top-k signal")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--frozen", action="store_true", help="leave the teacher's embeddings and head as they are")
+    parser.add_argument("--frozen", action="store_true", help="don't train the embeddings and the output head")
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    console, output = Console(), Path(given.output)
-    keep_to(output, given, free=("ways", "seeds", "steps"))
-    teacher = LlamaForCausalLM.from_pretrained(Path(given.lm) / "model").eval()
-    blocks = {name: np.load(Path(given.lm) / f"{name}.npy") for name in ("train", "dev")}
-    data = LanguageBlocks([row.astype(np.int64) for row in blocks["train"][: given.steps * BATCH]])
-    for way in given.ways:
-        seeds = [seed for seed in given.seeds if (way, seed, given.steps) not in done(output)]
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    output = Path(options.output)
+    check_settings(output, options, free=("ways", "seeds", "steps"))
+    experiment = Experiment.load(options, Console())
+    for way in options.ways:
+        seeds = [seed for seed in options.seeds if (way, seed, options.steps) not in read_results(output)]
         if seeds:
-            results = students_of(given, way, seeds, teacher, data, blocks["dev"][:400], output, console)
+            results = experiment.train_students(way, seeds)
             with (output / "results.jsonl").open("a") as file:
                 file.writelines(json.dumps(result) + "\n" for result in results)
-    show(console, output, given.steps)
+    print_table(experiment.console, output, options.steps)
 
 
-def done(output: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
+def read_results(output: Path) -> dict[tuple[str, int, int], Result]:
+    """Returns (way, seed, steps) -> result of the finished runs."""
     file = output / "results.jsonl"
-    lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines: list[Result] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return {(line["way"], line["seed"], line["steps"]): line for line in lines}
 
 
-def students_of(
-    given: argparse.Namespace,
-    way: str,
-    seeds: list[int],
-    teacher: LlamaForCausalLM,
-    data: LanguageBlocks,
-    dev: np.ndarray,
-    output: Path,
-    console: Console,
-) -> list[dict[str, Any]]:
-    """Trains a student a seed, side by side so that the teacher is asked once a batch, and measures on unseen text."""
-    signals: Any = None
-    if way == "dense":
-        signals = exact(OnlineTeacher(teacher))
-    elif way in ("sampled", "topk"):
-        signals = cached(given, way, teacher, data, output, console)
-    loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1, temperature=1)
-    modules = [DistillationModule(new_student(given, seed, teacher), loss=loss, train=TrainConfig()) for seed in seeds]
-    seconds = train(modules, TrainBatches(data, BATCH, 0, seed=0, signals=signals), given.steps, way, console)
-    return [
-        {
-            "way": way,
-            "seed": seed,
-            "steps": given.steps,
-            "dev_nats": mean_nats(module.student, dev),
-            "dev_kl": mean_kl(module.student, teacher, dev),
-            "seconds": seconds / len(seeds),
-            "trained": module.student.num_parameters(only_trainable=True),
-        }
-        for seed, module in zip(seeds, modules, strict=True)
-    ]
+@dataclass(frozen=True)
+class Experiment:
+    """What all students share: the teacher, the blocks to train on, and the unseen ones [blocks, length]."""
+
+    options: argparse.Namespace
+    console: Console
+    teacher: LlamaForCausalLM
+    data: LanguageBlocks
+    dev: np.ndarray
+
+    @classmethod
+    def load(cls, options: argparse.Namespace, console: Console) -> "Experiment":
+        """Loads the small language model and its text."""
+        folder = Path(options.lm)
+        teacher = LlamaForCausalLM.from_pretrained(folder / "model").eval()
+        train, dev = (np.load(folder / f"{name}.npy") for name in ("train", "dev"))
+        data = LanguageBlocks([row.astype(np.int64) for row in train[: options.steps * BATCH]])
+        return cls(options, console, teacher, data, dev[:DEV_BLOCKS])
+
+    def train_students(self, way: str, seeds: list[int]) -> list[Result]:
+        """Trains a student per seed, side by side so that the teacher is queried once per batch, and measures them."""
+        signals: SignalSource | CacheReader | None = None
+        if way == "dense":
+            signals = query_in_float32(OnlineTeacher(self.teacher))
+        elif way in ("sampled", "topk"):
+            signals = self._build_cache(way)
+        loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1, temperature=1)
+        modules = [DistillationModule(self._build_student(seed), loss=loss, train=TrainConfig()) for seed in seeds]
+        batches = TrainBatches(self.data, BATCH, 0, seed=0, signals=signals)
+        seconds = train_modules(modules, batches, self.options.steps, way, self.console)
+        return [
+            {
+                "way": way,
+                "seed": seed,
+                "steps": self.options.steps,
+                "dev_nats": measure_nats(module.student, self.dev),
+                "dev_kl": measure_kl(module.student, self.teacher, self.dev),
+                "seconds": seconds / len(seeds),
+                "trained": module.student.num_parameters(only_trainable=True),
+            }
+            for seed, module in zip(seeds, modules, strict=True)
+        ]
+
+    def _build_student(self, seed: int) -> LlamaForCausalLM:
+        torch.manual_seed(seed)
+        sizes = {"num_hidden_layers": self.options.layers}
+        student = LlamaForCausalLM(LlamaConfig(**self.teacher.config.to_dict() | sizes))
+        pairs = (
+            (student.get_input_embeddings(), self.teacher.get_input_embeddings()),
+            (student.get_output_embeddings(), self.teacher.get_output_embeddings()),
+        )
+        for own, other in pairs:
+            own.load_state_dict(other.state_dict())
+            own.requires_grad_(not self.options.frozen)
+        student.train()
+        return student
+
+    def _build_cache(self, way: str) -> CacheReader:
+        width = self.teacher.config.vocab_size
+        signal = Sampled(width, draws=self.options.draws) if way == "sampled" else TopK(width, k=self.options.k)
+        identity = Identity(weights_fingerprint(self.teacher), "small-lm", (signal,))
+        folder, samples = Path(self.options.output) / f"cache-{way}", samples_of(self.data, 0)
+        with self.console.track("cache: querying the teacher", len(samples)) as advance:
+            write_cache(folder, identity, samples, OnlineTeacher(self.teacher), on_progress=advance)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        per_token = size / samples.lengths.sum()
+        self.console.say(f"cache of {signal}: {per_token:.2f} bytes per token, including all files of the folder")
+        return CacheReader(folder, identity)
 
 
-def new_student(given: argparse.Namespace, seed: int, teacher: LlamaForCausalLM) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    student = LlamaForCausalLM(LlamaConfig(**teacher.config.to_dict() | {"num_hidden_layers": given.layers}))
-    student.get_input_embeddings().load_state_dict(teacher.get_input_embeddings().state_dict())
-    student.get_output_embeddings().load_state_dict(teacher.get_output_embeddings().state_dict())
-    student.get_input_embeddings().requires_grad_(not given.frozen)
-    student.get_output_embeddings().requires_grad_(not given.frozen)
-    return student.train()
+def query_in_float32(teacher: OnlineTeacher) -> SignalSource:
+    """Returns the teacher computing in float32, as for a cache, while the student trains in bfloat16."""
 
-
-def exact(teacher: OnlineTeacher) -> Any:
-    """The teacher in float32, as the cache's was, though the student trains in bfloat16."""
-
-    def ask(batch: Any) -> Any:
+    def query(batch: Mapping[str, Tensor]) -> TeacherSignals:
         with torch.autocast("cpu", enabled=False):
             return teacher(batch)
 
-    return ask
+    return query
 
 
-def cached(
-    given: argparse.Namespace,
-    way: str,
-    teacher: LlamaForCausalLM,
-    data: LanguageBlocks,
-    output: Path,
-    console: Console,
-) -> CacheReader:
-    width = teacher.config.vocab_size
-    signal = Sampled(width, draws=given.draws) if way == "sampled" else TopK(width, k=given.k)
-    identity = Identity(weights_fingerprint(teacher), "small-lm", (signal,))
-    folder, samples = output / f"cache-{way}", samples_of(data, 0)
-    with console.track("cache: asking the teacher", len(samples)) as advance:
-        write_cache(folder, identity, samples, OnlineTeacher(teacher), on_progress=advance)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    console.say(f"cache of {signal}: {size / samples.lengths.sum():.2f} bytes a token, all files counted")
-    return CacheReader(folder, identity)
-
-
-def train(
+def train_modules(
     modules: list[DistillationModule],
     batches: TrainBatches,
     steps: int,
     label: str,
     console: Console,
-    rate: float = LEARNING_RATE,
+    learning_rate: float = LEARNING_RATE,
 ) -> float:
-    """AdamW, warm-up and cosine, products in bfloat16; returns the seconds it took."""
-    settings = {"lr": rate, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+    """Trains modules on the same batches in bfloat16, with warm-up and a cosine schedule; returns the seconds."""
     optimizers = [
-        torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], **settings) for module in modules
-    ]  # type: ignore[arg-type]
+        torch.optim.AdamW(
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
+            lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True,
+        )
+        for module in modules
+    ]  # fmt: skip
     start, step = time.perf_counter(), 0
     with console.track(label, steps, "steps") as advance:
         while step < steps:
             for batch in batches:
                 for module, optimizer in zip(modules, optimizers, strict=True):
                     for group in optimizer.param_groups:
-                        group["lr"] = rate * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / steps))
+                        group["lr"] = learning_rate * min((step + 1) / 20, 0.5 + 0.5 * math.cos(math.pi * step / steps))
                     with torch.autocast("cpu", torch.bfloat16):
-                        value = weighted_sum(module.loss, module.terms(batch))
+                        value = weighted_sum(module.loss, module.compute_terms(batch))
                     value.backward()
                     torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
                     optimizer.step()
@@ -179,28 +211,36 @@ def train(
 
 
 @torch.inference_mode()
-def mean_kl(student: LlamaForCausalLM, teacher: LlamaForCausalLM, blocks: np.ndarray) -> float:
-    """Mean KL(teacher, student) in nats a token; blocks [blocks, length]."""
+def measure_kl(student: PreTrainedModel, teacher: PreTrainedModel, blocks: np.ndarray) -> float:
+    """Returns the mean KL(teacher, student) in nats per token; blocks [blocks, length]."""
     student.eval()
     values = []
-    for ids in torch.from_numpy(blocks).long().split(1):  # each counts alike
-        dense = {"logits": teacher(ids).logits.flatten(0, 1)}
-        values.append(distribution_loss(student(ids).logits.flatten(0, 1), dense, 1.0))
+    for ids in torch.from_numpy(blocks).long().split(1):  # one at a time, so that each has the same weight
+        signals = TeacherSignals(logits=teacher(ids).logits.flatten(0, 1))
+        values.append(distribution_loss(student(ids).logits.flatten(0, 1), signals, 1.0))
     return torch.stack(values).mean().item()
 
 
-def show(console: Console, output: Path, steps: int) -> None:
+def print_table(console: Console, output: Path, steps: int) -> None:
+    """Prints mean and standard deviation over the seeds of the students that were trained for these steps."""
     rows = []
     for way in WAYS:
-        found = [line for (w, _, s), line in done(output).items() if w == way and s == steps]
+        found = [line for (own_way, _, count), line in read_results(output).items() if (own_way, count) == (way, steps)]
         if found:
-            columns = [[line[name] for line in found] for name in ("dev_nats", "dev_kl", "seconds")]
-            rows.append((way, str(len(found)), *(f"{statistics.mean(c):.4f} ± {spread(c):.4f}" for c in columns)))
-    console.table(f"Students after {steps} steps", ("taught by", "seeds", "dev nats", "dev KL", "seconds"), rows)
+            columns = (
+                [line["dev_nats"] for line in found],
+                [line["dev_kl"] for line in found],
+                [line["seconds"] for line in found],
+            )
+            rows.append((way, str(len(found)), *map(format_spread, columns)))
+    header = ("targets", "seeds", "nats per token", "KL from the teacher", "seconds")
+    console.table(f"Students after {steps} steps, on unseen text", header, rows)
 
 
-def spread(values: list[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+def format_spread(values: list[float]) -> str:
+    """Returns mean ± standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.4f} ± {deviation:.4f}"
 
 
 if __name__ == "__main__":

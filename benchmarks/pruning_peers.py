@@ -1,10 +1,10 @@
-"""Four ways to train a student; Torch-Pruning and TextBrewer are called through their packages as their examples do.
+"""The ways to train a student of `benchmarks.pruned_students`; other tools are called through their packages.
 
-Torch-Pruning 1.6.1 follows its `examples/transformers/prune_hf_bert.py`: `MetaPruner`, L2 magnitude averaged over each
-group, whole heads removed (`prune_num_heads`, not `prune_head_dims`), one step, the same ratio for channels and heads;
-sizes are multiples of 8, as its README recommends. The classifier is left alone. Ranked over the whole model, as in the
-example, or with `even` the same share of every layer. The numbers of heads that its modules hold are corrected
-afterwards, as the example does; with transformers 5.23 nothing else is needed. TextBrewer: see `pruning_textbrewer.py`.
+Torch-Pruning 1.6.1 is used as in its `examples/transformers/prune_hf_bert.py`: `MetaPruner`, L2 magnitude averaged over
+each group, removal of entire heads (`prune_num_heads`, not `prune_head_dims`), one step, and the same ratio for
+channels and heads; sizes are multiples of 8, as its README recommends. The classifier isn't pruned. Units are ranked
+over all layers, as in the example, or within each layer (`even`). The numbers of heads of the modules are corrected
+afterwards, as in the example; transformers 5.23 needs nothing else. For TextBrewer see `pruning_textbrewer.py`.
 """
 
 import copy
@@ -12,57 +12,66 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, cast
 
 import lightning
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.bert.modeling_bert import BertSelfAttention
 
-from benchmarks.pruning_textbrewer import Brewed, Brewing, brew, brewed_student
+from benchmarks.pruning_textbrewer import (
+    TextBrewerSettings,
+    TextBrewerSize,
+    build_textbrewer_student,
+    train_with_textbrewer,
+)
 from compress.prune.search.candidates import outline_of
-from compress.prune.slicing.checkpoint import load_pruned
-from compress.prune.tracing.trace import find_axes
+from distill.checkpoint.pruned import load_pruned
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.data_module import TextDataModule
 from distill.data.batches.encode import encode
+from distill.slicing import find_axes
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
 from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
-from pipelines.distill import check_inputs, run_stages
 from pipelines.runs.console import Console
-from pipelines.runs.stage import SCRATCH, Run, write_json
-from pipelines.runs.trainer import fit
+from pipelines.runs.files import write_json
+from pipelines.runs.manifest import SCRATCH, JsonObject
+from pipelines.runs.stage import Run
+from pipelines.runs.trainer import fit_module
 from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.layouts import layouts_of
-from pipelines.settings.task_settings import resolve_task
+from pipelines.settings.resolve import resolve
 from pipelines.stages.data import read_data
 from pipelines.stages.distill import cached_signals
+from pipelines.stages.pipeline import run_stages
 from pipelines.stages.teacher import MODEL
 from pipelines.stages.vocabulary import tokenizer_of
 
-MULTIPLE = 8
-MOST = 0.95  # ratio
+MULTIPLE = 8  # of the sizes that Torch-Pruning leaves
+LARGEST_RATIO = 0.95
 HALVINGS = 8
-Size = dict[str, Any]
 CONFIG = "config.json"  # as `pipelines.distill` writes it
-CLOSE = 1.025  # measured over asked: as near as our own shapes are searched
+CLOSE = 1.025  # measured over requested speedup at which a search ends, as in our own search
+Size: TypeAlias = JsonObject  # keyword arguments that define a student's size in one of the ways
 
 
-def torch_pruned(teacher: PreTrainedModel, ratio: float, *, even: bool) -> PreTrainedModel:
-    """A copy of the teacher without `ratio` of its channels and heads, those of the smallest weights."""
+def prune_with_torch_pruning(teacher: PreTrainedModel, ratio: float, *, even: bool) -> PreTrainedModel:
+    """Returns a copy of the teacher without `ratio` of its channels and heads, those with the smallest weights."""
     import torch_pruning
 
-    model = copy.deepcopy(teacher).eval()
-    attentions = [module for module in model.modules() if hasattr(module, "num_attention_heads")]
+    model = copy.deepcopy(teacher)
+    model.eval()
+    modules = [module for module in model.modules() if hasattr(module, "num_attention_heads")]
+    attentions = cast("list[BertSelfAttention]", modules)
     heads = {
         layer: module.num_attention_heads for module in attentions for layer in (module.query, module.key, module.value)
     }
-    given = {name: torch.ones(1, 9, dtype=torch.int64) for name in ("input_ids", "attention_mask")}
-    with torch.enable_grad():  # it follows the graph of gradients
+    inputs = {name: torch.ones(1, 9, dtype=torch.int64) for name in ("input_ids", "attention_mask")}
+    with torch.enable_grad():  # it traces the graph of gradients
         pruner = torch_pruning.pruner.MetaPruner(
             model,
-            given,
+            inputs,
             importance=torch_pruning.importance.MagnitudeImportance(p=2, group_reduction="mean"),
             global_pruning=not even,
             pruning_ratio=ratio,
@@ -72,9 +81,9 @@ def torch_pruned(teacher: PreTrainedModel, ratio: float, *, even: bool) -> PreTr
             prune_head_dims=False,
             round_to=MULTIPLE,
             ignored_layers=[model.classifier],
-            in_channel_groups={},  # its defaults are shared between pruners
+            in_channel_groups={},  # the defaults are shared between pruners
             out_channel_groups={},
-            output_transform=lambda out: out.logits.sum(),
+            output_transform=lambda output: output.logits.sum(),
         )
         pruner.step()
     for module in attentions:
@@ -85,58 +94,64 @@ def torch_pruned(teacher: PreTrainedModel, ratio: float, *, even: bool) -> PreTr
     return model
 
 
-def nearest_ratio(speedup_of: Callable[[float], float], wanted: float) -> float:
-    """The smallest ratio whose measured speed-up isn't below `wanted`, by halving; MOST where none reaches it."""
-    low, high = 0.0, MOST
+def find_ratio(measure_speedup: Callable[[float], float], requested: float) -> float:
+    """Returns the smallest ratio, by bisection, whose measured speedup isn't below `requested`.
+
+    Returns LARGEST_RATIO if none reaches it.
+    """
+    low, high = 0.0, LARGEST_RATIO
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        found = speedup_of(middle)
-        low, high = (low, middle) if found >= wanted else (middle, high)
-        if wanted <= found <= wanted * CLOSE:
+        speedup = measure_speedup(middle)
+        low, high = (low, middle) if speedup >= requested else (middle, high)
+        if requested <= speedup <= requested * CLOSE:
             break
     return high
 
 
-class Lesson:
-    """What all students of one seed are taught with: the splits, the teacher, and its cached logits."""
+class TrainingSetup:
+    """What all students of one seed are trained with: the splits, the teacher, and its cached logits."""
 
     def __init__(self, config: DistillConfig, console: Console):
-        config, _ = resolve_task(config)
-        self.config, self.console = config, console
-        self.source = check_inputs(config)
-        self.layouts = layouts_of(config, self.source, 1)
+        plan = resolve(config, 1)
+        self.config = config = plan.settings
+        self.plan, self.console = plan, console
         self.run = Run(Path(config.output), config.seed, console)
         if not (self.run.output / CONFIG).exists():
             write_json(self.run.output / CONFIG, asdict(config))
-        self.made, _ = run_stages(self.run, replace(config, until="cache"), self.source, self.layouts)
+        self.made, _ = run_stages(self.run, replace(plan, settings=replace(config, until="cache")))
         self.folder = self.made["teacher"].folder / MODEL
         self.splits, self.tokenizer = read_data(self.made["data"]), load_tokenizer(self.folder)
         self.task = TextClassification(self.splits.labels)
 
-    def teacher(self) -> PreTrainedModel:
-        return load_pruned(self.folder)
+    def load_teacher(self) -> PreTrainedModel:
+        """Returns the teacher."""
+        teacher: PreTrainedModel = load_pruned(self.folder)
+        return teacher
 
-    def train(self, rate: float) -> TrainConfig:
+    def train_config(self, rate: float) -> TrainConfig:
+        """Returns the settings of the training with a learning rate."""
         return replace(self.config.train, learning_rate=rate)
 
-    def distil(self, student: PreTrainedModel, rate: float, folder: Path, label: str) -> None:
-        """Trains a student in place as the distil stage does; a killed training goes on from `folder`."""
-        config, seed = self.config, self.run.seed
+    def distill(self, student: PreTrainedModel, rate: float, folder: Path, label: str) -> None:
+        """Trains a student in place as the distil stage does; a killed training resumes from `folder`."""
+        config, seed, train = self.config, self.run.seed, self.train_config(rate)
         lightning.seed_everything(seed, verbose=False)
         (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-        fit(
-            DistillationModule(student, loss=config.loss, train=self.train(rate), metric=self.task.metric()),
-            TextDataModule(
-                self.splits,
-                self.tokenizer,
-                batch_size=config.train.batch_size,
-                max_length=config.data.max_length,
-                seed=seed,
-                signals=cached_signals(self.made["cache"]),
-            ),
+        data = TextDataModule(
+            self.splits,
+            self.tokenizer,
+            batch_size=config.train.batch_size,
+            max_length=config.data.max_length,
+            seed=seed,
+            signals=cached_signals(self.made["cache"]),
+        )
+        fit_module(
+            DistillationModule(student, loss=config.loss, train=train, metric=self.task.scorer()),
+            data,
             folder,
             label=label,
-            train=self.train(rate),
+            train=train,
             machine=config.machine,
             precision=config.machine.precision,
             seed=seed,
@@ -146,8 +161,8 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A student as its way hands it over; `search_seconds` were spent on its own shape."""
+class TrainedStudent:
+    """A student, the seconds of its training, and those that were spent on its own shape."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -156,48 +171,62 @@ class Trained:
     search_seconds: float = 0.0
 
 
-def ours(lesson: Lesson, size: Size, rate: float, folder: Path) -> Trained:
-    config = replace(lesson.config, train=lesson.train(rate), until="distill")
-    made, students = run_stages(lesson.run, config, lesson.source, lesson.layouts)
-    done = students[0].made
-    model = load_pruned(done.folder / MODEL)
+def train_ours(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
+    """Trains a student whose shape the budget determines."""
+    config = replace(setup.config, train=setup.train_config(rate), until="distill")
+    made, students = run_stages(setup.run, replace(setup.plan, settings=config))
+    stage = students[0].made
+    model = load_pruned(stage.folder / MODEL)
     outline = outline_of(find_axes(model))
     layers = " ".join(f"{heads}x{ffn}" for heads, ffn in zip(outline.heads, outline.ffn, strict=True))
-    shared = {lesson.made[name].folder for name in lesson.made}
-    search = sum(each.manifest["wall_seconds"] for each in made.values() if each.folder not in shared | {done.folder})
-    label = f"{outline.hidden} wide, {layers}"
-    return Trained(model, tokenizer_of(done.folder / MODEL), label, done.manifest["wall_seconds"], search)
+    other_folders = {each.folder for each in setup.made.values()} | {stage.folder}
+    search = sum(each.manifest["wall_seconds"] for each in made.values() if each.folder not in other_folders)
+    label, seconds = f"{outline.hidden} wide, {layers}", stage.manifest["wall_seconds"]
+    return TrainedStudent(model, tokenizer_of(stage.folder / MODEL), label, seconds, search)
 
 
-def fewer_layers(lesson: Lesson, size: Size, rate: float, folder: Path) -> Trained:
-    student = build_student(lesson.teacher(), f"layers={size['layers']}")
-    return timed(lesson, student, f"layers={size['layers']}", lambda: lesson.distil(student, rate, folder, "layers"))
+def train_fewer_layers(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
+    """Trains a student with some of the teacher's layers."""
+    label = f"layers={size['layers']}"
+    student = build_student(setup.load_teacher(), label)
+    return time_training(setup, student, label, lambda: setup.distill(student, rate, folder, "layers"))
 
 
-def brewed(lesson: Lesson, size: Size, rate: float, folder: Path) -> Trained:
-    teacher, kind, config = lesson.teacher(), Brewed(**size), lesson.config
-    student = brewed_student(teacher, kind, lesson.run.seed)
-    told = Brewing(config.train.epochs, config.train.batch_size, rate, config.loss.softness, lesson.run.seed)
-    data = encode(lesson.tokenizer, lesson.splits.train, config.data.max_length)
-    pad = int(lesson.tokenizer.pad_token_id or 0)
-    return timed(lesson, student, kind.label, lambda: brew(teacher, student, data, pad, told, folder))
+def train_textbrewer(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
+    """Trains one of TextBrewer's students with TextBrewer."""
+    teacher, own_size, config = setup.load_teacher(), TextBrewerSize(**size), setup.config
+    student = build_textbrewer_student(teacher, own_size, setup.run.seed)
+    settings = TextBrewerSettings(
+        config.train.epochs, config.train.batch_size, rate, config.loss.resolved_temperature, setup.run.seed
+    )
+    data = encode(setup.tokenizer, setup.splits.train, config.data.max_length)
+    pad_id = int(setup.tokenizer.pad_token_id or 0)
+
+    def train() -> None:
+        train_with_textbrewer(teacher, student, data, pad_id, settings, folder)
+
+    return time_training(setup, student, own_size.label, train)
 
 
-def torch_pruning(lesson: Lesson, size: Size, rate: float, folder: Path) -> Trained:
-    student = torch_pruned(lesson.teacher(), **size)
+def train_torch_pruning(setup: TrainingSetup, size: Size, rate: float, folder: Path) -> TrainedStudent:
+    """Trains a student that Torch-Pruning pruned."""
+    student = prune_with_torch_pruning(setup.load_teacher(), **size)
     label = f"ratio {size['ratio']:.3f}, {'even' if size['even'] else 'global'}"
-    return timed(lesson, student, label, lambda: lesson.distil(student, rate, folder, "torch-pruning"))
+    return time_training(setup, student, label, lambda: setup.distill(student, rate, folder, "torch-pruning"))
 
 
-def timed(lesson: Lesson, student: PreTrainedModel, label: str, train: Callable[[], None]) -> Trained:
+def time_training(
+    setup: TrainingSetup, student: PreTrainedModel, label: str, train: Callable[[], None]
+) -> TrainedStudent:
+    """Trains a student and measures the time."""
     start = time.perf_counter()
     train()
-    return Trained(student, lesson.tokenizer, label, time.perf_counter() - start)
+    return TrainedStudent(student, setup.tokenizer, label, time.perf_counter() - start)
 
 
-TRAIN: Mapping[str, Callable[[Lesson, Size, float, Path], Trained]] = {
-    "ours": ours,
-    "layers": fewer_layers,
-    "textbrewer": brewed,
-    "torch-pruning": torch_pruning,
+TRAIN: Mapping[str, Callable[[TrainingSetup, Size, float, Path], TrainedStudent]] = {
+    "ours": train_ours,
+    "layers": train_fewer_layers,
+    "textbrewer": train_textbrewer,
+    "torch-pruning": train_torch_pruning,
 }

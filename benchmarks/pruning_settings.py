@@ -1,17 +1,17 @@
-"""What every student of the comparison is made with: told anew, or taken from finished runs."""
+"""The settings of the students of `benchmarks.pruned_students`: from its command line, or from finished runs."""
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from benchmarks.pruning_peers import Lesson
+from benchmarks.pruning_peers import TrainingSetup
 from compress.prune.budget import Budget
 from compress.prune.config import PruneConfig
 from distill.data.config import DataConfig
@@ -20,65 +20,77 @@ from distill.data.sources.tables import read_splits
 from distill.losses.config import LossConfig
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
+from pipelines.runs.manifest import JsonObject
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
 
+Config = TypeVar("Config")
 
-def config_of(given: argparse.Namespace, seed: int) -> DistillConfig:
-    """What a person would tell `pipelines.distill`; the other ways take their training from it."""
-    path = limited(given.data, given.limit, Path(given.output)) if given.limit else given.data
+
+def build_config(options: argparse.Namespace, seed: int) -> DistillConfig:
+    """Returns the settings of `pipelines.distill`, from which the other ways take those of their training."""
+    path = limit_rows(options.data, options.limit, Path(options.output)) if options.limit else options.data
     return DistillConfig(
-        output=str(Path(given.output) / "ours" / f"seed-{seed}"),
-        teacher=TeacherConfig(model=given.teacher, finetune="never"),
-        budget=Budget(speedup=f"{given.speedup:g}", precision=given.precision),
-        prune=PruneConfig(trials=given.trials),
-        data=DataConfig(path=path, max_length=given.max_length, validation_fraction=given.validation_fraction),
-        loss=LossConfig(temperature=given.temperature),
+        output=str(Path(options.output) / "ours" / f"seed-{seed}"),
+        teacher=TeacherConfig(model=options.teacher, finetune="never"),
+        budget=Budget(speedup=f"{options.speedup:g}", precision=options.precision),
+        prune=PruneConfig(trials=options.trials),
+        data=DataConfig(path=path, max_length=options.max_length, validation_fraction=options.validation_fraction),
+        loss=LossConfig(temperature=options.temperature),
         train=TrainConfig(
-            epochs=given.epochs,
-            learning_rate=given.rates[0],
-            batch_size=given.batch_size,
+            epochs=options.epochs,
+            learning_rate=options.rates[0],
+            batch_size=options.batch_size,
             dropout=0.0,
             freeze_embeddings=True,
         ),
-        machine=MachineConfig(accelerator="cpu", precision="32", threads=given.threads),
+        machine=MachineConfig(accelerator="cpu", precision="32", threads=options.threads),
         seed=seed,
     )
 
 
-def config_of_run(folder: Path, speedup: float) -> DistillConfig:
-    """The settings of a finished run, wherever its folder lies now, for one student of its family."""
-    written = json.loads((folder / "config.json").read_text())
-    config = rebuilt(DistillConfig, written | {"output": str(folder), "until": "distill"})
+def read_config(folder: Path, speedup: float) -> DistillConfig:
+    """Returns the settings of a finished run, even if its folder was moved, for one student of its family.
+
+    Raises:
+        SystemExit: The run has no student with this speedup.
+    """
+    stored = json.loads((folder / "config.json").read_text())
+    config = build_dataclass(DistillConfig, stored | {"output": str(folder), "until": "distill"})
     if speedup not in config.budget.speedups:
         raise SystemExit(f"--ours {folder}: expected a run with --speedup {speedup:g}, found {config.budget.speedup}")
     own = str(config.budget.most_bytes(speedup) or "")
     return replace(config, budget=replace(config.budget, speedup=f"{speedup:g}", max_bytes=own))
 
 
-def rebuilt(kind: Any, plain: Mapping[str, Any]) -> Any:
-    """A dataclass from what `asdict` made of it."""
-    kinds = {field.name: field.type for field in fields(kind)}
-    return kind(
-        **{name: rebuilt(kinds[name], value) if is_dataclass(kinds[name]) else value for name, value in plain.items()}
-    )
+def build_dataclass(kind: type[Config], values: JsonObject) -> Config:
+    """Returns a dataclass from the dict that `asdict` made of it."""
+    types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    built = {
+        name: build_dataclass(cast(type, types[name]), value) if is_dataclass(types[name]) else value
+        for name, value in values.items()
+    }
+    return kind(**built)
 
 
-def limited(path: str, limit: int, output: Path) -> str:
-    """A copy of the data with `limit` rows to train on, the classes in turn."""
+def limit_rows(path: str, limit: int, output: Path) -> str:
+    """Returns a copy of the data with `limit` training rows, with equal numbers from the classes as far as possible."""
     folder = output / f"data-{limit}"
     folder.mkdir(parents=True, exist_ok=True)
     for split, table in read_splits(path).items():
         if split == "train":
             labels = table[str(find_columns(table, DataConfig(path=path), split).label)].to_pylist()
-            seen: dict[Any, int] = {}
-            turns = [seen.update({label: seen.get(label, 0) + 1}) or seen[label] for label in labels]
-            table = table.take(np.sort(np.argsort(turns, kind="stable")[:limit]))
+            counts: Counter[str | int] = Counter()
+            occurrences = []  # of each row's label up to that row
+            for label in labels:
+                counts[label] += 1
+                occurrences.append(counts[label])
+            table = table.take(np.sort(np.argsort(occurrences, kind="stable")[:limit]))
         pa.parquet.write_table(table, folder / f"{split}.parquet")
     return str(folder)
 
 
-def settings_of(lesson: Lesson) -> dict[str, Any]:
-    """All that decides a student but its seed and learning rate."""
-    plain = asdict(lesson.config) | {"output": None, "seed": None, "until": None}
-    plain["train"].pop("learning_rate")
-    return plain
+def shared_settings(setup: TrainingSetup) -> JsonObject:
+    """Returns all settings that determine a student, except its seed and learning rate."""
+    settings = asdict(setup.config) | {"output": None, "seed": None, "until": None}
+    settings["train"].pop("learning_rate")
+    return settings

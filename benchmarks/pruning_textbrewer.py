@@ -1,40 +1,43 @@
-"""TextBrewer's students and its training, called through its package as its examples do.
+"""TextBrewer's students and its training, called through its package as in its examples.
 
-TextBrewer 0.2.1 follows its README, its SST-2 notebook and `examples/matches`: `GeneralDistiller` with the teacher in
-every step, cross-entropy with the softened teacher, each student layer matched to the teacher's by `hidden_mse` of
-weight 1 (a linear projection where widths differ), AdamW with a linear schedule and a tenth of warm-up, no clipping of
-gradients, every weight trained. Students are its T3 (fewer layers, the first ones copied as
-`run_conll2003_distill_T3.sh` does), T3-small, T4-tiny and T12-nano (narrower and shallower, from random weights as
-`run_mnli_distill_T4tiny.sh` does), their widths in proportion to the teacher's. Two of its settings are those that
-served it better on Banking77 (one layer, 1,500 texts, 3 epochs, validation): without the `mmd` matches that its
-experiments add (76.2 % against 73.3 %; logits alone 74.8 %), and without dropout as all students here.
+TextBrewer 0.2.1 is used as in its README, its SST-2 notebook and `examples/matches`: `GeneralDistiller` with the
+teacher in every step, cross-entropy with the softened teacher, each student layer matched to a teacher layer by
+`hidden_mse` with weight 1 (and a linear projection if widths differ), AdamW with a linear schedule and a tenth of
+warm-up, no gradient clipping, all weights trained. The students are its T3 (fewer layers, the first ones copied as in
+`run_conll2003_distill_T3.sh`), and T3-small, T4-tiny and T12-nano (narrower and shallower, from random weights as in
+`run_mnli_distill_T4tiny.sh`), with widths in proportion to the teacher's. Two settings are those that scored better for
+it on Banking77 (one layer, 1,500 texts, 3 epochs, validation): without the `mmd` matches that its experiments add (76.2
+% against 73.3 %; logits alone 74.8 %), and without dropout, like all students here.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias, cast
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+from transformers.utils import ModelOutput
 
 from distill.data.batches.encode import Encoded
 from distill.student.family import family_of
 from distill.train.optimizer import set_dropout
 
-# Share of the teacher's width and of its feed-forward width: its students over BERT-base's 768 and 3072.
+# Share of the teacher's width and of its feed-forward width: TextBrewer's students over BERT-base's 768 and 3072.
 NARROW = {
     "T3-small": (384 / 768, 1536 / 3072),
     "T4-tiny": (312 / 768, 1200 / 3072),
     "T12-nano": (256 / 768, 1024 / 3072),
 }
+Match: TypeAlias = dict[str, object]  # an entry of TextBrewer's `intermediate_matches`
 
 
 @dataclass(frozen=True)
-class Brewed:
-    """A student of TextBrewer's kind; of the teacher's own width it starts from the teacher's first layers."""
+class TextBrewerSize:
+    """The size of a student; one of the teacher's own width starts from the teacher's first layers."""
 
     kind: str
     layers: int
@@ -43,21 +46,37 @@ class Brewed:
 
     @property
     def label(self) -> str:
+        """The name in the table."""
         return f"{self.kind}: {self.layers} layers x {self.hidden}, ffn {self.ffn}"
 
 
-def brewed_sizes(teacher: PreTrainedModel) -> list[Brewed]:
-    """Every depth of every kind, for this teacher; a narrow student keeps the number of heads, as its configs do."""
+@dataclass(frozen=True)
+class TextBrewerSettings:
+    """The settings of TextBrewer's training."""
+
+    epochs: int
+    batch_size: int
+    rate: float
+    temperature: float
+    seed: int
+
+
+def list_sizes(teacher: PreTrainedModel) -> list[TextBrewerSize]:
+    """Returns every depth of every kind for a teacher.
+
+    A narrow student has as many heads as its teacher, as in TextBrewer's configurations.
+    """
     own = family_of(teacher.config).sizes(teacher.config)
-    found = [Brewed("T3", depth, own.hidden, own.ffn) for depth in range(1, len(own.layers))]
+    found = [TextBrewerSize("T3", depth, own.hidden, own.ffn) for depth in range(1, len(own.layers))]
     for kind, (width, ffn) in NARROW.items():
         hidden = max(1, int(own.hidden * width) // own.heads) * own.heads
-        found += [Brewed(kind, depth, hidden, int(own.ffn * ffn)) for depth in range(1, len(own.layers) + 1)]
+        depths = range(1, len(own.layers) + 1)
+        found += [TextBrewerSize(kind, depth, hidden, int(own.ffn * ffn)) for depth in depths]
     return found
 
 
-def brewed_student(teacher: PreTrainedModel, size: Brewed, seed: int) -> PreTrainedModel:
-    """The student before it is trained."""
+def build_textbrewer_student(teacher: PreTrainedModel, size: TextBrewerSize, seed: int) -> PreTrainedModel:
+    """Returns the student before it is trained."""
     config, family = copy.deepcopy(teacher.config), family_of(teacher.config)
     changes = {family.layers: size.layers, family.hidden: size.hidden, family.ffn: size.ffn}
     for name, value in changes.items():
@@ -67,73 +86,77 @@ def brewed_student(teacher: PreTrainedModel, size: Brewed, seed: int) -> PreTrai
         student = type(teacher)(config)
     if size.hidden == getattr(teacher.config, family.hidden):
         missing = student.load_state_dict(teacher.state_dict(), strict=False).missing_keys
-        assert not missing, missing
+        if missing:
+            raise ValueError(f"{size.label}: the teacher has no weights for {', '.join(missing)}")
     return student
 
 
-def matches(student_layers: int, teacher_layers: int, widths: tuple[int, int]) -> list[dict[str, Any]]:
-    """Its `intermediate_matches` for any depth: layer 0 is the embeddings, `widths` the student's and the teacher's."""
-    projected = {} if widths[0] == widths[1] else {"proj": ["linear", *widths]}
+def match_layers(student_layers: int, teacher_layers: int, widths: tuple[int, int]) -> list[Match]:
+    """Returns TextBrewer's `intermediate_matches` for any depth.
+
+    Args:
+        student_layers: The student's layers; layer 0 is the embeddings.
+        teacher_layers: The teacher's layers.
+        widths: The student's and the teacher's width.
+    """
+    projected = widths[0] != widths[1]
     pairs = [(own, round(own * teacher_layers / student_layers)) for own in range(student_layers + 1)]
     return [
         {"layer_T": other, "layer_S": own, "feature": "hidden", "loss": "hidden_mse", "weight": 1}
-        | copy.deepcopy(projected)  # it adds to the list
+        | ({"proj": ["linear", *widths]} if projected else {})  # a list for each, because TextBrewer appends to it
         for own, other in pairs
     ]
 
 
-@dataclass(frozen=True)
-class Brewing:
-    """What TextBrewer is told."""
-
-    epochs: int
-    batch_size: int
-    rate: float
-    temperature: float
-    seed: int
-
-
-def brew(
-    teacher: PreTrainedModel, student: PreTrainedModel, data: Encoded, pad_id: int, told: Brewing, folder: Path
+def train_with_textbrewer(
+    teacher: PreTrainedModel,
+    student: PreTrainedModel,
+    data: Encoded,
+    pad_id: int,
+    settings: TextBrewerSettings,
+    folder: Path,
 ) -> None:
-    """Trains `student` in place by TextBrewer's own loop; its checkpoint goes into `folder`."""
+    """Trains `student` in place by TextBrewer's own loop, which writes a checkpoint to `folder`."""
     import textbrewer
 
-    torch.manual_seed(told.seed)
+    torch.manual_seed(settings.seed)
     set_dropout(student, 0.0)
-    batches = random_batches(data, pad_id, told)
-    steps = len(batches) * told.epochs
-    sizes = [family_of(model.config).sizes(model.config) for model in (student, teacher)]
-    pairs = matches(len(sizes[0].layers), len(sizes[1].layers), (sizes[0].hidden, sizes[1].hidden))
+    batches = load_random_batches(data, pad_id, settings)
+    steps = len(batches) * settings.epochs
+    own, other = (family_of(model.config).sizes(model.config) for model in (student, teacher))
+    matches = match_layers(len(own.layers), len(other.layers), (own.hidden, other.hidden))
     distiller = textbrewer.GeneralDistiller(
-        train_config=textbrewer.TrainingConfig(device="cpu", output_dir=str(folder), ckpt_epoch_frequency=told.epochs),
-        distill_config=textbrewer.DistillationConfig(temperature=told.temperature, intermediate_matches=pairs),
+        train_config=textbrewer.TrainingConfig(
+            device="cpu", output_dir=str(folder), ckpt_epoch_frequency=settings.epochs
+        ),
+        distill_config=textbrewer.DistillationConfig(temperature=settings.temperature, intermediate_matches=matches),
         model_T=teacher,
         model_S=student,
-        adaptor_T=adapted,
-        adaptor_S=adapted,
+        adaptor_T=adapt_output,
+        adaptor_S=adapt_output,
     )
     with distiller:
         distiller.train(
-            torch.optim.AdamW(student.parameters(), lr=told.rate, fused=True),
+            torch.optim.AdamW(student.parameters(), lr=settings.rate, fused=True),
             batches,
-            told.epochs,
+            settings.epochs,
             scheduler_class=get_linear_schedule_with_warmup,
             scheduler_args={"num_warmup_steps": int(0.1 * steps), "num_training_steps": steps},
             output_hidden_states=True,
         )
 
 
-def adapted(batch: dict[str, torch.Tensor], out: Any) -> dict[str, Any]:
-    """What TextBrewer calls an adaptor: where logits and hidden states are, and which positions are padding."""
-    return {"logits": out.logits, "hidden": out.hidden_states, "inputs_mask": batch["attention_mask"]}
+def adapt_output(batch: Mapping[str, Tensor], output: ModelOutput) -> dict[str, object]:
+    """Returns logits, hidden states and padding mask under TextBrewer's names."""
+    return {"logits": output["logits"], "hidden": output["hidden_states"], "inputs_mask": batch["attention_mask"]}
 
 
-def random_batches(data: Encoded, pad_id: int, told: Brewing) -> DataLoader:
-    """Batches drawn at random, as in its examples, each padded to its longest text only."""
+def load_random_batches(data: Encoded, pad_id: int, settings: TextBrewerSettings) -> "DataLoader[int]":
+    """Returns random batches, as in TextBrewer's examples, each padded to its longest text."""
 
-    def collate(rows: Sequence[int]) -> dict[str, torch.Tensor]:
+    def collate(rows: Sequence[int]) -> dict[str, Tensor]:
         return {name: value for name, value in data.collate(rows, pad_id).items() if name != "labels"}
 
-    order = RandomSampler(range(len(data)), generator=torch.Generator().manual_seed(told.seed))
-    return DataLoader(range(len(data)), told.batch_size, sampler=order, collate_fn=collate)  # type: ignore[arg-type]
+    numbers = range(len(data))
+    order = RandomSampler(numbers, generator=torch.Generator().manual_seed(settings.seed))
+    return DataLoader(cast("Dataset[int]", numbers), settings.batch_size, sampler=order, collate_fn=collate)

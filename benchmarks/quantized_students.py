@@ -1,36 +1,45 @@
-"""Students in few bits, calibrated and trained, on every runtime that holds them: what is lost, kept and won.
+"""Quantized students, calibrated and trained, on every runtime that supports their scheme.
 
     python -m benchmarks.quantized_students --data examples/data/banking77 --output runs/quantized
     python -m benchmarks.quantized_students --data my_texts/ --teacher T --seeds 0 1 2 --schemes int8-static
 
-The commands of a user make everything: for each seed `pipelines.distill` trains the student of the recipe in float, and
-`pipelines.quantize` makes it round, by each scheme, calibrated only (ptq) and trained (qat) on the teacher's cached
-logits. The tables are read from their reports. What is finished is skipped when the same command runs again.
-Words that aren't its own go to `pipelines.quantize`.
+For each seed `pipelines.distill` trains the recipe's student in float, and `pipelines.quantize` quantizes it in each
+scheme, by calibration only (ptq) and by training on the teacher's cached logits (qat). All figures are read from the
+reports of these runs. Printed are two tables: the test accuracy of each scheme and method in PyTorch, as mean and
+standard deviation over the seeds, next to the float student's, which is the floor of what is lost; and for each
+exported file its difference from the quantized PyTorch model, accuracy, size, loading time, peak memory, latency, and
+speedup over the same student in fp32 on the same runtime. Finished runs are skipped when the same command runs again;
+other arguments are passed on to `pipelines.quantize`.
 """
 
 import argparse
-import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-from benchmarks.command import command
-from benchmarks.kept import checkpoint_of
-from benchmarks.recipes import lend
-from benchmarks.two_teachers import told
-from compress.export.common.targets import FORMATS
+from benchmarks.command import run_command
+from benchmarks.results_folder import copy_stages, find_checkpoint, find_entry, read_report, require_entry
+from benchmarks.two_teachers import format_accuracies
+from compress.export.common.targets import FORMATS, target_of
 from compress.quantize.schemes import SCHEMES
+from pipelines.reports.schema import Report
 from pipelines.runs.console import Console
+from pipelines.runs.manifest import JsonObject
 
 METHODS = ("ptq", "qat")
-LENT = ("data", "precision", "teacher", "cache", "export-teacher")  # stages that the float student's run has made
-Report = dict[str, Any]
+SHARED_STAGES = ("data", "precision", "teacher", "cache", "export-teacher")
+Reports: TypeAlias = Mapping[tuple[int, str, str], Report]  # (seed, scheme, method) -> report
+HEADER = (
+    "seed", "scheme", "method", "target", "difference", "same class", "accuracy", "in PyTorch", "MB", "load ms",
+    "peak MB", "ms", "speedup over fp32", "ms, batch 32",
+)  # fmt: skip
 
 
 def main() -> None:
+    """Trains and quantizes the students that are missing, and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="configs/demo.yaml", help="recipe of the float student")
-    parser.add_argument("--teacher", help="the recipe's own where left out")
+    parser.add_argument("--teacher", help="another teacher than the recipe's")
     parser.add_argument("--data", default="examples/data/banking77")
     parser.add_argument("--output", default="runs/quantized")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -38,97 +47,104 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=30, help="calls of each text that is timed")
     parser.add_argument("--formats", nargs="+", choices=list(FORMATS), default=["onnx", "onnxruntime", "openvino"])
-    given, more = parser.parse_known_args()
-    given.more = more
-    console, reports = Console(), dict[tuple[int, str, str], Report]()
-    floats: dict[int, float] = {}
-    for seed in given.seeds:
-        made, floats[seed] = float_student(given, seed)
-        for scheme in given.schemes:
-            for method in given.methods:
-                reports[seed, scheme, method] = quantized(given, seed, scheme, method, made)
-                console.say(f"seed {seed}, {scheme}, {method}: {scores(reports[seed, scheme, method])}")
-    show_scores(console, given, floats, reports)
-    show_targets(console, reports)
+    options, more = parser.parse_known_args()
+    options.more = more
+    console = Console()
+    reports: dict[tuple[int, str, str], Report] = {}
+    float_scores = []
+    for seed in options.seeds:
+        float_run = train_float_student(options, seed)
+        float_scores.append(require_entry(read_report(float_run), "student", "pytorch")["score"])
+        for scheme in options.schemes:
+            for method in options.methods:
+                report = quantize_student(options, seed, scheme, method, float_run)
+                reports[seed, scheme, method] = report
+                console.say(f"seed {seed}, {scheme}, {method}: {describe_scores(report)}")
+    print_scores(console, options, float_scores, reports)
+    print_files(console, reports)
 
 
-def float_student(given: argparse.Namespace, seed: int) -> tuple[Path, float]:
-    """The run that made the student in float, and its test accuracy."""
-    output = Path(given.output) / f"seed-{seed}" / "float"
-    teacher = ["--teacher", given.teacher] if given.teacher else []
-    words = ["--config", given.config, *teacher, "--data", given.data, "--seed", str(seed)]
-    command("distill", *words, "--measure.rounds", str(given.rounds), "--output", str(output))
-    whole = entry(json.loads((output / "report.json").read_text()), "student", "pytorch", "fp32")
-    assert whole is not None
-    return output, whole["score"]
+def train_float_student(options: argparse.Namespace, seed: int) -> Path:
+    """Returns the run of the student in float."""
+    output = Path(options.output) / f"seed-{seed}" / "float"
+    teacher = ["--teacher", options.teacher] if options.teacher else []
+    words = ["--config", options.config, *teacher, "--data", options.data, "--seed", str(seed)]
+    run_command("distill", *words, "--measure.rounds", str(options.rounds), "--output", str(output))
+    return output
 
 
-def quantized(given: argparse.Namespace, seed: int, scheme: str, method: str, made: Path) -> Report:
-    """The report of the student of a run, made to round."""
-    output = Path(given.output) / f"seed-{seed}" / f"{scheme}-{method}"
-    formats = [name for name in given.formats if scheme not in FORMATS[name].refuses]
-    student, teacher = checkpoint_of(made, "distill"), checkpoint_of(made, "teacher")
-    words = ["--config", given.config, "--model", str(student), "--teacher", str(teacher), "--data", given.data]
+def quantize_student(options: argparse.Namespace, seed: int, scheme: str, method: str, float_run: Path) -> Report:
+    """Returns the report of the run that quantizes the student of a float run."""
+    output = Path(options.output) / f"seed-{seed}" / f"{scheme}-{method}"
+    formats = [name for name in options.formats if scheme not in FORMATS[name].refuses]
+    student, teacher = find_checkpoint(float_run, "distill"), find_checkpoint(float_run, "teacher")
+    words = ["--config", options.config, "--model", str(student), "--teacher", str(teacher), "--data", options.data]
     words += ["--scheme", scheme, "--method", method, "--export", ",".join(formats), "--seed", str(seed)]
-    words += ["--measure.rounds", str(given.rounds)]
-    lend([made], output, LENT)
-    command("quantize", *words, *given.more, "--output", str(output))
-    return json.loads((output / "report.json").read_text())
+    words += ["--measure.rounds", str(options.rounds)]
+    copy_stages([float_run], output, SHARED_STAGES)
+    run_command("quantize", *words, *options.more, "--output", str(output))
+    return read_report(output)
 
 
-def entry(report: Report, name: str, runtime: str, precision: str) -> Report | None:
-    found = [e for e in report["models"] if (e["name"], e["runtime"], e["precision"]) == (name, runtime, precision)]
-    return found[0] if found else None
+def describe_scores(report: Report) -> str:
+    """Returns the accuracy of each quantized file."""
+    entries = [entry for entry in report["models"] if entry["name"] == "student" and entry["precision"] != "fp32"]
+    return ", ".join(f"{entry['runtime']} {entry['precision']} {entry['score']:.2%}" for entry in entries)
 
 
-def scores(report: Report) -> str:
-    own = [e for e in report["models"] if e["name"] == "student" and e["precision"] != "fp32"]
-    return ", ".join(f"{e['runtime']} {e['precision']} {e['score']:.2%}" for e in own)
+def read_trained_score(report: Report) -> float:
+    """Returns the test accuracy of the quantized student in PyTorch."""
+    proofs = [entry["parity"] for entry in report["models"] if entry["parity"]]
+    return next(proof["trained_score"] for proof in proofs if "trained_score" in proof)
 
 
-def as_trained(report: Report) -> float:
-    """Test accuracy of the student that rounds, in PyTorch."""
-    told = [entry["parity"] or {} for entry in report["models"]]
-    return float(next(parity["trained_score"] for parity in told if "trained_score" in parity))
-
-
-def show_scores(
-    console: Console, given: argparse.Namespace, floats: dict[int, float], reports: dict[tuple[int, str, str], Report]
-) -> None:
+def print_scores(console: Console, options: argparse.Namespace, float_scores: list[float], reports: Reports) -> None:
+    """Prints the accuracy of each scheme and method."""
     rows = []
-    for scheme in given.schemes:
-        cells = [told([as_trained(reports[seed, scheme, method]) for seed in given.seeds]) for method in given.methods]
-        rows.append((scheme, told(list(floats.values())), *cells))
-    console.table(f"Test accuracy, {len(given.seeds)} seeds: {given.data}", ("scheme", "float", *given.methods), rows)
+    for scheme in options.schemes:
+        cells = [
+            format_accuracies([read_trained_score(reports[seed, scheme, method]) for seed in options.seeds])
+            for method in options.methods
+        ]
+        rows.append((scheme, format_accuracies(float_scores), *cells))
+    title = f"Test accuracy, {len(options.seeds)} seeds: {options.data}"
+    console.table(title, ("scheme", "float", *options.methods), rows)
 
 
-def show_targets(console: Console, reports: dict[tuple[int, str, str], Report]) -> None:
-    """Every deployed file beside the model it was made from, and beside the same student in float there."""
+def print_files(console: Console, reports: Reports) -> None:
+    """Prints a row for each exported file of a quantized student."""
     rows = []
     for (seed, scheme, method), report in reports.items():
-        exported = next(stage for stage in report["stages"] if stage["name"] == "export")
-        for proof in exported["metrics"]["parity"]:
-            if "layers" not in proof:
-                continue
-            rows.append((
-                str(seed), scheme, method, proof["target"], f"{proof['layers']:.0e}", f"{proof['same_class']:.2%}",
-                f"{proof['score']:.2%}", f"{proof['trained_score']:.2%}", f"{proof['bytes'] / 1e6:.1f}",
-                f"{proof['load_ms']:.0f}", f"{proof['peak_bytes'] / 1e6:.0f}", *times(report, proof["target"]),
-            ))  # fmt: skip
-    header = ("seed", "scheme", "how", "target", "layers", "same class", "accuracy", "trained", "MB", "load ms")
-    header += ("peak MB", "ms", "faster than fp32", "ms, batch 32")
-    console.table("Deployed files", header, rows)
+        export = next(stage for stage in report["stages"] if stage["name"] == "export")
+        proofs = [proof for proof in export["metrics"]["parity"] if "layers" in proof]
+        rows += [(str(seed), scheme, method, *format_file(report, proof)) for proof in proofs]
+    console.table("Exported files", HEADER, rows)
 
 
-def times(report: Report, target: str) -> tuple[str, str, str]:
-    from compress.export.common.targets import target_of
+def format_file(report: Report, proof: JsonObject) -> tuple[str, ...]:
+    """Returns the cells of an exported file, whose verification found `proof`."""
+    return (
+        proof["target"],
+        f"{proof['layers']:.0e}",
+        f"{proof['same_class']:.2%}",
+        f"{proof['score']:.2%}",
+        f"{proof['trained_score']:.2%}",
+        f"{proof['bytes'] / 1e6:.1f}",
+        f"{proof['load_ms']:.0f}",
+        f"{proof['peak_bytes'] / 1e6:.0f}",
+        *format_latencies(report, proof["target"]),
+    )
 
+
+def format_latencies(report: Report, target: str) -> tuple[str, str, str]:
+    """Returns a file's latency, its speedup over fp32 on the same runtime, and its latency in batches."""
     runtime, precision = target_of(target).where
-    own, whole = entry(report, "student", runtime, precision), entry(report, "student", runtime, "fp32")
+    own, reference = find_entry(report, "student", runtime, precision), find_entry(report, "student", runtime)
     if own is None:
         return "", "", ""
-    one, many = own["latency"]["best_ms"], own["latency_batched"]["best_ms"]
-    return f"{one:.2f}", f"{whole['latency']['best_ms'] / one:.2f}x" if whole else "", f"{many:.1f}"
+    latency, batched = own["latency"]["best_ms"], own["latency_batched"]
+    speedup = f"{reference['latency']['best_ms'] / latency:.2f}x" if reference else ""
+    return f"{latency:.2f}", speedup, f"{batched['best_ms']:.1f}" if batched else ""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Trains a small decoder and its tokenizer from nothing, to have a real language model where none can be downloaded.
+"""Trains a small decoder and its tokenizer from scratch, for benchmarks where no language model can be downloaded.
 
     python -m benchmarks.small_lm --config configs/small-lm.yaml --output runs/small-lm
 
-Run the same command again to go on after a kill. The data is a folder with train.parquet and dev.parquet, each with a
-column `text`. Products are in bfloat16, weights and optimizer in float32.
+Run the same command again to resume after a kill. The data is a folder with train.parquet and dev.parquet, each with a
+column `text`, or any other data that `pipelines.distill` reads as plain text, a tenth of which is then held out as dev.
+Matrix products are in bfloat16, weights and optimizer in float32. Written are the tokenizer, the token blocks
+(`train.npy`, `dev.npy`) and the model; printed is the cross-entropy on 400 blocks of dev in nats per token.
 """
 
 import math
@@ -17,8 +19,10 @@ import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from distill.data.config import DataConfig
+from distill.data.rows.documents import load_documents
 from pipelines.runs import cli
 from pipelines.runs.console import Console
 
@@ -32,16 +36,16 @@ class SmallLM:
     """Settings of the model and its training.
 
     Args:
-        data: Folder with train.parquet and dev.parquet.
-        output: Where tokenizer, checkpoint and model go.
+        data: Folder with train.parquet and dev.parquet, or another data set of plain text.
+        output: Folder for the tokenizer, the checkpoint and the model.
         vocabulary: Entries of the byte-level BPE.
-        length: Tokens a sequence.
+        length: Tokens per sequence.
         layers: Decoder layers.
         hidden: Width.
         heads: Attention heads.
         ffn: Width of the gated feed-forward.
         steps: Steps of the optimizer.
-        batch_size: Sequences a step.
+        batch_size: Sequences per step.
         learning_rate: Peak of the cosine schedule.
         threads: CPU threads; 0 takes torch's default.
         seed: Seed of weights and order.
@@ -63,35 +67,44 @@ class SmallLM:
 
 
 def main(argv: Sequence[str]) -> None:
-    given = cli.parse(
+    """Trains the tokenizer and the model, as far as they aren't finished, and prints the loss on dev."""
+    settings = cli.parse(
         SmallLM,
         argv,
         prog="benchmarks.small_lm",
-        about="Trains a small decoder and its tokenizer from nothing.",
+        about="Train a small decoder and its tokenizer from scratch.",
         examples="  python -m benchmarks.small_lm --config configs/small-lm.yaml",
         short={},
     )
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    output, console = Path(given.output), Console()
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    output, console = Path(settings.output), Console()
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer(given, output, console)
-    blocks = {name: token_blocks(given, tokenizer, output, name) for name in ("train", "dev")}
-    console.say(f"{len(blocks['train']):,} training sequences of {given.length} tokens")
-    torch.manual_seed(given.seed)
-    model = LlamaForCausalLM(model_config(given, tokenizer))
-    train(given, model, blocks["train"], output, console)
-    console.say(f"dev: {mean_nats(model, blocks['dev'][:400]):.4f} nats a token on {400 * given.length:,} tokens")
+    tokenizer = build_tokenizer(settings, output, console)
+    blocks = {name: build_blocks(settings, tokenizer, output, name) for name in ("train", "dev")}
+    console.say(f"{len(blocks['train']):,} training sequences of {settings.length} tokens")
+    torch.manual_seed(settings.seed)
+    model = LlamaForCausalLM(build_config(settings, tokenizer))
+    train_model(settings, model, blocks["train"], output, console)
+    dev = blocks["dev"][:400]
+    console.say(f"dev: {measure_nats(model, dev):.4f} nats per token on {dev.size:,} tokens")
     model.save_pretrained(output / "model")
     tokenizer.save_pretrained(output / "model")
 
 
-def texts(given: SmallLM, name: str) -> Iterator[str]:
-    for batch in pq.ParquetFile(Path(given.data) / f"{name}.parquet").iter_batches(8, columns=["text"]):
+def read_texts(settings: SmallLM, name: str) -> Iterator[str]:
+    """Yields the texts of a split."""
+    file = Path(settings.data) / f"{name}.parquet"
+    if not file.is_file():
+        splits = load_documents(DataConfig(path=settings.data), settings.seed)
+        yield from (splits.train if name == "train" else splits.validation).texts
+        return
+    for batch in pq.ParquetFile(file).iter_batches(8, columns=["text"]):
         yield from batch["text"].to_pylist()
 
 
-def make_tokenizer(given: SmallLM, output: Path, console: Console) -> PreTrainedTokenizerFast:
+def build_tokenizer(settings: SmallLM, output: Path, console: Console) -> PreTrainedTokenizerFast:
+    """Returns the tokenizer of the output folder, which is trained on the texts if there is none."""
     file = output / "tokenizer.json"
     if not file.exists():
         console.say("training the tokenizer")
@@ -99,35 +112,39 @@ def make_tokenizer(given: SmallLM, output: Path, console: Console) -> PreTrained
         bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         bpe.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=given.vocabulary,
+            vocab_size=settings.vocabulary,
             special_tokens=[END],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        bpe.train_from_iterator(texts(given, "train"), trainer)
+        bpe.train_from_iterator(read_texts(settings, "train"), trainer)
         bpe.save(str(file))
     return PreTrainedTokenizerFast(tokenizer_file=str(file), eos_token=END, bos_token=END, pad_token=END)
 
 
-def token_blocks(given: SmallLM, tokenizer: PreTrainedTokenizerFast, output: Path, name: str) -> np.ndarray:
-    """All texts one after the other, END between them, cut into rows [sequences, length] int32."""
+def build_blocks(settings: SmallLM, tokenizer: PreTrainedTokenizerFast, output: Path, name: str) -> np.ndarray:
+    """Returns all texts concatenated, with END between them, in rows [sequences, length] int32."""
     file = output / f"{name}.npy"
     if not file.exists():
         end = [tokenizer.eos_token_id]
-        ids = np.concatenate([np.asarray(tokenizer.encode(text) + end, np.int32) for text in texts(given, name)])
-        np.save(file, ids[: len(ids) // given.length * given.length].reshape(-1, given.length))
-    return np.load(file)
+        ids = np.concatenate(
+            [np.asarray(tokenizer.encode(text) + end, np.int32) for text in read_texts(settings, name)]
+        )
+        np.save(file, ids[: len(ids) // settings.length * settings.length].reshape(-1, settings.length))
+    blocks: np.ndarray = np.load(file)
+    return blocks
 
 
-def model_config(given: SmallLM, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+def build_config(settings: SmallLM, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    """Returns the configuration of the model."""
     return LlamaConfig(
-        vocab_size=given.vocabulary,
-        hidden_size=given.hidden,
-        intermediate_size=given.ffn,
-        num_hidden_layers=given.layers,
-        num_attention_heads=given.heads,
-        num_key_value_heads=given.heads,
-        max_position_embeddings=2 * given.length,
+        vocab_size=settings.vocabulary,
+        hidden_size=settings.hidden,
+        intermediate_size=settings.ffn,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.heads,
+        max_position_embeddings=2 * settings.length,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -135,26 +152,27 @@ def model_config(given: SmallLM, tokenizer: PreTrainedTokenizerFast) -> LlamaCon
     )
 
 
-def train(given: SmallLM, model: LlamaForCausalLM, blocks: np.ndarray, output: Path, console: Console) -> None:
+def train_model(settings: SmallLM, model: LlamaForCausalLM, blocks: np.ndarray, output: Path, console: Console) -> None:
+    """Trains the model, resuming from the last checkpoint in the output folder."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     scales = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": scales, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=given.learning_rate, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.95), fused=True)
     file, start = output / "checkpoint.pt", 0
     if file.exists():
         saved = torch.load(file, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         start = saved["step"]
-    order = np.random.default_rng(given.seed).permutation(len(blocks))
+    order = np.random.default_rng(settings.seed).permutation(len(blocks))
     model.train()
-    seen: list[float] = []
-    with console.track("small-lm: training", given.steps - start) as advance:
-        for step in range(start, given.steps):
-            rows = order[np.arange(step * given.batch_size, (step + 1) * given.batch_size) % len(order)]
+    step_losses: list[float] = []
+    with console.track("small-lm: training", settings.steps - start) as advance:
+        for step in range(start, settings.steps):
+            rows = order[np.arange(step * settings.batch_size, (step + 1) * settings.batch_size) % len(order)]
             for group in optimizer.param_groups:
-                group["lr"] = given.learning_rate * rate(step, given.steps)
-            seen.append(backward(model, torch.from_numpy(blocks[rows]).long()))
+                group["lr"] = settings.learning_rate * schedule_rate(step, settings.steps)
+            step_losses.append(accumulate_gradients(model, torch.from_numpy(blocks[rows]).long()))
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
@@ -163,45 +181,50 @@ def train(given: SmallLM, model: LlamaForCausalLM, blocks: np.ndarray, output: P
                 save = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
                 torch.save(save, file.with_suffix(".partial"))
                 file.with_suffix(".partial").replace(file)
-                console.say(f"step {step + 1}: {np.mean(seen[-SAVE_EVERY:]):.4f} nats a token")
+                console.say(f"step {step + 1}: {np.mean(step_losses[-SAVE_EVERY:]):.4f} nats per token")
 
 
-def rate(step: int, steps: int) -> float:
-    """Warm-up over 1/20 of the steps, then a cosine to a tenth."""
+def schedule_rate(step: int, steps: int) -> float:
+    """Returns the factor of the learning rate: warm-up over 1/20 of the steps, then a cosine to a tenth."""
     warmup = max(1, steps // 20)
     if step < warmup:
         return (step + 1) / warmup
     return 0.55 + 0.45 * math.cos(math.pi * (step - warmup) / (steps - warmup))
 
 
-def backward(model: LlamaForCausalLM, ids: Tensor) -> float:
-    """Adds the gradients of the mean next-token loss, and returns it in nats."""
+def accumulate_gradients(model: LlamaForCausalLM, ids: Tensor) -> float:
+    """Adds the gradients of the mean next-token loss to the parameters, and returns the loss in nats."""
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(ids).last_hidden_state[:, :-1].flatten(0, 1)
-    loss, hidden_grad, head_grad = head_gradients(hidden.detach(), model.lm_head.weight.detach(), ids[:, 1:].flatten())
+    loss, hidden_grad, head_grad = compute_head_gradients(
+        hidden.detach(), model.lm_head.weight.detach(), ids[:, 1:].flatten()
+    )
     hidden.backward(hidden_grad.to(hidden.dtype))
     model.lm_head.weight.grad += head_grad
     return loss
 
 
-def head_gradients(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[float, Tensor, Tensor]:
-    """Loss and gradients of the output head, a chunk of logits at a time: autograd would hold all of them, thrice."""
-    low, out = weight.bfloat16(), torch.empty(hidden.shape)
-    grad, total = torch.zeros_like(weight), 0.0
+def compute_head_gradients(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[float, Tensor, Tensor]:
+    """Returns the loss and the gradients of hidden states and output head, computed in chunks of positions.
+
+    Autograd would hold the logits of all positions three times.
+    """
+    low, hidden_grad = weight.bfloat16(), torch.empty(hidden.shape)
+    weight_grad, total = torch.zeros_like(weight), 0.0
     for start in range(0, len(hidden), CHUNK):
-        part, wanted = hidden[start : start + CHUNK].bfloat16(), labels[start : start + CHUNK, None]
+        part, targets = hidden[start : start + CHUNK].bfloat16(), labels[start : start + CHUNK, None]
         error = torch.softmax(part @ low.T, -1)
-        chosen = error.gather(1, wanted)
+        chosen = error.gather(1, targets)
         total -= chosen.float().clamp(min=1e-9).log().sum().item()
-        error.scatter_(1, wanted, chosen - 1)
-        out[start : start + CHUNK] = error @ low
-        grad += error.T @ part
-    return total / len(hidden), out / len(hidden), grad / len(hidden)
+        error.scatter_(1, targets, chosen - 1)
+        hidden_grad[start : start + CHUNK] = error @ low
+        weight_grad += error.T @ part
+    return total / len(hidden), hidden_grad / len(hidden), weight_grad / len(hidden)
 
 
 @torch.inference_mode()
-def mean_nats(model: LlamaForCausalLM, blocks: np.ndarray) -> float:
-    """Mean next-token loss in float32."""
+def measure_nats(model: PreTrainedModel, blocks: np.ndarray) -> float:
+    """Returns the mean next-token loss in float32, in nats per token; blocks [blocks, length]."""
     model.eval()
     losses = []
     for start in range(0, len(blocks), 4):

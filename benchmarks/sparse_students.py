@@ -1,31 +1,35 @@
-"""Students with zeros in their weights: what accuracy they keep, and what the zeros buy on each runtime.
+"""Students with zeros in their weights: the accuracy that they keep, and their speed on each runtime.
 
     python -m benchmarks.sparse_students --teacher runs/demo/teacher/KEY/model --data examples/data/banking77
 
-Every way trains the same student on the same batches from the teacher's cached logits; the sparse ones reach their
-pattern by the gradual schedule. 4x1 are blocks of four outputs at one input, which Intel's papers call 1x4. Each
-runtime then runs all students in turn in one measurement, the dense one twice: what its second copy differs by is
-noise. Students are kept in the output folder and aren't trained again there; it is of one teacher and one data set.
-OpenVINO and NNCF are measured where they are installed.
+All students are trained on the same batches of a classification data set, on the teacher's cached logits: a dense one,
+and sparse ones that reach their pattern by the gradual schedule. 4x1 are blocks of four outputs at one input, which
+Intel's papers call 1x4. Finished students are kept in the output folder, which is that of one teacher and one data set.
+
+Printed are each student's share of zeros and test accuracy; and per runtime and student the test accuracy, the median
+latency (10th to 90th percentile) in ms of single texts and of batches of 32, and the speedup over the dense student.
+All students of a runtime alternate in one measurement. The floor is the dense student; its second copy shows the noise.
+OpenVINO and NNCF are measured if they are installed.
 """
 
 import argparse
 import copy
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from benchmarks.kept import keep_to
-from benchmarks.sparse_runtimes import RUNTIMES, Students, Unavailable
-from compress.measure.latency import Inputs, Latency, Runner, measure
-from compress.sparsity.layers import zero_share
-from compress.sparsity.recipe import SparseConfig
+from benchmarks.results_folder import check_settings
+from benchmarks.sparse_runtimes import RUNTIMES, LogitsRunner, StudentFiles, UnavailableError, compute_logits
+from compress.measure.latency import Inputs, Latency, measure_latency
+from compress.sparsity.config import SparsityConfig
+from compress.sparsity.layers import compute_zero_shares
 from compress.sparsity.training import SparseTraining, convert, prepare
 from distill.checkpoint.tokenizer import load_tokenizer
 from distill.data.batches.batches import epoch_order
@@ -35,86 +39,95 @@ from distill.data.splits.labelled import load_splits
 from distill.losses.logits import forward_kl
 from distill.student.build import build_student
 from distill.tasks.text_classification import TextClassification
-from distill.teacher.fingerprint import frozen
+from distill.teacher.fingerprint import freeze
 from distill.train.config import TrainConfig
 from distill.train.optimizer import build_optimizer, build_schedule, set_dropout
 from pipelines.runs.console import Console
 from pipelines.settings.this_machine import commit, describe
 
-WAYS: dict[str, dict[str, Any]] = {
-    "dense": {},
-    "2:4": {"pattern": "2:4"},
-    "80%": {"pattern": "unstructured", "amount": 0.8},
-    "80% 4x1": {"pattern": "4x1", "amount": 0.8},
+PATTERNS = {
+    "dense": SparsityConfig(),
+    "2:4": SparsityConfig(pattern="2:4"),
+    "80%": SparsityConfig(pattern="unstructured", amount=0.8),
+    "80% 4x1": SparsityConfig(pattern="4x1", amount=0.8),
 }
-AGAIN = "dense again"
+COPY = "dense, second copy"
 TEMPERATURE = 2.0
-SHAPES = {1: 100, 32: 8}  # rows a batch -> batches measured
-SMALLEST_GAIN = 0.05  # a smaller one isn't told from noise
-ROUNDING = 2e-3  # largest difference of logits between runtimes in float32
+TRAINING_BATCH, MAX_LENGTH = 32, 128
+SHAPES = {1: 100, 32: 8}  # rows per batch -> batches measured
+SMALLEST_GAIN = 0.05  # a smaller one can't be distinguished from noise
+TOLERANCE = 2e-3  # largest difference of logits between runtimes in float32
+HEADER = ("runtime", "student", "test accuracy", "batch 1 ms", "speedup", "batch 32 ms", "speedup")
 
 
 def main() -> None:
+    """Trains the students that are missing, measures all on each runtime and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", required=True, help="folder of a classifier trained on the data")
     parser.add_argument("--data", default="examples/data/banking77")
     parser.add_argument("--student", default="layers=2")
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--rounds", type=int, default=10, help="times each batch is run on each student")
+    parser.add_argument("--rounds", type=int, default=10, help="calls of each batch and student")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--output", default="runs/sparse-students")
-    given = parser.parse_args()
+    options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     logging.getLogger().setLevel(logging.ERROR)  # the quantizer's advice
-    torch.set_num_threads(given.threads)
-    console, setup = Console(), Setup(given)
-    models = {way: setup.student(way, console) for way in WAYS}
-    show_accuracy(console, setup, models)
-    models[AGAIN] = copy.deepcopy(models["dense"])
-    rows = [row for name in RUNTIMES for row in rows_of(name, setup, models, console)]
-    header = ("runtime", "student", "test accuracy", "batch 1 ms", "dense / sparse", "batch 32 ms", "dense / sparse")
-    console.table(f"Latency, {given.threads} threads, medians; above 1 the zeros pay", header, rows)
-    console.say(f"{describe()}, torch {torch.__version__}, commit {commit()}, {given.rounds} rounds")
+    torch.set_num_threads(options.threads)
+    console, experiment = Console(), Experiment(options)
+    models = {name: experiment.train_student(name, console) for name in PATTERNS}
+    print_accuracy(console, experiment, models)
+    models[COPY] = copy.deepcopy(models["dense"])
+    rows = [row for runtime in RUNTIMES for row in measure_runtime(runtime, experiment, models, console)]
+    console.table(f"Latency, {options.threads} threads, medians; speedups are over the dense student", HEADER, rows)
+    console.say(f"{describe()}, torch {torch.__version__}, commit {commit()}, {options.rounds} rounds")
 
 
-class Setup:
-    """Teacher, data and the teacher's logits, asked once."""
+class Experiment:
+    """The teacher and the data."""
 
-    def __init__(self, given: argparse.Namespace):
-        keep_to(Path(given.output), given, free=("student", "epochs", "learning_rate", "rounds", "threads"))
-        folder = Path(given.teacher)
-        splits = load_splits(DataConfig(path=given.data, max_length=128, validation_fraction=0.05))
-        self.given, self.task = given, TextClassification(splits.labels)
-        self.tokenizer = load_tokenizer(folder)
-        rows = self.task.head_rows(self.task.config(str(folder)))
-        assert rows is not None
-        self.teacher = frozen(self.task.load_headed(str(folder), rows))
-        self.train, self.test = (encode(self.tokenizer, part, 128) for part in (splits.train, splits.test))
+    def __init__(self, options: argparse.Namespace):
+        check_settings(Path(options.output), options, free=("student", "epochs", "learning_rate", "rounds", "threads"))
+        source = Path(options.teacher)
+        splits = load_splits(DataConfig(path=options.data, max_length=MAX_LENGTH, validation_fraction=0.05))
+        self.options, task = options, TextClassification(splits.labels)
+        self.tokenizer = load_tokenizer(source)
+        rows = task.head_rows(task.config(str(source)))
+        if rows is None:
+            raise SystemExit(
+                f"--teacher {source}: expected a head for the data's {len(splits.labels)} labels, found none"
+            )
+        self.teacher = freeze(task.load_headed(str(source), rows))
+        self.train, self.test = (encode(self.tokenizer, part, MAX_LENGTH) for part in (splits.train, splits.test))
         self.pad_id = int(self.tokenizer.pad_token_id or 0)
-        self.place = Path(given.output) / f"{given.student}-{given.epochs}-{given.learning_rate:g}".replace(",", "-")
+        name = f"{options.student}-{options.epochs}-{options.learning_rate:g}"
+        self.folder = Path(options.output) / name.replace(",", "-")
 
-    def student(self, way: str, console: Console) -> PreTrainedModel:
-        """The trained student of a way, from its folder if it is there."""
-        folder = self.place / way / "student"
+    def train_student(self, name: str, console: Console) -> PreTrainedModel:
+        """Returns the trained student with a pattern, from its folder if it is there."""
+        folder = self.folder / name / "student"
         if not (folder / "config.json").exists():
-            self.fit(way, console).save_pretrained(folder)
-        return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+            self._fit_student(name, console).save_pretrained(folder)
+        student: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+        student.eval()
+        return student
 
-    def fit(self, way: str, console: Console) -> PreTrainedModel:
-        """AdamW on the KL divergence from the teacher's cached logits."""
-        given, rows = self.given, 32
-        train = TrainConfig(epochs=given.epochs, learning_rate=given.learning_rate, batch_size=rows)
-        orders = [epoch_order(self.train.lengths, rows, 0, epoch) for epoch in range(given.epochs)]
+    def _fit_student(self, name: str, console: Console) -> PreTrainedModel:
+        """Trains with AdamW on the KL divergence from the teacher's cached logits."""
+        options = self.options
+        train = TrainConfig(epochs=options.epochs, learning_rate=options.learning_rate, batch_size=TRAINING_BATCH)
+        orders = [epoch_order(self.train.lengths, TRAINING_BATCH, 0, epoch) for epoch in range(options.epochs)]
         batches = [batch for order in orders for batch in order]
-        student = build_student(self.teacher, given.student).train()
+        student = build_student(self.teacher, options.student)
+        student.train()
         set_dropout(student, 0.0)
-        student.get_input_embeddings().weight.requires_grad_(False)
+        student.get_input_embeddings().requires_grad_(False)
         optimizer = build_optimizer(student, [], train)
         schedule = build_schedule(optimizer, train, len(batches))
-        training = sparse_training(student, way, len(batches))
-        targets = torch.from_numpy(self.targets())
-        with console.track(f"training {way}", len(batches), "steps") as advance:
+        training = prepare_sparsity(student, name, len(batches))
+        targets = torch.from_numpy(self.compute_targets())
+        with console.track(f"training {name}", len(batches), "steps") as advance:
             for batch in batches:
                 inputs = self.train.collate(batch, self.pad_id)
                 inputs.pop("labels")
@@ -133,124 +146,144 @@ class Setup:
             convert(training)
         return student
 
-    def targets(self) -> np.ndarray:
-        """The teacher's logits for the training texts, in the data's order, asked once an output folder."""
-        file = self.place / "teacher.npy"
+    def compute_targets(self) -> np.ndarray:
+        """Returns the teacher's logits for the training texts, in the data's order; computed once per folder."""
+        file = self.folder / "teacher.npy"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            np.save(file, logits_of(partial(torch_logits, self.teacher), self.train, self.pad_id))
-        return np.load(file)
+            np.save(file, compute_all_logits(partial(compute_logits, self.teacher), self.train, self.pad_id))
+        targets: np.ndarray = np.load(file)
+        return targets
 
-    def batches(self, rows: int, count: int) -> list[Inputs]:
-        """Test texts drawn once: alone at their own lengths, or padded to the longest of a batch."""
-        drawn = np.random.default_rng(0).permutation(len(self.test))[: rows * count].reshape(-1, rows)
-        return [arrays(self.test, batch, self.pad_id) for batch in drawn]
+    def select_batches(self, rows: int, count: int) -> list[Inputs]:
+        """Returns random batches of test texts, padded to their longest."""
+        chosen = np.random.default_rng(0).permutation(len(self.test))[: rows * count].reshape(-1, rows)
+        return [collate_arrays(self.test, batch, self.pad_id) for batch in chosen]
 
-
-def sparse_training(student: PreTrainedModel, way: str, steps: int) -> SparseTraining | None:
-    """From dense to the pattern between a tenth and six tenths of the steps; the rest trains what stays."""
-    if not WAYS[way]:
-        return None
-    return prepare(student, SparseConfig(**WAYS[way]).schedule(steps))
-
-
-@torch.inference_mode()
-def torch_logits(model: PreTrainedModel, inputs: Inputs) -> np.ndarray:
-    return model(**{name: torch.from_numpy(value) for name, value in inputs.items()}).logits.numpy()
+    def measure_accuracy(self, run: LogitsRunner) -> str:
+        """Returns the accuracy on the test split in percent."""
+        logits = compute_all_logits(run, self.test, self.pad_id)
+        return f"{float((logits.argmax(-1) == self.test.labels).mean()):.2%}"
 
 
-def arrays(data: Encoded, rows: np.ndarray, pad_id: int) -> Inputs:
+def prepare_sparsity(student: PreTrainedModel, name: str, steps: int) -> SparseTraining | None:
+    """Returns the training to a pattern between a tenth and six tenths of the steps; None for a dense student."""
+    config = PATTERNS[name]
+    return prepare(student, config.build_schedule(steps)) if config.pattern else None
+
+
+def collate_arrays(data: Encoded, rows: np.ndarray, pad_id: int) -> Inputs:
+    """Returns the inputs of some rows as arrays."""
     return {name: value.numpy() for name, value in data.collate(rows, pad_id).items() if name != "labels"}
 
 
-def logits_of(run: Runner, data: Encoded, pad_id: int) -> np.ndarray:
-    """Logits of all rows in the data's order, [rows, classes]."""
+def compute_all_logits(run: LogitsRunner, data: Encoded, pad_id: int) -> np.ndarray:
+    """Returns the logits of all rows in the data's order, [rows, classes]."""
     order = np.argsort(data.lengths, kind="stable")
-    parts: list[Any] = [run(arrays(data, order[i : i + 32], pad_id)) for i in range(0, len(order), 32)]
-    out = np.concatenate(parts)
-    return out[np.argsort(order)]
+    parts = [run(collate_arrays(data, order[i : i + 32], pad_id)) for i in range(0, len(order), 32)]
+    return np.concatenate(parts)[np.argsort(order)]
 
 
-def show_accuracy(console: Console, setup: Setup, models: dict[str, PreTrainedModel]) -> None:
-    labels = torch.from_numpy(setup.test.labels)
+def print_accuracy(console: Console, experiment: Experiment, models: Mapping[str, PreTrainedModel]) -> None:
+    """Prints each model's share of zeros and test accuracy in PyTorch."""
     rows = []
-    for name, model in {"teacher": setup.teacher, **models}.items():
-        logits = logits_of(partial(torch_logits, model), setup.test, setup.pad_id)
-        zeros = float(np.mean(list(zero_share(model).values())))
-        rows.append((name, f"{zeros:.1%}", f"{setup.task.score(torch.from_numpy(logits), labels):.2%}"))
-    title = f"{setup.given.student} after {setup.given.epochs} epochs, {len(labels)} test texts"
+    for name, model in {"teacher": experiment.teacher, **models}.items():
+        zeros = float(np.mean(list(compute_zero_shares(model).values())))
+        rows.append((name, f"{zeros:.1%}", experiment.measure_accuracy(partial(compute_logits, model))))
+    options = experiment.options
+    title = f"{options.student} after {options.epochs} epochs, {len(experiment.test)} test texts"
     console.table(title, ("model", "zeros in the layers", "test accuracy"), rows)
 
 
-def rows_of(name: str, setup: Setup, models: dict[str, PreTrainedModel], console: Console) -> list[tuple[str, ...]]:
-    """A row a student, measured in turn; a plain sentence where the runtime can't."""
-    make, exact = RUNTIMES[name]
-    samples = setup.batches(1, SHAPES[1])
-    students = Students(models, setup.tokenizer, setup.place, samples, setup.given.threads)
-    runners: dict[str, Runner] = {}
+@dataclass(frozen=True)
+class RuntimeRunners:
+    """The students that a runtime can run, and why it can't run the others."""
+
+    runners: Mapping[str, LogitsRunner]
+    reasons: Mapping[str, str]
+
+
+def build_runners(runtime: str, students: StudentFiles) -> RuntimeRunners:
+    """Opens all students on a runtime."""
+    runners: dict[str, LogitsRunner] = {}
     reasons: dict[str, str] = {}
-    for way in models:
+    for name in students.models:
         try:
-            runners[way] = make(students, way)
-        except Unavailable as reason:
-            reasons[way] = str(reason)
-    if exact:
-        for way, run in runners.items():
-            check_same(name, way, run, models[way], samples)
-    if set(runners) <= {"dense", AGAIN}:
-        return [(name, way, reason, *[""] * 4) for way, reason in reasons.items()]
-    found = {}
+            runners[name] = RUNTIMES[runtime].open(students, name)
+        except UnavailableError as reason:
+            reasons[name] = str(reason)
+    return RuntimeRunners(runners, reasons)
+
+
+def measure_runtime(
+    runtime: str, experiment: Experiment, models: Mapping[str, PreTrainedModel], console: Console
+) -> list[tuple[str, ...]]:
+    """Returns a row per student: its accuracy and latencies, or the reason why the runtime can't run it."""
+    options, is_exact = experiment.options, RUNTIMES[runtime].is_exact
+    samples = experiment.select_batches(1, SHAPES[1])
+    students = StudentFiles(models, experiment.tokenizer, experiment.folder, samples, options.threads)
+    found = build_runners(runtime, students)
+    unavailable = [(runtime, name, reason, *[""] * 4) for name, reason in found.reasons.items()]
+    if is_exact:
+        for name, run in found.runners.items():
+            check_logits(f"{runtime}, {name}", run, models[name], samples)
+    if set(found.runners) <= {"dense", COPY}:
+        return unavailable
+    latencies = {}
     for rows, count in SHAPES.items():
-        inputs = dict.fromkeys(runners, setup.batches(rows, count))
-        found[rows] = measure(runners, inputs, rounds=setup.given.rounds, threads=setup.given.threads)
-        console.say(f"  {name}: batch {rows} measured, median length {found[rows]['dense'].length}")
-        console.say(f"    {verdict(found[rows])}")
-    shown = [
-        (name, way, "as above" if exact or way == AGAIN else scored(setup, run), *figures(found, way))
-        for way, run in runners.items()
-    ]
-    return shown + [(name, way, reason, *[""] * 4) for way, reason in reasons.items()]
+        inputs = dict.fromkeys(found.runners, experiment.select_batches(rows, count))
+        latencies[rows] = measure_latency(found.runners, inputs, rounds=options.rounds, threads=options.threads)
+        console.say(f"  {runtime}: batch {rows} measured, median length {latencies[rows]['dense'].length}")
+        console.say(f"    {describe_gains(latencies[rows])}")
+    measured = []
+    for name, run in found.runners.items():
+        accuracy = "as above" if is_exact or name == COPY else experiment.measure_accuracy(run)
+        measured.append((runtime, name, accuracy, *format_latencies(latencies, name)))
+    return measured + unavailable
 
 
-def check_same(name: str, way: str, run: Runner, model: PreTrainedModel, samples: list[Inputs]) -> None:
-    """A runtime that computes something else isn't worth measuring."""
-    for inputs in samples[:20]:
-        difference = float(np.abs(np.asarray(run(inputs)) - torch_logits(model, inputs)).max())
-        if not difference <= ROUNDING:
-            raise SystemExit(f"{name}, {way}: logits differ by {difference:.1e} from PyTorch's")
+def check_logits(runner: str, run: LogitsRunner, model: PreTrainedModel, samples: Sequence[Inputs]) -> None:
+    """Checks that a runtime computes the same as PyTorch.
 
-
-def scored(setup: Setup, run: Runner) -> str:
-    logits = torch.from_numpy(logits_of(run, setup.test, setup.pad_id))
-    return f"{setup.task.score(logits, torch.from_numpy(setup.test.labels)):.2%}"
-
-
-def verdict(found: dict[str, Latency]) -> str:
-    """Which students the zeros made faster, by more than the dense one differs from its own copy.
-
-    The median and the fastest tenth must both say so: on a busy machine either alone is easily fooled.
+    Raises:
+        SystemExit: The logits differ.
     """
-    dense = found["dense"]
+    for inputs in samples[:20]:
+        difference = float(np.abs(run(inputs) - compute_logits(model, inputs)).max())
+        if not difference <= TOLERANCE:
+            raise SystemExit(
+                f"{runner}: expected PyTorch's logits to within {TOLERANCE}, found a difference of {difference:.1e}: "
+                "its speed would be that of another model"
+            )
+
+
+def describe_gains(latencies: Mapping[str, Latency]) -> str:
+    """Returns which students the zeros made faster, by more than the dense student differs from its copy.
+
+    The median and the fastest tenth must both be faster: on a busy machine either alone is misleading.
+    """
+    dense = latencies["dense"]
     ratios = {
-        way: (dense.median_ms / each.median_ms, dense.p10_ms / each.p10_ms)
-        for way, each in found.items()
-        if way != "dense"
+        name: (dense.median_ms / each.median_ms, dense.p10_ms / each.p10_ms)
+        for name, each in latencies.items()
+        if name != "dense"
     }
-    noise = max(SMALLEST_GAIN, *(2 * abs(ratio - 1) for ratio in ratios.pop(AGAIN)))
-    gains = [f"{way} {pair[0]:.2f}x" for way, pair in ratios.items() if min(pair) > 1 + noise]
-    losses = [f"{way} {pair[0]:.2f}x" for way, pair in ratios.items() if max(pair) < 1 / (1 + noise)]
-    parts = [f"faster with zeros: {', '.join(gains)}" if gains else "no gain from zeros"]
+    noise = max(SMALLEST_GAIN, *(2 * abs(ratio - 1) for ratio in ratios.pop(COPY)))
+    gains = [f"{name} {pair[0]:.2f}x" for name, pair in ratios.items() if min(pair) > 1 + noise]
+    losses = [f"{name} {pair[0]:.2f}x" for name, pair in ratios.items() if max(pair) < 1 / (1 + noise)]
+    parts = [f"faster with zeros: {', '.join(gains)}" if gains else "no speedup by zeros"]
     parts += [f"slower: {', '.join(losses)}"] if losses else []
     return f"{'; '.join(parts)} (differences below {noise:.0%} are noise)"
 
 
-def figures(found: dict[int, dict[str, Latency]], way: str) -> list[str]:
-    out = []
-    for latencies in found.values():
-        ours, dense = latencies[way], latencies["dense"]
-        out += [f"{ours.median_ms:.2f} ({ours.p10_ms:.2f}-{ours.p90_ms:.2f})"]
-        out += ["" if way == "dense" else f"{dense.median_ms / ours.median_ms:.2f}"]
-    return out
+def format_latencies(latencies: Mapping[int, Mapping[str, Latency]], name: str) -> list[str]:
+    """Returns the cells of a student's latency and speedup for each batch size."""
+    cells = []
+    for of_batch in latencies.values():
+        own, dense = of_batch[name], of_batch["dense"]
+        cells.append(f"{own.median_ms:.2f} ({own.p10_ms:.2f}-{own.p90_ms:.2f})")
+        cells.append("" if name == "dense" else f"{dense.median_ms / own.median_ms:.2f}")
+    return cells
 
 
 if __name__ == "__main__":

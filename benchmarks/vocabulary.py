@@ -1,17 +1,20 @@
-"""What a smaller vocabulary saves and costs: a trained classifier with the words of its training texts only.
+"""Size and accuracy of a trained classifier whose vocabulary is pruned to the tokens of its training texts.
 
     python -m benchmarks.vocabulary --model runs/demo/student --data examples/data/banking77
 
-Words are chosen by the training split; every figure is of the test split, of a checkpoint that was saved and loaded
-again, in PyTorch. Bytes are those of the weights and the tokenizer's file. The row `default` is `choose_tokens` as it
-is; `coverage` rows keep seen words only, `unseen` rows add words that the corpus lacks, at the default coverage.
+The tokens are selected on the training split of a classification data set. Each pruned checkpoint is saved, loaded
+again and scored on the test split in PyTorch. Printed per selection: the number of tokens, the MB of the weights and of
+tokenizer.json, the share of these that is saved, the test accuracy and its change in points, the mean tokens per text,
+the share of the texts that are tokenized differently, and the number of texts with more unknown tokens. The row
+`default` uses the settings of `choose_tokens`; `coverage` rows keep seen tokens only; `unseen` rows add tokens that the
+texts lack, at the default coverage. The floor is the unpruned model's own row.
 """
 
 import argparse
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import numpy as np
 import tokenizers
@@ -29,113 +32,130 @@ from pipelines.runs.console import Console
 from pipelines.settings.this_machine import commit, describe
 
 BATCH = 64
-HEADER = ("words", "kept", "MB", "saved", "accuracy", "points", "tokens a text", "texts cut anew", "new [UNK]")
+HEADER = (
+    "selection", "tokens", "MB", "saved", "accuracy", "points", "tokens per text", "tokenized differently",
+    "more [UNK]",
+)  # fmt: skip
+
+
+class Selection(TypedDict, total=False):
+    """Arguments of `choose_tokens`."""
+
+    coverage: float
+    unseen: float
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A checkpoint on the test split; accuracy in percent."""
+class Measurement:
+    """A checkpoint on the test split; accuracy in percent, tokens per text."""
 
-    words: int
+    vocabulary: int
     bytes: int
     accuracy: float
     tokens: float
 
 
 def main() -> None:
+    """Prunes the vocabulary with each selection and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder of a classifier, its labels in the data's order")
+    parser.add_argument("--model", required=True, help="folder of a classifier with the data's labels in their order")
     parser.add_argument("--data", required=True)
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--validation-fraction", type=float, default=0.05)
     parser.add_argument("--coverage", nargs="*", type=float, default=[0.99, 0.999, 1.0])
     parser.add_argument("--unseen", nargs="*", type=float, default=[0.003, 0.001, 0.0])
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     console = Console()
-    data = DataConfig(given.data, validation_fraction=given.validation_fraction, max_length=given.max_length)
+    data = DataConfig(options.data, validation_fraction=options.validation_fraction, max_length=options.max_length)
     splits = load_splits(data)
-    model, tokenizer = load(Path(given.model))
-    labels: dict[Any, str] = model.config.id2label or {}
+    model, tokenizer = load_model(Path(options.model))
+    labels = cast("dict[int, str]", model.config.id2label or {})
     if tuple(labels[i] for i in sorted(labels)) != splits.labels:
-        parser.error(f"--model {given.model}: its labels aren't the data's in the data's order: accuracy means nothing")
-    rows = compared(given, model, tokenizer, splits, console)
-    console.table(f"{given.model} on {len(splits.test):,} test texts of {given.data}", HEADER, rows)
-    versions = (
-        f"torch {torch.__version__}, transformers {transformers.__version__}, tokenizers {tokenizers.__version__}"
-    )
-    console.say(f"{describe()}, {versions}, {given.threads} threads, batches of {BATCH}, commit {commit()}")
+        parser.error(
+            f"--model {options.model}: expected the data's labels in their order, found others: the accuracy would be "
+            "meaningless"
+        )
+    rows = compare(options, model, tokenizer, splits, console)
+    console.table(f"{options.model} on {len(splits.test):,} test texts of {options.data}", HEADER, rows)
+    packages = (torch, transformers, tokenizers)
+    versions = ", ".join(f"{package.__name__} {package.__version__}" for package in packages)
+    console.say(f"{describe()}, {versions}, {options.threads} threads, batches of {BATCH}, commit {commit()}")
 
 
-def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_model(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Returns the classifier of a folder in eval mode, and its tokenizer."""
     return AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
-def compared(
-    given: argparse.Namespace,
+def compare(
+    options: argparse.Namespace,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     splits: Splits,
     console: Console,
 ) -> list[tuple[str, ...]]:
-    counts = count_tokens(tokenizer, texts_of(splits.train))
-    console.say(f"{len(splits.train):,} training texts use {int((counts > 0).sum()):,} of {len(counts):,} words")
-    before, _ = measured(model, tokenizer, splits.test, given.max_length)
-    rows = [row("as it was", before, before, "", "")]
-    wanted: list[tuple[str, dict[str, float]]] = [(f"default ({COVERAGE:g}, {UNSEEN:g})", {})]
-    wanted += [(f"coverage {c:g}", {"coverage": c, "unseen": 1}) for c in given.coverage]
-    wanted += [(f"unseen {u:g}", {"unseen": u}) for u in given.unseen]
-    for label, asked in wanted:
-        small, words = prune_vocabulary(model, tokenizer, choose_tokens(tokenizer, counts, **asked))  # type: ignore[arg-type]
-        after, reloaded = measured(small, words, splits.test, given.max_length)
-        texts = texts_of(splits.test)
-        anew = np.mean([not same_pieces(tokenizer, reloaded, text) for text in texts])
-        unknown = sum(unknowns(reloaded, text) > unknowns(tokenizer, text) for text in texts)
-        rows.append(row(label, before, after, f"{anew:.2%}", str(unknown)))
+    """Returns a table row for the model as it is and for each selection of tokens."""
+    counts, texts = count_tokens(tokenizer, list_texts(splits.train)), list_texts(splits.test)
+    console.say(f"{len(splits.train):,} training texts use {int((counts > 0).sum()):,} of {len(counts):,} tokens")
+    before, _ = measure(model, tokenizer, splits.test, options.max_length)
+    rows = [format_row("unpruned", before, before, "", "")]
+    selections = [(f"default ({COVERAGE:g}, {UNSEEN:g})", Selection())]
+    selections += [(f"coverage {share:g}", Selection(coverage=share, unseen=1)) for share in options.coverage]
+    selections += [(f"unseen {share:g}", Selection(unseen=share)) for share in options.unseen]
+    for label, selection in selections:
+        pruned = prune_vocabulary(model, tokenizer, choose_tokens(tokenizer, counts, **selection))
+        after, reloaded = measure(*pruned, splits.test, options.max_length)
+        different = np.mean([not same_pieces(tokenizer, reloaded, text) for text in texts])
+        unknown = sum(count_unknown(reloaded, text) > count_unknown(tokenizer, text) for text in texts)
+        rows.append(format_row(label, before, after, f"{different:.2%}", str(unknown)))
         console.say(f"  {label}: {after.accuracy:.2f} %")
     return rows
 
 
-def measured(
+def measure(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, test: Examples, max_length: int
-) -> tuple[Measured, PreTrainedTokenizerBase]:
-    """Saves, loads again and scores."""
+) -> tuple[Measurement, PreTrainedTokenizerBase]:
+    """Saves a model, loads it again and scores it; returns the measurement and the reloaded tokenizer."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         size = sum(file.stat().st_size for file in (*folder.glob("*.safetensors"), folder / "tokenizer.json"))
-        model, tokenizer = load(folder)
-    encoded, right = encode(tokenizer, test, max_length), 0
+        model, tokenizer = load_model(folder)
+    encoded, correct = encode(tokenizer, test, max_length), 0
     with torch.inference_mode():
         for batch in EvalBatches(encoded, BATCH, int(tokenizer.pad_token_id or 0)):
             labels = batch.pop("labels")
-            right += int((model(**batch).logits.argmax(-1) == labels).sum())
-    accuracy = 100 * right / len(test)
-    return Measured(len(tokenizer), size, accuracy, float(encoded.lengths.mean())), tokenizer
+            correct += int((model(**batch).logits.argmax(-1) == labels).sum())
+    accuracy = 100 * correct / len(test)
+    return Measurement(len(tokenizer), size, accuracy, float(encoded.lengths.mean())), tokenizer
 
 
-def unknowns(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+def count_unknown(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """Returns the number of unknown tokens of a text."""
     return tokenizer.tokenize(text).count(tokenizer.unk_token)
 
 
-def texts_of(examples: Examples) -> list[str]:
-    return examples.texts + (examples.pairs or [])
+def list_texts(examples: Examples) -> list[str]:
+    """Returns all texts of a split, including the second ones of pairs."""
+    return [*examples.texts, *(examples.pairs or ())]
 
 
-def row(label: str, before: Measured, after: Measured, anew: str, unknown: str) -> tuple[str, ...]:
+def format_row(label: str, before: Measurement, after: Measurement, different: str, unknown: str) -> tuple[str, ...]:
+    """Returns a row of the table."""
     return (
         label,
-        f"{after.words:,}",
+        f"{after.vocabulary:,}",
         f"{after.bytes / 1e6:.1f}",
         f"{1 - after.bytes / before.bytes:.1%}",
         f"{after.accuracy:.2f} %",
         f"{after.accuracy - before.accuracy:+.2f}",
         f"{after.tokens:.2f}",
-        anew,
+        different,
         unknown,
     )
 

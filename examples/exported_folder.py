@@ -1,4 +1,4 @@
-"""What the examples check of the folder that they are given, before they load it: they end with one line and code 2."""
+"""Checks of an exported folder, before an example loads it: a problem ends the example with one line and code 2."""
 
 import json
 import sys
@@ -10,47 +10,52 @@ Loaded = TypeVar("Loaded")
 CLASSIFIER = "ForSequenceClassification"
 
 
-def refuse(message: str) -> NoReturn:
+def exit_with_error(message: str) -> NoReturn:
+    """Prints an error and exits with code 2."""
     print(f"error: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
-def check_words(words: list[str], usage: str) -> None:
-    if len(words) < 2:
-        refuse(f"expected {usage}, found {len(words)} words")
+def check_arguments(arguments: list[str], usage: str) -> None:
+    """Checks that the command line names a folder and at least one text."""
+    if len(arguments) < 2:
+        exit_with_error(f"expected {usage}, found {len(arguments)} arguments")
 
 
 def read_config(folder: Path, *files: str) -> dict[str, Any]:
-    """The folder's config, where the folder has these files beside it."""
+    """Returns the folder's config.json, after checking that the folder contains it and these files."""
     if not folder.is_dir():
         found = "a file" if folder.exists() else "nothing there"
-        refuse(f"{folder}: expected a folder that a run exported, found {found}")
-    missing = [name for name in ("config.json", *files) if not (folder / name).is_file()]
+        exit_with_error(f"{folder}: expected a folder that a run exported, found {found}")
+    required = ("config.json", *files)
+    missing = [name for name in required if not (folder / name).is_file()]
     if missing:
-        wanted = ", ".join(("config.json", *files))
-        refuse(f"{folder}: expected the files {wanted}, found no {' and no '.join(missing)}: is it of another runtime?")
-    config = loaded(folder / "config.json", lambda file: json.loads(Path(file).read_text()))
+        exit_with_error(
+            f"{folder}: expected the files {', '.join(required)}, found no {' and no '.join(missing)}: is it the "
+            "folder of another runtime?"
+        )
+    config = load_file(folder / "config.json", lambda file: json.loads(Path(file).read_text()))
     if not isinstance(config, dict):
-        refuse(f"{folder / 'config.json'}: expected an object, found {type(config).__name__}")
+        exit_with_error(f"{folder / 'config.json'}: expected an object, found {type(config).__name__}")
     return config
 
 
-def labels_of(folder: Path, config: dict[str, Any]) -> list[str]:
-    """Names of the classes of a model of one class a text, in the order of its logits."""
+def read_labels(folder: Path, config: dict[str, Any]) -> list[str]:
+    """Returns the names of the classes of a single-label text classifier, in the order of its logits."""
     others = [name for name in config.get("architectures") or [] if not name.endswith(CLASSIFIER)]
     problem = config.get("problem_type")
     if others or problem not in (None, "single_label_classification"):
-        refuse(f"{folder}: expected a model of one class a text, found {', '.join(others) or problem}")
+        exit_with_error(f"{folder}: expected a single-label text classifier, found {', '.join(others) or problem}")
     names = config.get("id2label") or {}
     if sorted(names) != sorted(str(i) for i in range(len(names))) or not names:
-        refuse(f"{folder}: expected the classes in id2label of config.json, found {names or 'none'}")
+        exit_with_error(f"{folder}: expected the classes in id2label of config.json, found {names or 'none'}")
     return [names[str(i)] for i in range(len(names))]
 
 
-def loaded(file: Path, load: Callable[[str], Loaded]) -> Loaded:
-    """What `load` makes of a file."""
+def load_file(file: Path, load: Callable[[str], Loaded]) -> Loaded:
+    """Returns what `load` reads from a file."""
     try:
         return load(str(file))
-    except Exception as error:  # tokenizers raises nothing narrower, and each runtime its own
+    except Exception as error:  # noqa: BLE001 - tokenizers raises plain exceptions, and each runtime its own
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        refuse(f"{file}: can't be read: {reason}")
+        exit_with_error(f"{file}: can't be read: {reason}")

@@ -1,4 +1,4 @@
-"""Classifies texts with what a run left in student/executorch-int8 (or executorch).
+"""Classifies texts with a model that a run exported to student/executorch-int8 (or executorch).
 
     python examples/serve_executorch.py runs/few-bits/student/executorch-int8 "Where is my card?" "Top up failed"
 
@@ -11,38 +11,40 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from exported_folder import check_words, labels_of, loaded, read_config
+from exported_folder import check_arguments, load_file, read_config, read_labels
 from tokenizers import Tokenizer
 
 
 class Classifier:
+    """A text classifier in an exported folder."""
+
     def __init__(self, folder: Path):
         config = read_config(folder, "tokenizer.json", "model.pte", "inputs.json")
-        self.labels = labels_of(folder, config)
-        self.tokenizer = loaded(folder / "tokenizer.json", Tokenizer.from_file)
+        self.labels = read_labels(folder, config)
+        self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
         self.tokenizer.enable_padding(pad_id=config.get("pad_token_id") or 0)
         self.tokenizer.enable_truncation(128)
-        self.names = loaded(folder / "inputs.json", lambda file: json.loads(Path(file).read_text()))
-        from executorch.runtime import Runtime  # slow, and it logs to stderr: folders are checked first
+        self.names = load_file(folder / "inputs.json", lambda file: json.loads(Path(file).read_text()))
+        from executorch.runtime import Runtime  # slow, and logs to stderr: the folder is checked first
 
-        # The program has the memory that the method works in.
-        self.program = loaded(folder / "model.pte", Runtime.get().load_program)
+        # The program must stay alive: it owns the memory of its methods.
+        self.program = load_file(folder / "model.pte", Runtime.get().load_program)
         self.method = self.program.load_method("forward")
 
     def __call__(self, texts: list[str]) -> list[tuple[str, float]]:
-        """(label, probability) of each text."""
+        """Returns (label, probability) of each text."""
         import torch
 
         rows = self.tokenizer.encode_batch(texts)
         fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
         inputs = [torch.tensor([getattr(row, fields[name]) for row in rows]) for name in self.names]
         logits = self.method.execute(inputs)[0].numpy()
-        chances = np.exp(logits - logits.max(-1, keepdims=True))
-        chances /= chances.sum(-1, keepdims=True)
-        return [(self.labels[i], float(row[i])) for i, row in zip(chances.argmax(-1), chances, strict=True)]
+        probabilities = np.exp(logits - logits.max(-1, keepdims=True))
+        probabilities /= probabilities.sum(-1, keepdims=True)
+        return [(self.labels[i], float(row[i])) for i, row in zip(probabilities.argmax(-1), probabilities, strict=True)]
 
 
 if __name__ == "__main__":
-    check_words(sys.argv[1:], "a folder and texts")
-    for text, (label, chance) in zip(sys.argv[2:], Classifier(Path(sys.argv[1]))(sys.argv[2:]), strict=True):
-        print(f"{label}\t{chance:.3f}\t{text}")
+    check_arguments(sys.argv[1:], "a folder and texts")
+    for text, (label, probability) in zip(sys.argv[2:], Classifier(Path(sys.argv[1]))(sys.argv[2:]), strict=True):
+        print(f"{label}\t{probability:.3f}\t{text}")

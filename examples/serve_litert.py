@@ -1,4 +1,4 @@
-"""Classifies texts with what a run left in student/litert-int8 (or litert), without torch or transformers.
+"""Classifies texts with a model that a run exported to student/litert-int8 (or litert), without torch or transformers.
 
     python examples/serve_litert.py runs/few-bits/student/litert-int8 "Where is my card?" "Top up failed"
 
@@ -11,36 +11,38 @@ from pathlib import Path
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter
-from exported_folder import check_words, labels_of, loaded, read_config
+from exported_folder import check_arguments, load_file, read_config, read_labels
 from tokenizers import Tokenizer
 
 
 class Classifier:
+    """A text classifier in an exported folder."""
+
     def __init__(self, folder: Path):
         config = read_config(folder, "tokenizer.json", "model.tflite")
-        self.labels = labels_of(folder, config)
-        self.tokenizer = loaded(folder / "tokenizer.json", Tokenizer.from_file)
-        self.interpreter = loaded(folder / "model.tflite", lambda file: Interpreter(file, num_threads=1))
-        # Shapes are fixed: a signature a length, as tokens_16, on the same weights.
+        self.labels = read_labels(folder, config)
+        self.tokenizer = load_file(folder / "tokenizer.json", Tokenizer.from_file)
+        self.interpreter = load_file(folder / "model.tflite", lambda file: Interpreter(file, num_threads=1))
+        # Shapes are fixed: there is a signature per length, such as tokens_16, and all share their weights.
         self.signatures = {int(name.split("_")[1]): name for name in self.interpreter.get_signature_list()}
         self.tokenizer.enable_truncation(min(128, max(self.signatures)))
 
     def __call__(self, text: str) -> tuple[str, float]:
-        """(label, probability)"""
+        """Returns the text's (label, probability)."""
         row = self.tokenizer.encode(text)
         length = min(length for length in self.signatures if length >= len(row.ids))
         row.pad(length)
         run = self.interpreter.get_signature_runner(self.signatures[length])
         fields = {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
         logits = run(**{name: np.asarray([fields[name]], np.int32) for name in run.get_input_details()})["logits"][0]
-        chances = np.exp(logits - logits.max())
-        best = int(chances.argmax())
-        return self.labels[best], float(chances[best] / chances.sum())
+        probabilities = np.exp(logits - logits.max())
+        best = int(probabilities.argmax())
+        return self.labels[best], float(probabilities[best] / probabilities.sum())
 
 
 if __name__ == "__main__":
-    check_words(sys.argv[1:], "a folder and texts")
+    check_arguments(sys.argv[1:], "a folder and texts")
     classifier = Classifier(Path(sys.argv[1]))
     for text in sys.argv[2:]:
-        label, chance = classifier(text)
-        print(f"{label}\t{chance:.3f}\t{text}")
+        label, probability = classifier(text)
+        print(f"{label}\t{probability:.3f}\t{text}")
