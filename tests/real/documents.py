@@ -1,10 +1,10 @@
-"""The commands in README.md and docs/*.md, as written there."""
+"""The commands in README.md and the pages of docs/, as written there."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def commands_of(document: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every recipe in configs/ and every command in README.md and docs/*.md runs as written, on the real MiniLM.
+"""Every recipe in configs/ and every command in README.md and docs/ runs as written, on the real MiniLM.
 
 The data is a slice of the real data, epochs and measurements are reduced, and files that the documents leave to the
 reader (`my_texts/`, `my_llama/`) are provided: see `checkout.py`.
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from real.checkout import DEMO, SMALL_LM, Checkout
+from real.checkout import DEMO, SMALL_LM, TAGGER, Checkout
 from real.documents import DOCUMENTS, ROOT, commands_of
 
 RECIPES = sorted((ROOT / "configs").rglob("*.yaml"))
-OWN = {"demo": DEMO, "small-lm": SMALL_LM}
+OWN = {"demo": DEMO, "small-lm": SMALL_LM, "tagger": TAGGER}
 QUICK = (
     DEMO,
     "python -m pipelines.distill --config configs/demo.yaml --output runs/plan --dry-run",

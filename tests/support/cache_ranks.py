@@ -11,12 +11,12 @@ from distill.cache import Dense, Hidden, Identity, Sampled, plan
 from distill.cache.samples import samples_of
 from distill.data.batches.token_blocks import LanguageBlocks
 from distill.parallel.layout import parse_layout
-from distill.parallel.mesh import mesh_of
+from distill.parallel.mesh import build_mesh
 from distill.parallel.pipeline import PipelineForward
 from distill.teacher.fingerprint import stored_fingerprint, weights_fingerprint
 from distill.teacher.online import OnlineTeacher
 from pipelines.runs.console import Console
-from pipelines.runs.placement import laid_out
+from pipelines.runs.placement import load_in_layout
 from pipelines.runs.processes import World
 from pipelines.stages.cache_writing import write_together
 
@@ -33,8 +33,8 @@ def write(rank: int, processes: int, teacher: Path, cache: Path, layout: str, wo
     plan.SHARD_TOKENS = 512
     own = parse_layout(layout, processes)
     auto = AutoModelForCausalLM if words else AutoModelForSequenceClassification
-    mesh = mesh_of(own, "cpu") if processes > 1 else None
-    model = laid_out(teacher, auto, own, mesh, frozen=True) if mesh else auto.from_pretrained(teacher)
+    mesh = build_mesh(own, "cpu") if processes > 1 else None
+    model = load_in_layout(teacher, auto, own, mesh, frozen=True) if mesh else auto.from_pretrained(teacher)
     vocabulary, width = model.config.vocab_size, model.config.hidden_size
     kinds = (Sampled(vocabulary, draws=8),) if words else (Dense(model.config.num_labels), Hidden(width, layers=(0, 2)))
     name = weights_fingerprint(model) if own.pp == 1 else stored_fingerprint(teacher, auto)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from distill.cache import CacheReader, Dense, Identity, Sampled, Samples, TopK, plan, sample_key, write_cache
-from distill.cache.writer import Written
+from distill.cache.writer import WriteResult
 from support.forking import fork_server
 
 WORDS = 96
@@ -82,7 +82,7 @@ class Teacher:
 
 def write(
     folder: Path, rows: Sequence[np.ndarray], teacher: Any = None, identity: Identity = IDENTITY, **more: Any
-) -> Written:
+) -> WriteResult:
     """Writes a cache of several small shards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "SHARD_TOKENS", SHARD_TOKENS)

@@ -13,8 +13,14 @@ from pipelines.quantize import OWN
 from pipelines.runs import cli
 from pipelines.settings.command_line import replace_words
 from pipelines.settings.distill_config import SHORT
+from support.command_server import start_server
+from support.forked_process import VERIFICATION, ForkedProcess
 
 ROOT = Path(__file__).parents[2]
+
+
+class Verifying(ForkedProcess):
+    modules = (VERIFICATION,)
 
 
 def command(module: str, *words: str) -> list[str]:
@@ -37,16 +43,27 @@ def small_run(teacher: Path, data: Path, output: Path, *more: str) -> list[str]:
     return replace_words(words, more, SHORT)
 
 
-def start(module: str, words: Sequence[str]) -> subprocess.Popen:
+def start(module: str, words: Sequence[str], *, fresh: bool = False) -> subprocess.Popen:
+    """Starts a command; a `fresh` one imports the libraries itself, as a user's does."""
     env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    start_process: type[subprocess.Popen] = subprocess.Popen
+    if not fresh and sys.platform == "linux":
+        start_process, ForkedProcess.requests = ForkedProcess, start_server()
+    return start_process(
         command(module, *words), cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
 
 
-def run_to_success(module: str, words: Sequence[str]) -> str:
+def fork_verifications(patch: pytest.MonkeyPatch) -> None:
+    """Has the processes that verify exports forked, as in a forked command, where this process starts them."""
+    if sys.platform == "linux":
+        ForkedProcess.requests = start_server()
+        patch.setattr(subprocess, "Popen", Verifying)
+
+
+def run_to_success(module: str, words: Sequence[str], *, fresh: bool = False) -> str:
     """Runs a command that must succeed and returns its output."""
-    process = start(module, words)
+    process = start(module, words, fresh=fresh)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     return said

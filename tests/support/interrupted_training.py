@@ -18,7 +18,7 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
-from pipelines.runs.stage import SCRATCH
+from pipelines.runs.manifest import SCRATCH
 from pipelines.settings.distill_config import MachineConfig
 from support.tiny_models import make_rows
 
@@ -52,13 +52,13 @@ def train_once(
         build_student(teacher, "layers=2,hidden=16"),
         loss=loss,
         train=config,
-        signals=OnlineTeacher(teacher, loss.teacher_answers),
-        metric=TextClassification(LABELS).metric(),
+        signals=OnlineTeacher(teacher, loss.teacher_outputs),
+        metric=TextClassification(LABELS).scorer(),
         teacher_sizes=(4, 32),
     )
     data = TextDataModule(SPLITS, tokenizer, batch_size=config.batch_size, max_length=32, seed=7)
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-    trainers.fit(
+    trainers.fit_module(
         module,
         data,
         folder,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from compress.prune.tracing.axes import Axis
-from compress.prune.tracing.trace import find_axes, layer_stack
+from distill.checkpoint.layers import find_layer_stack
+from distill.slicing import Axis, find_axes
 from support.tiny_models import VOCABULARY, build_model, draw_weights
 
 AXES: dict[str, list[Axis]] = {}  # found once for each family
@@ -51,7 +51,7 @@ def without_units(model: nn.Module, axes: list[Axis], kept: Mapping[str, Tensor]
 def without_layer(model: PreTrainedModel, number: int) -> PreTrainedModel:
     """Returns a copy without one layer."""
     smaller = copy.deepcopy(model)
-    del smaller.get_submodule(layer_stack(model))[number]
+    del smaller.get_submodule(find_layer_stack(model))[number]
     return smaller
 
 

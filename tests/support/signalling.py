@@ -35,4 +35,4 @@ def round_trip(signal: Signal, answer: TeacherOutputs) -> dict:
     """Returns the answer after encoding and decoding with tables fitted to it."""
     rows = signal.rows(answer)
     book = {name: Table(starts) for name, starts in signal.fit(rows).items()}
-    return signal.decode([memoryview(signal.encode(row, book)) for row in rows], answer.where, book)
+    return signal.decode([memoryview(signal.encode(row, book)) for row in rows], answer.mask, book)

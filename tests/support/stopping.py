@@ -21,8 +21,8 @@ class Running:
         self.reader.start()
 
     @classmethod
-    def of(cls, module: str, words: Sequence[str]) -> "Running":
-        return cls(start(module, words))
+    def of(cls, module: str, words: Sequence[str], *, fresh: bool = False) -> "Running":
+        return cls(start(module, words, fresh=fresh))
 
     def read(self) -> None:
         assert self.process.stdout is not None
@@ -79,7 +79,7 @@ def assert_stopped(running: Running, name: str) -> None:
     assert "error: " not in running.output
     assert running.output.count("stopped by ") == 1
     last = running.lines[-1]
-    assert last == f"stopped by {name}: what is complete is kept; the same command goes on from here\n"
+    assert last == f"stopped by {name}: finished work is kept; run the same command again to resume\n"
 
 
 def descendants(root: int) -> list[int]:
@@ -100,10 +100,12 @@ def is_running(pid: int) -> bool:
 
 
 def command_line(pid: int) -> str:
+    """Returns a process's command line, and its name: a forked process ends that with the end of its module's name."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        files = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "comm")]
     except OSError:
         return ""
+    return b" ".join(files).replace(b"\0", b" ").decode()
 
 
 def handles_signal(pid: int, number: int) -> bool:

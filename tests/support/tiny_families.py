@@ -9,9 +9,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from compress.prune.slicing.slice import Shape
-from compress.prune.tracing.axes import Axis
-from compress.prune.tracing.trace import Traced, trace
+from distill.slicing import Axis, Shape, Traced, trace
 from support.tiny_models import build_model, draw_weights
 
 SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 60, "pad_token_id": 0}

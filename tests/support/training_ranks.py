@@ -13,9 +13,9 @@ from distill.data.batches.data_module import TextDataModule
 from distill.data.config import DataConfig
 from distill.data.splits.labelled import Examples, Splits
 from distill.losses.config import LossConfig
-from distill.parallel.apply import gather
+from distill.parallel.apply import gather_state_dict
 from distill.parallel.layout import Layout, parse_layout
-from distill.parallel.mesh import mesh_of
+from distill.parallel.mesh import build_mesh
 from distill.student.spec import StudentConfig
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.config import TeacherConfig
@@ -23,11 +23,13 @@ from distill.train.config import TrainConfig
 from distill.train.module import DistillationModule
 from pipelines.runs import trainer
 from pipelines.runs.console import Console
-from pipelines.runs.placement import laid_out, save_model, stages_of
+from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.placement import build_pipeline_trainer, load_in_layout, save_model
 from pipelines.runs.processes import World, join_world
-from pipelines.runs.stage import SCRATCH
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
+from pipelines.settings.layouts import Layouts
 from pipelines.stages.online_teacher import call_teacher, load_online_teacher, serve_teacher
+from support.plans import plan_of
 from support.tiny_models import LABELS, make_rows
 
 
@@ -96,13 +98,14 @@ def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, An
     if job.teachers:
         dist.destroy_process_group()
         world = join_world(120, job.teachers)
-    if world.teaches:
+    if world.is_teacher:
         assert job.teacher is not None
         given = DistillConfig(
             str(job.place), TeacherConfig(str(job.teacher), signals="online", ranks=job.teachers),
             student=StudentConfig("layers=4"), data=DataConfig("unread"), loss=job.loss,
         )  # fmt: skip
-        serve_teacher(world, given, parse_layout(job.teacher_layout, job.teachers))
+        layouts = Layouts(parse_layout(job.teacher_layout, job.teachers), Layout(), Layout())
+        serve_teacher(world, plan_of(given, layouts))
         return {}
     try:
         return train_student(world, job, parse_layout(layout, world.size))
@@ -113,18 +116,20 @@ def train(rank: int, processes: int, job: Training, layout: str) -> dict[str, An
 def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     tokenizer = BertTokenizerFast.from_pretrained(job.student)
     auto = AutoModelForSequenceClassification
-    mesh = mesh_of(own, "cpu") if world.size > 1 else None
-    student = laid_out(job.student, auto, own, mesh, offload=job.offload) if mesh else auto.from_pretrained(job.student)
+    mesh = build_mesh(own, "cpu") if world.size > 1 else None
+    student = (
+        load_in_layout(job.student, auto, own, mesh, offload=job.offload) if mesh else auto.from_pretrained(job.student)
+    )
     remote = call_teacher(world, job.teacher) if job.teacher and job.teachers else None
     in_step = job.teacher if remote is None else None
     module = DistillationModule(
         student,
         loss=job.loss,
         train=job.train,
-        metric=TextClassification(LABELS).metric(),
+        metric=TextClassification(LABELS).scorer(),
         teacher_sizes=(4, 32),
         shard_optimizer=own.zero == 1,
-        stages=stages_of(student, own, mesh),
+        stages=build_pipeline_trainer(student, own, mesh),
         signals=load_online_teacher(
             in_step, job.loss, parse_layout(job.teacher_layout, world.size), offload=job.offload
         )
@@ -135,11 +140,11 @@ def train_student(world: World, job: Training, own: Layout) -> dict[str, Any]:
     if job.stop is not None:
         trainer.StepSeed = stopping(job.stop)  # type: ignore[misc]
     (job.place / SCRATCH).mkdir(parents=True, exist_ok=True)
-    metrics = trainer.fit(
+    metrics = trainer.fit_module(
         module, data, job.place, label="student", train=job.train, machine=job.machine, layout=own, mesh=mesh,
         precision=job.precision, seed=0, console=Console(quiet=True), world=world, wandb_folder=job.place,
     )  # fmt: skip
     if remote is not None:
         remote.finish()
     save_model(student, tokenizer, job.place / "model")
-    return {"weights": gather(student), "metrics": metrics}
+    return {"weights": gather_state_dict(student), "metrics": metrics}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from benchmarks.cloze import HIDDEN, hits, questions
-from benchmarks.tasks import LABELS, cut, extract, with_words
-from benchmarks.words import sentences
+from benchmarks.cloze import PLACEHOLDER, find_answers, make_questions
+from benchmarks.tagger_sentences import pick_sentences
+from benchmarks.tasks import LABELS, add_token_head, build_start, extract_texts
 from distill.data.sources.text_files import read_texts
 from pipelines.runs import cli
 from pipelines.settings.command_line import replace_words
@@ -20,7 +20,7 @@ PARAGRAPH = f"{BUILT} {FILLER}. It fell in 1902, and Jane Barlow Smith saw."
 
 
 def test_a_cloze_answer_occurs_once_in_its_paragraph_at_the_given_position():
-    found = {answer: (sentence, start) for sentence, answer, start in hits(PARAGRAPH)}
+    found = {answer: (sentence, start) for sentence, answer, start in find_answers(PARAGRAPH)}
     assert set(found) == {"1871", "1902"}  # the name occurs twice, so that its position would be ambiguous
     for answer, (sentence, start) in found.items():
         assert answer in sentence
@@ -29,7 +29,7 @@ def test_a_cloze_answer_occurs_once_in_its_paragraph_at_the_given_position():
 
 def test_sentences_too_long_for_a_question_are_skipped():
     long = " ".join(["and so it was"] * 12) + " in 1871."
-    assert [answer for _, answer, _ in hits(f"{long} {BUILT}".replace("1871 by", "1902 by"))] == [
+    assert [answer for _, answer, _ in find_answers(f"{long} {BUILT}".replace("1871 by", "1902 by"))] == [
         "1902",
         "Jane Barlow Smith",
     ]
@@ -37,19 +37,21 @@ def test_sentences_too_long_for_a_question_are_skipped():
 
 def test_each_text_gives_one_question_that_hides_its_answer():
     rows = list(
-        questions([PARAGRAPH + "\n" + PARAGRAPH.replace("18", "17"), "Short: in 1999.", PARAGRAPH], random.Random(0))
+        make_questions(
+            [PARAGRAPH + "\n" + PARAGRAPH.replace("18", "17"), "Short: in 1999.", PARAGRAPH], random.Random(0)
+        )
     )
     assert len(rows) == 2  # the second text is too short for a paragraph
     for row in rows:
         (answer,), (start,) = row["answers"]["text"], row["answers"]["answer_start"]
-        assert HIDDEN in row["question"]
+        assert PLACEHOLDER in row["question"]
         assert answer not in row["question"]
         assert row["context"][start:].startswith(answer)
 
 
 def test_tagger_sentences_contain_a_name_and_separate_punctuation_tokens():
     texts = ["It was so. The old bridge, by Jane's brother, fell.", "and so it was, and so it was.", "Too short, Jane."]
-    assert list(sentences(texts, random.Random(0))) == [
+    assert list(pick_sentences(texts, random.Random(0))) == [
         ["The", "old", "bridge", ",", "by", "Jane's", "brother", ",", "fell", "."]
     ]
 
@@ -59,19 +61,19 @@ def test_an_extract_is_the_middle_of_each_text_within_its_split(tmp_path: Path):
     for split, text in (("train", "aa" + "b" * 6 + "aa"), ("dev", "short")):
         (texts / split).mkdir(parents=True)
         (texts / split / "one.txt").write_text(text)
-    folder = extract(str(texts), 6, tmp_path / "extract")
+    folder = extract_texts(str(texts), 6, tmp_path / "extract")
     assert read_texts(folder) == ["bbbbbb"]
     assert read_texts(folder, split="validation") == ["short"]
 
 
 def test_only_a_checkpoint_without_a_language_modelling_head_gets_one(tokenizer, tmp_path: Path):
     headed = saved(build_model("bert", "ForMaskedLM"), tokenizer, tmp_path / "words")
-    assert with_words(str(headed), tmp_path / "copy") == str(headed)
+    assert add_token_head(str(headed), tmp_path / "copy") == str(headed)
     bare = saved(build_model("bert", "Model"), tokenizer, tmp_path / "body")
-    given = with_words(str(bare), tmp_path / "copy")
+    given = add_token_head(str(bare), tmp_path / "copy")
     assert AutoConfig.from_pretrained(given).architectures == ["BertForMaskedLM"]
-    assert cut("masked-lm", given, str(headed), tmp_path / "start") == Path(headed)
-    start = cut("masked-lm", given, "layers=1", tmp_path / "start")
+    assert build_start("masked-lm", given, str(headed), tmp_path / "start") == Path(headed)
+    start = build_start("masked-lm", given, "layers=1", tmp_path / "start")
     assert AutoConfig.from_pretrained(start).num_hidden_layers == 1
 
 

@@ -11,9 +11,9 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import cached_students, quantized_students, recipes, two_teachers
-from benchmarks.kept import checkpoint_of, keep_to, only_checkpoint
-from benchmarks.recipes import Entry
-from benchmarks.sparse_students import Setup
+from benchmarks.recipes import RecipeStudent
+from benchmarks.results_folder import check_settings, find_checkpoint, find_only_checkpoint
+from benchmarks.sparse_students import Experiment
 
 
 def create_stage_folder(output: Path, stage: str, key: str, time: int) -> Path:
@@ -34,7 +34,7 @@ def test_the_checkpoint_of_the_report_is_used_instead_of_the_newest(tmp_path: Pa
     first = create_stage_folder(tmp_path, "distill", "a", 1)
     create_stage_folder(tmp_path, "distill", "b", 2)
     report(tmp_path, distill=first)
-    assert checkpoint_of(tmp_path, "distill") == first / "model"
+    assert find_checkpoint(tmp_path, "distill") == first / "model"
 
 
 def test_the_student_of_the_report_is_quantized_instead_of_the_newest(tmp_path: Path, monkeypatch):
@@ -46,9 +46,9 @@ def test_the_student_of_the_report_is_quantized_instead_of_the_newest(tmp_path: 
     rounded = tmp_path / "seed-0" / "int8-static-ptq"
     rounded.mkdir()
     report(rounded)
-    monkeypatch.setattr(quantized_students, "command", lambda module, *words: asked.extend(words))
+    monkeypatch.setattr(quantized_students, "run_command", lambda module, *words: asked.extend(words))
     given = argparse.Namespace(output=str(tmp_path), formats=["onnx"], config="c", data="d", more=[], rounds=1)
-    quantized_students.quantized(given, 0, "int8-static", "ptq", floats)
+    quantized_students.quantize_student(given, 0, "int8-static", "ptq", floats)
     found = [asked[asked.index(word) + 1] for word in ("--model", "--teacher")]
     assert found == [str(stages[name] / "model") for name in ("distill", "teacher")]
 
@@ -68,35 +68,35 @@ def test_the_teacher_of_the_report_is_timed_beside_one_of_another_data_set(tmp_p
     create_stage_folder(output, "teacher", "of-a", 2)
     report(output, **stages)
     asked = []
-    monkeypatch.setattr(recipes, "load", lambda place: asked.append(place))
+    monkeypatch.setattr(recipes, "load_model", lambda place: asked.append(place))
     monkeypatch.setattr(recipes, "load_tokenizer", lambda place: None)
     monkeypatch.setattr(recipes, "build", lambda *_: None)
     monkeypatch.setattr(recipes, "time_together", lambda built, *_: list(built))
     given = argparse.Namespace(seed=0, rounds=1)
-    folders = {Entry("tinybert").name: output}
-    assert recipes.timed(given, str(texts), folders) == ["teacher", "tinybert"]
+    folders = {RecipeStudent("tinybert").name: output}
+    assert recipes.measure_latencies(given, str(texts), folders) == ["teacher", "tinybert"]
     assert asked == [stages["teacher"] / "model", stages["distill"] / "model"]
 
 
 def test_several_checkpoints_are_refused_where_one_is_expected(tmp_path: Path):
     only = create_stage_folder(tmp_path, "teacher", "a", 1)
-    assert only_checkpoint(tmp_path, "teacher") == only / "model"
+    assert find_only_checkpoint(tmp_path, "teacher") == only / "model"
     create_stage_folder(tmp_path, "teacher", "b", 2)
     with pytest.raises(SystemExit, match="expected one checkpoint, found 2"):
-        only_checkpoint(tmp_path, "teacher")
+        find_only_checkpoint(tmp_path, "teacher")
 
 
 def test_results_of_other_settings_are_refused(tmp_path: Path):
     def given(**changes: object) -> argparse.Namespace:
         return argparse.Namespace(**{"output": str(tmp_path), "layers": 2, "seeds": [0]} | changes)
 
-    keep_to(tmp_path, given(layers=9), free=("seeds",))
-    keep_to(tmp_path, given(), free=("seeds",))  # the first call left no results
+    check_settings(tmp_path, given(layers=9), free=("seeds",))
+    check_settings(tmp_path, given(), free=("seeds",))  # the first call left no results
     (tmp_path / "result").touch()
-    keep_to(tmp_path, given(seeds=[1]), free=("seeds",))
+    check_settings(tmp_path, given(seeds=[1]), free=("seeds",))
     for changes in ({"layers": 3}, {"frozen": True}):
         with pytest.raises(SystemExit, match="was made with"):
-            keep_to(tmp_path, given(**changes), free=("seeds",))
+            check_settings(tmp_path, given(**changes), free=("seeds",))
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_cached_students_of_other_settings_are_refused(language_model: Path, tmp
     def run(*more: str) -> list[tuple[int, int]]:
         monkeypatch.setattr(sys, "argv", [*words, *more])
         cached_students.main()
-        return [(seed, steps) for _, seed, steps in cached_students.done(tmp_path / "out")]
+        return [(seed, steps) for _, seed, steps in cached_students.read_results(tmp_path / "out")]
 
     assert run("--steps", "1", "--seeds", "0") == [(0, 1)]
     assert run("--steps", "2", "--seeds", "0", "1") == [(0, 1), (0, 2), (1, 2)]
@@ -130,13 +130,13 @@ def test_cached_students_of_other_settings_are_refused(language_model: Path, tmp
 def test_sparse_students_of_another_teacher_or_data_set_are_refused(
     headed_folder: Path, data_folder: Path, tmp_path: Path
 ):
-    def setup(**changes: object) -> Setup:
+    def setup(**changes: object) -> Experiment:
         given = {"teacher": str(headed_folder), "data": str(data_folder), "student": "layers=1", "epochs": 1}
         more = {"learning_rate": 1e-3, "rounds": 1, "threads": 1, "output": str(tmp_path / "out")}
-        return Setup(argparse.Namespace(**given | more | changes))
+        return Experiment(argparse.Namespace(**given | more | changes))
 
-    setup().targets()
-    assert setup(epochs=2).place != setup().place
+    setup().compute_targets()
+    assert setup(epochs=2).folder != setup().folder
     for name in ("teacher", "data"):
         with pytest.raises(SystemExit, match=f"was made with {name}"):
             setup(**{name: str(tmp_path / "another")})
@@ -148,8 +148,8 @@ def test_students_of_two_teachers_with_other_settings_are_refused(tmp_path: Path
         for name in (stage, *(["ensemble"] if "--teacher.also" in words else [])):
             (output / name / key / "model").mkdir(parents=True, exist_ok=True)
 
-    monkeypatch.setattr(two_teachers, "run", run)
-    monkeypatch.setattr(two_teachers, "score", lambda given, folder: 0.5)
+    monkeypatch.setattr(two_teachers, "run_distill", run)
+    monkeypatch.setattr(two_teachers, "measure_accuracy", lambda given, folder: 0.5)
     words = ["two_teachers", "--output", str(tmp_path), "--seeds"]
     for seeds in (["0"], ["0", "1"]):
         monkeypatch.setattr(sys, "argv", [*words, *seeds])

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from benchmarks.paired_step import common, length, merged
+from benchmarks.paired_step import merge_intervals, overlap_length, total_length
 from support.commands import ROOT
 
 
 def test_overlapping_and_adjacent_intervals_are_merged():
-    assert merged([(5, 6), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 6)]
-    assert length(merged([(0, 2), (1, 3), (1, 2)])) == 3
+    assert merge_intervals([(5, 6), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 6)]
+    assert total_length(merge_intervals([(0, 2), (1, 3), (1, 2)])) == 3
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_overlapping_and_adjacent_intervals_are_merged():
     [([(0, 2)], [(1, 3)], 1), ([(0, 1)], [(1, 2)], 0), ([(0, 4)], [(1, 2), (3, 5)], 2), ([(1, 2)], [(0, 9)], 1)],
 )
 def test_common_returns_the_overlap_of_two_interval_lists(sending, working, expected):
-    assert common(sending, working) == expected
+    assert overlap_length(sending, working) == expected
 
 
 @pytest.mark.slow

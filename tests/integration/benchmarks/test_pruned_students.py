@@ -63,10 +63,10 @@ def sizes(model: PreTrainedModel) -> tuple[list[int], list[int]]:
 def test_a_model_pruned_by_torch_pruning_computes_the_same_after_export(
     teacher: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tmp_path: Path, even: bool
 ):
-    from benchmarks.pruning_peers import torch_pruned
+    from benchmarks.pruning_peers import prune_with_torch_pruning
 
     before = {name: weight.clone() for name, weight in teacher.state_dict().items()}
-    small = torch_pruned(teacher, 0.5, even=even)
+    small = prune_with_torch_pruning(teacher, 0.5, even=even)
     heads, neurons = sizes(small)
     if even:
         assert heads == [2] * 4
@@ -82,44 +82,44 @@ def test_a_model_pruned_by_torch_pruning_computes_the_same_after_export(
 
 
 def test_nearest_ratio_returns_the_smallest_ratio_that_is_fast_enough():
-    from benchmarks.pruning_peers import MOST, nearest_ratio
+    from benchmarks.pruning_peers import LARGEST_RATIO, find_ratio
 
-    ratio = nearest_ratio(lambda ratio: 1 / (1 - ratio), 3.0)
+    ratio = find_ratio(lambda ratio: 1 / (1 - ratio), 3.0)
     assert 3.0 <= 1 / (1 - ratio) <= 3.0 * 1.025
-    assert nearest_ratio(lambda ratio: 1 + ratio, 3.0) == MOST
+    assert find_ratio(lambda ratio: 1 + ratio, 3.0) == LARGEST_RATIO
 
 
 def test_textbrewer_students_have_the_sizes_and_weights_of_its_examples(teacher: PreTrainedModel):
-    from benchmarks.pruning_textbrewer import Brewed, brewed_sizes, brewed_student
+    from benchmarks.pruning_textbrewer import TextBrewerSize, build_textbrewer_student, list_sizes
 
-    found = brewed_sizes(teacher)
-    assert Brewed("T3", 2, 128, 512) in found
-    assert Brewed("T3-small", 4, 64, 256) in found
+    found = list_sizes(teacher)
+    assert TextBrewerSize("T3", 2, 128, 512) in found
+    assert TextBrewerSize("T3-small", 4, 64, 256) in found
     assert all(size.hidden % 4 == 0 for size in found)
-    copied = brewed_student(teacher, Brewed("T3", 2, 128, 512), 0).state_dict()
+    copied = build_textbrewer_student(teacher, TextBrewerSize("T3", 2, 128, 512), 0).state_dict()
     expected = build_student(teacher, "layers=0,1").state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in copied.items())
-    narrow: Any = brewed_student(teacher, Brewed("T3-small", 3, 64, 256), 0)
-    other: Any = brewed_student(teacher, Brewed("T3-small", 3, 64, 256), 1)
+    narrow: Any = build_textbrewer_student(teacher, TextBrewerSize("T3-small", 3, 64, 256), 0)
+    other: Any = build_textbrewer_student(teacher, TextBrewerSize("T3-small", 3, 64, 256), 1)
     assert narrow.config.num_attention_heads == 4
     assert not torch.equal(narrow.classifier.weight, other.classifier.weight)
 
 
 def test_every_layer_is_matched_and_narrower_layers_are_projected():
-    from benchmarks.pruning_textbrewer import matches
+    from benchmarks.pruning_textbrewer import match_layers
 
-    found = matches(2, 6, (64, 128))
+    found = match_layers(2, 6, (64, 128))
     assert [(each["layer_S"], each["layer_T"]) for each in found] == [(0, 0), (1, 3), (2, 6)]
     assert all(each["proj"] == ["linear", 64, 128] for each in found)
-    assert all("proj" not in each for each in matches(2, 6, (128, 128)))
+    assert all("proj" not in each for each in match_layers(2, 6, (128, 128)))
 
 
 def test_a_row_limit_keeps_every_class_of_train(tmp_path: Path):
-    from benchmarks.pruning_settings import limited
+    from benchmarks.pruning_settings import limit_rows
     from distill.data.sources.tables import read_splits
 
     data = write_data(tmp_path / "data")
-    kept = read_splits(limited(str(data), 10, tmp_path))
+    kept = read_splits(limit_rows(str(data), 10, tmp_path))
     assert sorted(kept["train"]["label"].to_pylist()) == sorted(2 * list(dict(make_rows(5, 0)).values()))
     assert kept["test"].num_rows == 40
 
@@ -172,13 +172,13 @@ def test_trained_students_are_measured_and_listed_in_the_table(
 
 def test_each_speed_up_gets_its_own_size_limit(tmp_path: Path):
     """Sizes correspond to the speed-ups in the order in which the user passed them."""
-    from benchmarks.pruning_settings import config_of_run
+    from benchmarks.pruning_settings import read_config
 
     budget = Budget(speedup="4,2", max_bytes="8MB,10MB")
     config = DistillConfig(str(tmp_path), TeacherConfig(model="t"), data=DataConfig(path="d"), budget=budget)
     (tmp_path / "config.json").write_text(json.dumps(asdict(config)))
     for speedup, most in ((4.0, 8_000_000), (2.0, 10_000_000)):
-        own = config_of_run(tmp_path, speedup).budget
+        own = read_config(tmp_path, speedup).budget
         assert (own.speedups, own.most_bytes(speedup)) == ((speedup,), most)
 
 
@@ -235,7 +235,7 @@ def test_a_second_call_retrains_nothing(
     from benchmarks.pruned_students import main
 
     monkeypatch.setattr(textbrewer.GeneralDistiller, "train", None)
-    monkeypatch.delattr("benchmarks.pruning_peers.fit")
+    monkeypatch.delattr("benchmarks.pruning_peers.fit_module")
     before = found_in(bench)
     main(bench[0])
     after = found_in(bench)
@@ -252,7 +252,7 @@ def test_a_second_call_retrains_nothing(
 def test_a_finished_run_is_reused_with_its_own_settings(bench: tuple[list[str], Path], monkeypatch: pytest.MonkeyPatch):
     from benchmarks.pruned_students import main
 
-    monkeypatch.delattr("benchmarks.pruning_peers.fit")
+    monkeypatch.delattr("benchmarks.pruning_peers.fit_module")
     before, run = found_in(bench), str(bench[1] / "ours" / "seed-0")
     words = ["--ours", run, "--speedup", "1.4", "--ways", "ours", "layers", "--epochs", "7"]
     main([*words, "--rounds", "1", "--output", str(bench[1])])
@@ -269,7 +269,9 @@ def test_further_seeds_use_the_learning_rate_that_was_best_on_validation(
     from benchmarks.pruned_students import main
 
     told = iter((0.3, 0.6, 0.1, 0.9))  # both rates with seed 0, the better rate with seed 1, the teacher
-    monkeypatch.setattr("benchmarks.pruned_students.Bench.scores", lambda *_: {"validation": next(told), "test": 0.5})
+    monkeypatch.setattr(
+        "benchmarks.pruned_students.Benchmark.measure_scores", lambda *_: {"validation": next(told), "test": 0.5}
+    )
     main([*bench[0], "--ways", "layers", "--seeds", "0", "1", "--rates", "1e-4", "2e-3", "--rounds", "1"])
     found = found_in(bench)
     assert [(student["seed"], student["rate"]) for student in found["tried"]] == [(0, 1e-4), (0, 2e-3), (1, 2e-3)]

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from compress.prune.slicing.checkpoint import load_pruned
-from compress.quantize.store import is_rounded
+from compress.quantize.store import is_quantized
+from distill.checkpoint.pruned import load_pruned
 from distill.models.sentence_encoder import PooledModel
 from support.commands import run_to_success, small_run
 from support.task_data import books_data, multi_label_data, pair_data, question_data, regression_data, tagged_data
@@ -62,7 +62,7 @@ def test_a_student_of_each_task_is_quantized(kind, body_folder, tmp_path):
     assert abs(rounded["score"] - whole["score"]) <= 0.1
     assert rounded["bytes"] < 0.7 * whole["bytes"]
     assert rounded["parity"]["layers"] <= 1e-5
-    assert is_rounded(output / "student")
+    assert is_quantized(output / "student")
 
 
 @pytest.fixture
@@ -117,4 +117,4 @@ def test_a_compressed_sentence_encoder_keeps_its_vector_width(how, tokenizer, tm
         (road,) = report_of(output)["road"]["students"]
         assert all(each["divergences"][-1] > 0 for each in road["trials"] if each["divergences"])
     else:
-        assert is_rounded(output / "student")
+        assert is_quantized(output / "student")

@@ -18,10 +18,11 @@ from distill.losses.config import LayerSizes
 from distill.tasks.choose import TASKS
 from distill.teacher.config import TeacherConfig
 from pipelines import distill
-from pipelines.runs.stage import sha256
+from pipelines.runs.manifest import hash_file
 from pipelines.settings.cache_config import KeepConfig
 from pipelines.settings.distill_config import DistillConfig
-from pipelines.settings.task_settings import check_keep
+from pipelines.settings.facts import Facts
+from pipelines.settings.rules import check_ignored_keep
 from pipelines.stages.cache import kept_of
 from support.commands import refusal_of, run_to_success, small_run, start
 from support.run_inputs import make_inputs, stage_folder, write_csv
@@ -36,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory):
     words = small_run(
         teacher, data, place / "run", "--epochs", "2", "--teacher_train.epochs", "3", "--wandb", "offline"
     )
-    return place / "run", run_to_success("distill", words), words
+    return place / "run", run_to_success("distill", words, fresh=True), words
 
 
 def test_the_student_is_a_stock_checkpoint_with_card_and_onnx(finished):
@@ -107,7 +108,7 @@ def test_every_manifest_lists_its_files_with_their_hashes(finished):
         on_disk = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()} - {"manifest.json"}
         assert set(manifest["outputs"]) == on_disk
         for file, stated in manifest["outputs"].items():
-            assert sha256(folder / file) == stated["sha256"]
+            assert hash_file(folder / file) == stated["sha256"]
 
 
 def test_loss_terms_are_logged_with_weight_and_gradient_share(finished):
@@ -124,19 +125,19 @@ def test_repeating_the_command_skips_every_stage(finished):
     before = {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")}
     said = run_to_success("distill", words)
     for name in ("data", "teacher", "cache", "distill", "export-teacher", "export", "evaluate", "report"):
-        assert f"{name}: done before, skipped" in said
+        assert f"{name}: already complete, skipped" in said
     assert {f: f.stat().st_mtime_ns for f in output.rglob("manifest.json")} == before
 
 
 def test_another_setting_adds_a_new_result_and_keeps_the_old(finished, tmp_path):
     output, _, words = finished
     copy = shutil.copytree(output, tmp_path / "copy")
-    old = sha256(stage_folder(copy, "distill") / "model/model.safetensors")
+    old = hash_file(stage_folder(copy, "distill") / "model/model.safetensors")
     changed = [str(copy) if word == str(output) else word for word in words]
     said = run_to_success("distill", [*changed, "--temperature", "5", "--until", "distill"])
-    assert "cache: done before, skipped" in said
+    assert "cache: already complete, skipped" in said
     assert "distill: started" in said
-    hashes = {sha256(f) for f in (copy / "distill").glob("*/model/model.safetensors")}
+    hashes = {hash_file(f) for f in (copy / "distill").glob("*/model/model.safetensors")}
     assert len(hashes) == 2
     assert old in hashes
 
@@ -165,7 +166,7 @@ def test_requested_cache_formats_are_used_for_a_classifier():
     config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"))
     assert kept_of(config, task, sizes, sizes) == KeepConfig(signals="logits")
     asked = replace(config, keep=KeepConfig(dtype="float16", compression="zstd", signals="logits"))
-    check_keep(replace(asked, task="text-classification"))
+    check_ignored_keep(Facts(asked, 1, "text-classification"))
     found = kept_of(asked, task, sizes, sizes)
     assert (found.dtype, found.compression, found.signals) == ("float16", "zstd", "logits")
 
@@ -173,7 +174,7 @@ def test_requested_cache_formats_are_used_for_a_classifier():
 def test_a_dry_run_prints_the_plan_and_writes_nothing(finished, tmp_path):
     output, _, words = finished
     said = run_to_success("distill", [*words, "--dry-run"])
-    assert said.count("done, will be skipped") >= 7
+    assert said.count("complete, will be skipped") >= 7
     fresh = [str(tmp_path / "none") if word == str(output) else word for word in words]
     said = run_to_success("distill", [*fresh, "--dry-run"])
     assert said.count("will run") == 8
@@ -200,7 +201,7 @@ def test_a_finished_run_is_redrawn_with_charts_of_defined_colours(finished):
     output, _, _ = finished
     assert "report.html" in run_to_success("report", ["--run", str(output), "--charts", "true"])
     charts = {file.name: file.read_text() for file in (output / "charts").iterdir()}
-    assert {"accuracy-against-latency-1-text-a-call.svg", "distill-training-loss.svg"} <= charts.keys()
+    assert {"accuracy-against-latency-1-text-per-call.svg", "distill-training-loss.svg"} <= charts.keys()
     for name, svg in charts.items():
         used = set(re.findall(r"var\((--[\w-]+)\)", svg))
         assert used, name
@@ -246,12 +247,12 @@ BAD = {
     "no such teacher": (lambda t, d, p, k: {"--teacher": str(p / "nowhere")}, "no such folder here"),
     "another task": (lambda t, d, p, k: {"--teacher": bad_head(p, k)}, "trained for another task"),
     "a pickle": (lambda t, d, p, k: {"--teacher": pickled(t)}, "a pickle (pytorch_model.bin)"),
-    "tokenizers differ": (lambda t, d, p, k: {"--student": other_tokenizer(p)}, "tokenizer differs from the teacher's"),
+    "tokenizers differ": (lambda t, d, p, k: {"--student": other_tokenizer(p)}, "expected the teacher's tokenizer"),
     "no such preset": (lambda t, d, p, k: {"--student": "layers=9"}, "the teacher has 4 layers"),
     "a missing column": (lambda t, d, p, k: {"--data.text": "txt"}, "did you mean 'text'"),
     "folder in use": (lambda t, d, p, k: {"--output": occupied(p / "full")}, "thesis.txt"),
     "output is a file": (lambda t, d, p, k: {"--output": str(d / "train.csv")}, "found a file"),
-    "layer map": (lambda t, d, p, k: {"--loss.hidden": "1", "--loss.layer_map": "9:1"}, "9:1 is out of range"),
+    "layer map": (lambda t, d, p, k: {"--loss.hidden": "1", "--loss.layer_map": "9:1"}, "found 9:1"),
     "no head, never trained": (lambda t, d, p, k: {"--teacher.finetune": "never"}, "--teacher.finetune is never"),
 }
 

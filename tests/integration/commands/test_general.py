@@ -17,19 +17,20 @@ from distill.data.config import DataConfig
 from distill.data.sources.text_files import split_names
 from distill.errors import InputError
 from distill.losses.config import LayerSizes, LossConfig, match_layers
-from distill.parallel.layout import Layout
+from distill.models.layer_sizes import read_layer_sizes
 from distill.student.build import build_student
 from distill.teacher.config import TeacherConfig
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
-from distill.train.module import DistillationModule, sizes_of
-from distill.train.steps.progressive import LayerByLayer, check_turns, ending_after
+from distill.train.module import DistillationModule
+from distill.train.steps.progressive import LayerByLayer, check_layer_coverage, stop_after_layer
 from pipelines import distill
 from pipelines.runs.console import Console
+from pipelines.runs.processes import World
 from pipelines.settings.distill_config import DistillConfig, GeneralConfig, MachineConfig
-from pipelines.settings.layouts import Layouts
 from pipelines.stages.general import blocks_of, general_stage
 from support.commands import refusal_of, run_to_success, small_run
+from support.plans import plan_of
 from support.tiny_models import WORDS, build_model, saved
 
 DEEP = LossConfig(kl=0, hidden=1, relations=1, relation_heads=4)
@@ -52,9 +53,9 @@ def prose(tmp_path):
 
 def module_of(student, teacher, loss=DEEP, **train) -> DistillationModule:
     settings = TrainConfig(**({"epochs": 2, "learning_rate": 1e-3, "warmup": 0, "schedule": "constant"} | train))
-    signals = OnlineTeacher(teacher, loss.teacher_answers)
+    signals = OnlineTeacher(teacher, loss.teacher_outputs)
     return DistillationModule(
-        student, loss=loss, train=settings, signals=signals, teacher_sizes=sizes_of(teacher.config)
+        student, loss=loss, train=settings, signals=signals, teacher_sizes=read_layer_sizes(teacher.config)
     )
 
 
@@ -77,11 +78,16 @@ def hooks(model) -> int:
 
 def test_gradient_compression_changes_the_key_of_the_general_stage(prose):
     keys = []
-    run = SimpleNamespace(stage=lambda name, settings, *rest, **more: keys.append(settings), console=Console())
+    run = SimpleNamespace(
+        stage=lambda name, settings, *rest, **more: keys.append(settings),
+        digest=lambda checkpoint: "digest",
+        console=Console(),
+        world=World(),
+    )
     config = DistillConfig("o", TeacherConfig("t"), data=DataConfig("d"), general=GeneralConfig(str(prose)))
     for compress in ("none", "powersgd"):
         asked = replace(config, machine=MachineConfig(compress=compress))
-        general_stage(run, asked, prose, "digest", "32", Layouts(Layout(), Layout(), Layout()))
+        general_stage(run, plan_of(asked, folder=prose), "32")
     assert keys[0] != keys[1]
 
 
@@ -92,7 +98,7 @@ def test_a_forward_pass_that_ends_early_returns_the_same_hidden_states(family, t
         whole = model(**token_batch, output_hidden_states=True).hidden_states
         before = hooks(model)
         for layer in (1, 3, 4):
-            with ending_after(model, layer) as states:
+            with stop_after_layer(model, layer) as states:
                 model(**token_batch)
             assert len(states) == layer + 1
             for found, expected in zip(states, whole, strict=False):
@@ -110,7 +116,7 @@ def test_each_layer_is_trained_in_its_own_turn_and_then_all_together(tokenizer):
     class Watch(lightning.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             self.before = {name: value.clone() for name, value in pl_module.named_parameters()}
-            self.turn = pl_module.taught.turn
+            self.turn = pl_module.layer_terms.active_layer
 
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             changed = {n for n, v in pl_module.named_parameters() if not torch.equal(v, self.before[n])}
@@ -129,7 +135,7 @@ def test_each_layer_is_trained_in_its_own_turn_and_then_all_together(tokenizer):
     for changed in moved[own:]:
         assert changed == {"0", "1", "2", "3", "embeddings"}
     assert all(each.requires_grad for each in student.parameters())
-    assert module.taught.turn == 0
+    assert module.layer_terms.active_layer == 0
 
 
 def test_progressive_training_moves_every_layer_closer_to_the_teachers(tokenizer):
@@ -141,7 +147,7 @@ def test_progressive_training_moves_every_layer_closer_to_the_teachers(tokenizer
     def apart(layer: int) -> float:
         with torch.no_grad():
             found = module_of(student, teacher, LossConfig(kl=0, hidden=1, layer_map=f"{layer}:{layer}"))
-            return found.terms(batch)["hidden"].item()
+            return found.compute_terms(batch)["hidden"].item()
 
     before = [apart(layer) for layer in range(5)]
     trained(module_of(student, teacher, epochs=12), blocks, LayerByLayer(1.0), epochs=12)
@@ -190,7 +196,9 @@ def test_the_task_starts_from_the_weights_of_the_general_stage(body_folder, data
     metrics = json.loads((folder.parent / "manifest.json").read_text())["metrics"]
     assert metrics["val/loss"] > 0
     assert metrics["blocks"] > 20
-    assert "general: done before, skipped" in run_to_success("distill", [*words, "--until", "distill", "--epochs", "1"])
+    assert "general: already complete, skipped" in run_to_success(
+        "distill", [*words, "--until", "distill", "--epochs", "1"]
+    )
     (start,) = (output / "distill").glob("*/manifest.json")
     assert "general" in json.loads(start.read_text())["inputs"]
     (student,) = (output / "distill").glob("*/model")
@@ -224,9 +232,9 @@ def test_a_masked_language_teacher_trains_the_student_on_masked_tokens(tokenizer
 def test_the_turn_of_a_layer_depends_on_the_step_alone(tokenizer, tmp_path):
     """The turn depends on the step alone, so that a resumed phase trains the same layers as an undisturbed one."""
     callback = LayerByLayer(0.5)
-    assert [callback.turn(step, 16, 4) for step in range(16)] == [1, 1, 2, 2, 3, 3, 4, 4] + [0] * 8
-    assert [callback.turn(step, 5, 4) for step in range(5)] == [1, 3, 0, 0, 0]
-    assert [LayerByLayer(1.0).turn(step, 4, 4) for step in range(4)] == [1, 2, 3, 4]
+    assert [callback.find_active_layer(step, 16, 4) for step in range(16)] == [1, 1, 2, 2, 3, 3, 4, 4] + [0] * 8
+    assert [callback.find_active_layer(step, 5, 4) for step in range(5)] == [1, 3, 0, 0, 0]
+    assert [LayerByLayer(1.0).find_active_layer(step, 4, 4) for step in range(4)] == [1, 2, 3, 4]
     with pytest.raises(InputError, match="expected a share"):
         LayerByLayer(0)
 
@@ -246,17 +254,17 @@ def test_the_turn_of_a_layer_depends_on_the_step_alone(tokenizer, tmp_path):
 def test_a_layer_map_without_a_loss_for_a_layers_turn_is_refused(loss, missing):
     taught = match_layers(loss, LayerSizes(3, 32, 4), LayerSizes(4, 32, 4))
     if missing is None:
-        check_turns(taught, 3)
+        check_layer_coverage(taught, 3)
     else:
         with pytest.raises(InputError, match=f"each of the student's 3 layers, found none for {missing}: loss"):
-            check_turns(taught, 3)
+            check_layer_coverage(taught, 3)
 
 
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--general.loss.kl", "1"], "expected a teacher with a masked-language head, found BertModel"),
-        (["--general.loss.relations", "1"], "loss.relation_heads 12: expected a number that divides"),
+        (["--general.loss.kl", "1"], "expected a teacher with a masked-language-modelling head, found BertModel"),
+        (["--general.loss.relations", "1"], "loss.relation_heads: expected a divisor of the widths"),
         (["--general.data", "nowhere"], "general.data 'nowhere': expected a file or a folder"),
         (["--general.train.patience", "2"], "general.train.patience: expected 0, found 2"),
         (["--general.progressive", "2"], "general.progressive: expected a share from 0 to 1"),

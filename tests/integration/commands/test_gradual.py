@@ -21,26 +21,29 @@ from compress.prune.importance.gates import LAYERS, Gates
 from compress.prune.schedule import cubic
 from compress.prune.search.candidates import outline_of
 from compress.prune.search.cost import CostModel, Outline
-from compress.prune.slicing.checkpoint import load_pruned
-from compress.prune.slicing.slice import Shape, prune
 from compress.quantize.config import QuantizeConfig
+from distill.checkpoint.pruned import load_pruned
 from distill.data.batches.data_module import TextDataModule
 from distill.data.config import DataConfig
 from distill.data.splits.labelled import Examples, Splits
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.parallel.layout import Layout
+from distill.slicing import Shape, prune
 from distill.tasks.text_classification import TextClassification
 from distill.teacher.config import TeacherConfig
 from distill.teacher.online import OnlineTeacher
 from distill.train.config import TrainConfig
-from pipelines.distill import check_inputs, run_stages
 from pipelines.runs import trainer as trainers
 from pipelines.runs.console import Console
-from pipelines.runs.stage import SCRATCH, Run
+from pipelines.runs.manifest import SCRATCH
+from pipelines.runs.stage import Run
+from pipelines.settings.defaults import fill_defaults
 from pipelines.settings.distill_config import DistillConfig, MachineConfig
-from pipelines.settings.layouts import Layouts, layouts_of
-from pipelines.settings.task_settings import resolve_task
+from pipelines.settings.facts import Facts
+from pipelines.settings.layouts import Layouts
+from pipelines.settings.resolve import check_pipeline_stages, resolve
+from pipelines.settings.rules import check_rules
 from pipelines.stages import budget_timing
 from pipelines.stages.gate_closing import (
     Closing,
@@ -51,7 +54,8 @@ from pipelines.stages.gate_closing import (
     learned_masks,
 )
 from pipelines.stages.gradual_prune import ClosingModule, closing_train, gap
-from pipelines.stages.students import check_schedule, split_epochs
+from pipelines.stages.pipeline import run_stages
+from pipelines.stages.students import split_epochs
 from support.interrupted_training import Killed, killed_at
 from support.pruning_axes import tiny_model_with_axes
 from support.run_inputs import write_csv
@@ -98,14 +102,16 @@ def close_once(tokenizer, folder: Path, masks: str, train: TrainConfig = TRAIN) 
         loss=LossConfig(kl=1, ce=1),
         train=train,
         signals=teacher,
-        metric=TextClassification(LABELS).metric(),
+        metric=TextClassification(LABELS).scorer(),
     )
     watch = Watch(closing.gates)
     data = TextDataModule(SPLITS, tokenizer, batch_size=8, max_length=32, seed=7)
     about = {"train": train, "machine": MACHINE, "precision": "32", "seed": 7, "console": Console(quiet=True)}
     (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
     with closing.gates:
-        trainers.fit(module, data, folder, label="test", wandb_folder=folder, callbacks=[closing, watch], **about)
+        trainers.fit_module(
+            module, data, folder, label="test", wandb_folder=folder, callbacks=[closing, watch], **about
+        )
     return module, closing, watch
 
 
@@ -323,7 +329,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for split, count, seed in (("train", 90, 1), ("test", 40, 2)):
         write_csv(folder / "data" / f"{split}.csv", make_rows(count, seed))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budget_timing, "measure", predicted)
+        patch.setattr(budget_timing, "measure_latency", predicted)
         yield folder
 
 
@@ -341,13 +347,11 @@ def settings(place: Path, output: str, epochs: int = 4, **prune: Any) -> Distill
 
 
 def follow(config: DistillConfig) -> dict[str, Any]:
-    config, _ = resolve_task(config)
-    source = check_inputs(config)
     run = Run(Path(config.output), config.seed, Console(quiet=True))
     try:
-        made, _ = run_stages(run, config, source, layouts_of(config, source, 1))
+        made, _ = run_stages(run, resolve(config, 1))
     finally:
-        run.lock.close()
+        run._lock.close()
     return made
 
 
@@ -472,6 +476,16 @@ def test_all_epochs_are_distributed_over_the_rounds(epochs, rounds, shares):
 ONE, TWO = Layout(), Layout(dp=2)
 
 
+def apply_rules(config: DistillConfig, precision: str, layout: Layout) -> None:
+    task, processes = "text-classification", layout.processes
+    check_rules(
+        Facts(
+            fill_defaults(config), processes, task, teacher_layout=layout, student_layout=layout, tuned_layout=layout,
+            precision=precision,
+        )
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "layout", "precision", "words"),
     [
@@ -483,38 +497,43 @@ ONE, TWO = Layout(), Layout(dp=2)
 )
 def test_schedules_with_unsupported_settings_are_refused(place, change, layout, precision, words):
     with pytest.raises(InputError, match=words):
-        check_schedule(settings(place, "run", **change), precision, Layouts(layout, layout, layout))
+        apply_rules(settings(place, "run", **change), precision, layout)
 
 
 def test_quantization_on_several_processes_is_refused(place):
     config = replace(settings(place, "run"), quantize=QuantizeConfig(scheme="int8"))
-    check_schedule(config, "32", Layouts(ONE, ONE, ONE))
+    apply_rules(config, "32", ONE)
     with pytest.raises(InputError, match="quantize: expected one process, found 2"):
-        check_schedule(config, "32", Layouts(TWO, TWO, TWO))
+        apply_rules(config, "32", TWO)
 
 
 @pytest.mark.parametrize("task", ["multi-label", "question-answering"])
 def test_pipeline_stages_are_refused_for_tasks_that_they_do_not_support(place, task):
-    staged, config = Layout(pp=2), replace(settings(place, "run"), task=task, budget=Budget())
-    check_schedule(config, "32", Layouts(staged, ONE, ONE))
-    check_schedule(replace(config, task="token-classification"), "32", Layouts(ONE, staged, staged))
+    staged, plan = Layout(pp=2), resolve(replace(settings(place, "run"), budget=Budget()), 1)
+    config = replace(plan.settings, task=task)
+
+    def check(config: DistillConfig, layouts: Layouts) -> None:
+        check_pipeline_stages(replace(plan, settings=config, layouts=layouts))
+
+    check(config, Layouts(staged, ONE, ONE))
+    check(replace(config, task="token-classification"), Layouts(ONE, staged, staged))
     with pytest.raises(InputError, match=f"student.layout pp=2: expected no pipeline stages for {task}, found 2"):
-        check_schedule(config, "32", Layouts(ONE, staged, ONE))
+        check(config, Layouts(ONE, staged, ONE))
     for finetune in ("auto", "always"):  # the classifier counts as a headless body for question answering
         tuned = replace(config, teacher=replace(config.teacher, finetune=finetune))
         if finetune == "auto" and task == "multi-label":
-            check_schedule(tuned, "32", Layouts(staged, ONE, staged))
+            check(tuned, Layouts(staged, ONE, staged))
             continue
         with pytest.raises(InputError, match=f"teacher.layout pp=2: expected no pipeline stages for {task}"):
-            check_schedule(tuned, "32", Layouts(staged, ONE, staged))
+            check(tuned, Layouts(staged, ONE, staged))
     never = replace(config, teacher=replace(config.teacher, finetune="never"))
-    check_schedule(never, "32", Layouts(staged, ONE, staged))
+    check(never, Layouts(staged, ONE, staged))
 
 
 def test_schedules_with_supported_settings_are_accepted(place):
     for schedule in ("oneshot", "iterative"):
-        check_schedule(settings(place, "run", schedule=schedule), "16-mixed", Layouts(TWO, TWO, TWO))
-    check_schedule(settings(place, "run", epochs=2, schedule="gradual"), "bf16-mixed", Layouts(ONE, ONE, ONE))
+        apply_rules(settings(place, "run", schedule=schedule), "16-mixed", TWO)
+    apply_rules(settings(place, "run", epochs=2, schedule="gradual"), "bf16-mixed", ONE)
 
 
 def test_a_model_that_is_already_fast_enough_is_left_unchanged(place: Path):

@@ -47,7 +47,7 @@ def test_the_harness_score_matches_the_models_log_likelihoods(decoder, tmp_path,
     output = tmp_path / "out"
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     words = ["--model", str(folder), "--tasks", "endings", "--include", str(tasks), "--output", str(output)]
-    process = start("harness", words)
+    process = start("harness", words, fresh=True)  # libraries read that variable on import
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     found = json.loads((output / "harness.json").read_text())["model"]["endings"]["acc"]

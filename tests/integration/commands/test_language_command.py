@@ -16,8 +16,8 @@ from distill.data.rows.documents import held_out, load_documents
 from distill.errors import InputError
 from pipelines import distill
 from pipelines.runs.cli import parse
+from pipelines.settings.defaults import fill_task_defaults
 from pipelines.settings.distill_config import SHORT, DistillConfig
-from pipelines.settings.task_settings import resolve_task
 from pipelines.stages.teacher_answers import Writer, read_lines
 from support.commands import ROOT, refusal_of, run_to_success, small_run
 from support.task_data import WORD_PAIRS, books_data, prose
@@ -275,7 +275,7 @@ def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make
         ((), "teacher.signals: expected online"),
         (("--teacher.signals", "online", "--loss.hidden", "1"), "loss: expected kl and ce"),
         (("--teacher.signals", "online", "--data.max_length", "3"), "expected at least"),
-        (("--teacher.signals", "online", "--temperature", "4"), "across.temperature softens both there"),
+        (("--teacher.signals", "online", "--temperature", "4"), "across.temperature softens both distributions"),
         (("--teacher.signals", "online", "--across.kind", "sorted"), "expected labels beside it, found loss.ce 0"),
     ):
         words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)
@@ -303,8 +303,8 @@ def test_a_student_without_a_mask_token_is_refused_before_the_data_stage(tmp_pat
         (("--keep.layers", "1"), "keep.layers: expected none for masked-lm, found '1'"),
         (("--masking.rate", "1.5"), "expected a share between 0 and 1"),
         (("--on_policy.share", "0.5"), "expected causal-lm or chat, found masked-lm"),
-        (("--loss.ramps", '{"temperature": [4, 1]}'), "one temperature with cached sampled signals, which are written"),
-        (("--loss.divergence", "reverse_kl"), "with cached sampled signals, found reverse_kl: they tell too little"),
+        (("--loss.ramps", '{"temperature": [4, 1]}'), "a constant temperature with cached sampled signals"),
+        (("--loss.divergence", "reverse_kl"), "with cached sampled signals, found reverse_kl: they contain too little"),
         (("--loss.divergence", "logit_mse", "--keep.signals", "topk"), "with cached topk signals, found logit_mse"),
     ],
 )
@@ -361,7 +361,7 @@ def test_a_loss_that_the_signals_support_is_accepted(more, masked_teacher, books
 
 def test_a_body_without_a_language_modelling_head_is_refused(body_folder, books, tmp_path, monkeypatch, capsys):
     words = small_run(body_folder, books, tmp_path / "run", "--task", "masked-lm")
-    assert "a new head would have to learn every word anew" in refusal_of(distill, words, monkeypatch, capsys)
+    assert "a new head would have to learn every token from scratch" in refusal_of(distill, words, monkeypatch, capsys)
 
 
 def test_held_out_documents_are_disjoint_and_depend_on_the_seed_alone(books, tmp_path):
@@ -399,7 +399,7 @@ def test_the_default_temperature_is_1_for_tokens_and_2_for_classes(head, words, 
     task = "masked-lm" if head == "ForMaskedLM" else "text-classification"
     given = ["--teacher", str(teacher), "--student", "layers=1", "--data", "unread", "--output", "unused", *words]
     config = parse(DistillConfig, [*given, "--task", task], prog="test", about="", examples="", short=SHORT)
-    assert resolve_task(config)[0].loss.temperature == expected
+    assert fill_task_defaults(config, task).loss.temperature == expected
 
 
 def test_the_recipe_for_sampled_logits_runs_with_the_requested_draws(tokenizer, books, tmp_path):

@@ -17,15 +17,15 @@ from compress.export.onnx.graph import FILE, OnnxModel, export_onnx
 from compress.export.onnx.int8 import products_saturate, quantize_int8
 from compress.export.processors import resolve_reduced
 from compress.quantize.config import QuantizeConfig
+from compress.quantize.model import quantize_model
 from compress.quantize.prepare import convert, prepare
-from compress.quantize.rounding import quantize_model
-from compress.quantize.schemes import scheme_of, wider_scheme
-from compress.quantize.store import load_rounding
+from compress.quantize.schemes import resolve_scheme, widen_scheme
+from compress.quantize.store import load_quantization
 from pipelines import distill, export
-from pipelines.distill import settings_of as reported
-from pipelines.reports.wording import parity_text
+from pipelines.reports.wording import Comparison, describe_parity
 from pipelines.settings.distill_config import DistillConfig, StudentConfig, TeacherConfig
 from pipelines.settings.schemes import quantization_by
+from pipelines.stages.pipeline import reported_settings
 from support.commands import refusal_of, run_to_success, small_run
 from support.run_inputs import make_inputs, stage_folder
 from support.saturating import python_without_vnni
@@ -78,13 +78,14 @@ def test_each_int8_scheme_has_the_bits_that_its_files_need():
 
 def test_the_report_contains_the_resolved_bits():
     config = settings_of(scheme="int8", export="onnx,litert", processor="avx2")
-    assert reported(config)["quantize"]["reduced"] == {"int8-static": True, "int8-dynamic": False}
+    assert reported_settings(config)["quantize"]["reduced"] == {"int8-static": True, "int8-dynamic": False}
     config = settings_of(scheme="int8-static", processor="avx2")
-    assert reported(config)["quantize"]["reduced"] is True
+    assert reported_settings(config)["quantize"]["reduced"] is True
     parity = {"texts": 8, "layers": 1e-7, "same_class": 1.0, "load_ms": 1.0, "peak_bytes": 1}
     entry = {"name": "student", "runtime": "onnxruntime", "precision": "int8"}
-    said = [parity_text(entry | {"parity": parity | bits}, "texts", "class") for bits in ({}, {"weight_bits": 7})]
-    assert ["use 7 bits of 8" in each for each in said] == [False, True]
+    compared = Comparison("texts", "class")
+    sentences = [describe_parity(entry, parity | bits, compared) for bits in ({}, {"weight_bits": 7})]
+    assert ["use 7 of 8 bits" in each for each in sentences] == [False, True]
 
 
 def test_auto_resolves_to_the_bits_that_the_local_processor_needs():
@@ -102,9 +103,9 @@ def test_auto_resolves_to_the_bits_that_the_local_processor_needs():
         ),
         (
             {"scheme": "fp8-dynamic", "processor": "avx2"},
-            "quantize.processor: expected a scheme with products of bytes",
+            "quantize.processor: expected a scheme with integer products",
         ),
-        ({"scheme": "int8-weights", "reduced": True}, "quantize.reduced: expected a scheme with products of bytes"),
+        ({"scheme": "int8-weights", "reduced": True}, "quantize.reduced: expected a scheme with integer products"),
     ],
 )
 def test_settings_without_effect_on_int8_products_are_refused(settings: dict, message: str):
@@ -113,16 +114,16 @@ def test_settings_without_effect_on_int8_products_are_refused(settings: dict, me
 
 
 def test_sensitive_layers_and_tied_heads_avoid_8_bit_products_when_reduced(token_batch):
-    assert wider_scheme(scheme_of("int4-dynamic"), in_7_bits=True).bits == 7
-    assert wider_scheme(scheme_of("int4-dynamic")).bits == 8
-    for in_7_bits, inputs in ((True, "float"), (False, "token")):
+    assert widen_scheme(resolve_scheme("int4-dynamic"), reduce_range=True).bits == 7
+    assert widen_scheme(resolve_scheme("int4-dynamic")).bits == 8
+    for reduce_range, inputs in ((True, "float"), (False, "token")):
         model = build("qwen2", hidden_size=64, intermediate_size=96)
         assert model.lm_head.weight is model.model.embed_tokens.weight
-        prepare(model, scheme_of("int4-dynamic"), in_7_bits=in_7_bits)
+        prepare(model, resolve_scheme("int4-dynamic"), reduce_range=reduce_range)
         assert model.lm_head.scheme.inputs == inputs
     model = build_model("bert", hidden_size=64, intermediate_size=96)
     quantize_model(model, QuantizeConfig(scheme="int8-dynamic", reduced=True), [token_batch])
-    stored = {name: r.stored(model.get_submodule(name).weight) for name, r in convert(model).items() if r.scheme}
+    stored = {name: r.quantize(model.get_submodule(name).weight) for name, r in convert(model).items() if r.scheme}
     assert max(int(each.abs().max()) for each in stored.values()) == 63
 
 
@@ -155,12 +156,12 @@ def test_a_named_processor_gets_weights_of_the_bits_it_needs(inputs, tmp_path):
     kept = json.loads((made / "manifest.json").read_text())["config"]["quantize"]
     assert kept["reduced"] is True
     assert "processor" not in kept, "it says nothing more than reduced, and would make the stage again"
-    assert {each.scheme.bits for each in load_rounding(made / "model").values() if each.scheme is not None} == {7}
+    assert {each.scheme.bits for each in load_quantization(made / "model").values() if each.scheme is not None} == {7}
     # the same bits requested by another flag are the same stage; other bits, as on a processor with VNNI, are another
     plan = run_to_success("quantize", [*words, "--quantize.reduced", "--dry-run"])
-    assert "done, will be skipped" in next(line for line in plan.splitlines() if " quantize " in line)
+    assert "complete, will be skipped" in next(line for line in plan.splitlines() if " quantize " in line)
     plan = run_to_success("quantize", [*words, "--dry-run"])
-    expected = "done, will be skipped" if products_saturate() else "will run"
+    expected = "complete, will be skipped" if products_saturate() else "will run"
     assert expected in next(line for line in plan.splitlines() if " quantize " in line)
 
 

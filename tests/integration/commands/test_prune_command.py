@@ -9,16 +9,17 @@ from safetensors import safe_open
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, BertTokenizerFast
 
 from compress.prune.budget import Budget
-from compress.prune.slicing.checkpoint import load_pruned
+from distill.checkpoint.pruned import load_pruned
 from distill.data.config import DataConfig
 from distill.errors import InputError
 from distill.teacher.config import TeacherConfig
 from distill.train.config import TrainConfig
 from pipelines import prune
-from pipelines.distill import check_scores
-from pipelines.runs.stage import Artefact, write_json
+from pipelines.runs.files import write_json
+from pipelines.runs.stage import Artefact
 from pipelines.settings.distill_config import DistillConfig
 from pipelines.stages.distill import PrunedStart
+from pipelines.stages.pipeline import check_scores
 from pipelines.stages.vocabulary import tokenizer_of
 from support.commands import refusal_of, run_to_success
 from support.tiny_models import LABELS, MAX_LENGTH, VOCABULARY, build_model, make_rows, saved
@@ -123,7 +124,7 @@ def test_another_speed_up_reuses_the_measured_stages(family, model, data):
     output, _ = family
     said = run_to_success("prune", words(model, data, output, "--speedup", "1.5", "--until", "distill", *HERE))
     for stage in ("data", "teacher", "cache", "start", "costs", "scores"):
-        assert f"{stage}: done before, skipped" in said, stage
+        assert f"{stage}: already complete, skipped" in said, stage
     assert "shape-1.5x: started" in said
 
 
@@ -221,7 +222,7 @@ def test_newly_built_students_count_as_untrained(spec, rank, untrained, tmp_path
     [
         ((), "budget: none given; name a --speedup such as 10"),
         (("--speedup", "4", "--latency-ms", "2"), "expected a speed-up or a latency, found both"),
-        (("--speedup", "4", "--teacher.signals", "online"), "recovers under the teacher's cached logits"),
+        (("--speedup", "4", "--teacher.signals", "online"), "recovers on the teacher's cached logits"),
         (("--speedup", "4", "--max-bytes", "10 potatoes"), "expected a size such as 10MB"),
         (
             ("--speedup", "4", "--budget.length", "5000"),

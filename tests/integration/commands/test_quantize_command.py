@@ -13,7 +13,7 @@ from compress.export.common.targets import Target
 from compress.export.onnx.graph import FILE, OnnxModel
 from compress.export.onnx.rounded import round_graph
 from compress.export.write import check_layers
-from compress.quantize.store import load_rounding
+from compress.quantize.store import load_quantization
 from pipelines import distill, quantize
 from pipelines.stages.export_proof import source_of
 from support.commands import refusal_of, run_to_success, small_run
@@ -33,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
     output, _ = finished
     made = stage_folder(output, "quantize") / "model"
-    rounding, source = load_rounding(made), source_of(made)
+    rounding, source = load_quantization(made), source_of(made)
     assert {rounded.scheme.name for rounded in rounding.values() if rounded.scheme is not None} == {"int8-static"}
     tokenizer = AutoTokenizer.from_pretrained(made)
     given = tokenizer([text for text, _ in make_rows(40, 2)], padding=True, return_tensors="np")
@@ -49,7 +49,7 @@ def test_the_deployed_student_computes_the_same_as_the_trained_one(finished):
     assert (output / "again" / FILE).read_bytes() == (output / "student" / "onnx-int8" / FILE).read_bytes()
     for target in (Target("onnx", "int8"), Target("onnxruntime", "int8")):
         assert check_layers(source, target, output / "student", batch) <= 1e-5
-    assert load_rounding(output / "student").keys() == rounding.keys(), "the checkpoint lost its numbers"
+    assert load_quantization(output / "student").keys() == rounding.keys(), "the checkpoint lost its numbers"
 
 
 def test_the_report_contains_the_int8_student_with_its_parity(finished):
@@ -75,7 +75,7 @@ def test_quantization_without_teacher_logits_or_with_an_unknown_scheme_is_refuse
     teacher, data = make_inputs(tmp_path)
     words = small_run(teacher, data, tmp_path / "run", "--quantize", "int8")
     said = refusal_of(distill, [*words, "--loss.kl", "0", "--loss.ce", "1"], monkeypatch, capsys)
-    assert "under the teacher's cached logits" in said
+    assert "on the teacher's cached logits" in said
     said = refusal_of(distill, [*words[:-1], "int3"], monkeypatch, capsys)
     assert "quantize.scheme: expected one of int8-static" in said
 
@@ -119,7 +119,7 @@ def test_a_format_with_another_scheme_gets_its_own_student(finished, trained, tm
     assert ("student-int8-dynamic", "executorch", "int8") in found
     assert ("student", "executorch", "int8") not in found
     for name, scheme in (("student", "int8-static"), ("student-int8-dynamic", "int8-dynamic")):
-        rounding = load_rounding(tmp_path / "run" / name)
+        rounding = load_quantization(tmp_path / "run" / name)
         assert {each.scheme.name for each in rounding.values() if each.scheme is not None} == {scheme}
     assert list((tmp_path / "run" / "student-int8-dynamic" / "executorch-int8").glob("*.pte"))
 
@@ -158,7 +158,7 @@ def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
     make_inputs(tmp_path)
     words = own_words(finished[0] / "student", tmp_path / "data", tmp_path / "run")
     said = refusal_of(quantize, words, monkeypatch, capsys)
-    assert "is quantized already (quantization.safetensors)" in said
+    assert "already quantized (quantization.safetensors)" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -167,8 +167,8 @@ def test_a_quantized_model_is_refused(finished, tmp_path, monkeypatch, capsys):
     [
         (["--export", "executorch", "--scheme", "int8-static"], "export executorch: can't hold int8-static: XNNPACK"),
         (["--export", "tflite"], "export: expected one or several of"),
-        (["--speedup", "4"], "budget: expected none for a given student, found 4"),
-        (["--student.spec", "layers=2"], "student.given: expected a checkpoint, or teacher"),
+        (["--speedup", "4"], "budget: expected none with student.given"),
+        (["--student.spec", "layers=2"], "student.given: expected a checkpoint or teacher"),
         (["--quantize.samples", "1"], "expected at least 2 texts to calibrate on, found 1"),
     ],
 )

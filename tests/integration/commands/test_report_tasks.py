@@ -12,9 +12,11 @@ from distill.data.batches.batches import EvalBatches
 from distill.data.config import DataConfig
 from distill.tasks.choose import TASKS
 from pipelines.report import redraw
-from pipelines.reports.charts import draw_speed, drawn
-from pipelines.reports.numbers import LOWER, counted, score_text
-from pipelines.reports.render import headline, render_card, render_html, score_rows
+from pipelines.reports.charts import draw_figure, draw_speed
+from pipelines.reports.formatting import LOWER_IS_BETTER, format_quantity, format_score
+from pipelines.reports.headline import write_headline
+from pipelines.reports.render import render_card, render_html
+from pipelines.reports.tables import build_scores
 from pipelines.reports.wording import WORDING
 from pipelines.stages.report import show
 from support.sample_reports import Page, front_matter, sample_curves, sample_report, without_teacher
@@ -83,20 +85,20 @@ def test_all_scores_of_a_task_are_shown_with_explanations(task):
     assert [row[:2] for row in rows] == [[e["name"], f"{'ONNX Runtime' if i % 2 else 'PyTorch'}"]
                                          for i, e in enumerate(report["models"])]  # fmt: skip
     for column, (name, pair) in enumerate(SCORES[task].items(), 2):
-        better = "lower is better" if name in LOWER else "higher is better"
+        better = "lower is better" if name in LOWER_IS_BETTER else "higher is better"
         note = f"{name[0].upper()}{name[1:]}: {WORDING[task].scores[name]}; {better}."
         assert note in page
         assert note.replace("&", "&amp;") in card
-        assert [rows[0][column], rows[3][column]] == [score_text(score, name) for score in pair]
+        assert [rows[0][column], rows[3][column]] == [format_score(score, name) for score in pair]
         for score in pair:
-            assert score_text(score, name) in page
-            assert score_text(score, name) in card
+            assert format_score(score, name) in page
+            assert format_score(score, name) in card
 
 
 def test_the_teacher_is_listed_first_even_if_measured_last():
     report = report_of("causal-lm")
     report["models"].reverse()
-    assert [row[0] for row in score_rows(report)[1]] == ["teacher", "teacher", "student", "student"]
+    assert [row[0] for row in build_scores(report).rows] == ["teacher", "teacher", "student", "student"]
 
 
 def test_a_single_score_gets_no_separate_table():
@@ -111,7 +113,7 @@ def test_a_single_score_gets_no_separate_table():
 
 def test_scores_of_another_tokenizer_get_a_warning():
     report = report_of("causal-lm")
-    warning = "Scores of student are of other tokens than the teacher's"
+    warning = "The scores of student are on other tokens than the teacher's"
     assert warning not in text_of(report)
     assert warning not in text_of(without_teacher(report_of("causal-lm")))
     for each in report["models"][2:]:
@@ -120,10 +122,10 @@ def test_scores_of_another_tokenizer_get_a_warning():
 
 
 def test_shares_are_written_in_percent_and_other_scores_as_numbers():
-    said = {name: score_text(0.5, name) for scores in SCORES.values() for name in scores}
+    said = {name: format_score(0.5, name) for scores in SCORES.values() for name in scores}
     numbers = {"Spearman": "0.5000", "Pearson": "0.5000", "RMSE": "0.5000", "perplexity": "0.50"}
     assert said == dict.fromkeys(said, "50.00 %") | numbers
-    assert score_text(1234.5, "perplexity") == "1,234.50"
+    assert format_score(1234.5, "perplexity") == "1,234.50"
 
 
 TASK_DATA = {  # data, and the width of the logits of each row or token
@@ -142,13 +144,13 @@ TASK_DATA = {  # data, and the width of the logits of each row or token
 def test_every_score_of_a_task_has_a_wording(name, tokenizer, tmp_path):
     make, width = TASK_DATA[name]
     splits = TASKS[name].read(DataConfig(path=str(make(tmp_path / "data"))), 0)
-    task = TASKS[name].of(splits.labels, {})
+    task = TASKS[name].build(splits.labels, {})
     rows = task.encode(tokenizer, splits.test, 32)
     scorer, batches = task.scorer(rows), EvalBatches(rows, 4, 0)
     alone = name in ("text-classification", "multi-label", "regression", "sentence-embedding")
     for numbers_of_rows, batch in zip(batches.order, batches, strict=True):
         shape = batch["input_ids"].shape[: 1 if alone else 2]
-        scorer.update(numbers_of_rows, batch, torch.randn(*shape, len(task.labels) if width == "labels" else width))
+        scorer.record(numbers_of_rows, batch, torch.randn(*shape, len(task.labels) if width == "labels" else width))
     assert set(scorer.scores()) == set(WORDING[name].scores) == set(SCORES[name])
 
 
@@ -161,8 +163,8 @@ def test_the_validation_curve_has_the_name_of_the_tasks_validation_metric():
     report = report_of("token-classification")
     report["metric"] = "accuracy"
     assert "Validation accuracy" in text_of(report, sample_curves())
-    assert "Validation F1 of tags" in text_of(report_of("token-classification"), sample_curves())
-    assert "Validation share of starts and ends found" in text_of(report_of("question-answering"), sample_curves())
+    assert "Validation tag F1" in text_of(report_of("token-classification"), sample_curves())
+    assert "Validation start and end accuracy" in text_of(report_of("question-answering"), sample_curves())
 
 
 def test_taggers_and_language_models_have_their_own_wording():
@@ -172,16 +174,16 @@ def test_taggers_and_language_models_have_their_own_wording():
     assert "Span F1 and speed" in tagger
     assert "Span f1" not in tagger
     assert "of the words of the test split get the teacher's tag" in tagger
-    assert "Span F1 is taken on the 3,080 sentences of the test split." in tagger
+    assert "Span F1 is measured on the 3,080 sentences of the test split." in tagger
     assert "100.0 % get the same tag." in tagger
     assert "standard error" not in tagger
-    assert "Token accuracy is taken on the 1 document of the test split." in page
+    assert "Token accuracy is measured on the 1 document of the test split." in page
     assert "classes" not in page
     assert "# Language model\n" in card
     assert "It was trained on 4 documents and" in card
     assert "classif" not in card
     assert front_matter(card)["pipeline_tag"] == "text-generation"
-    assert counted(1, "pairs of sentences") == "1 pair of sentences"
+    assert format_quantity(1, "pairs of sentences") == "1 pair of sentences"
 
 
 @pytest.mark.parametrize("place", range(4))
@@ -197,12 +199,14 @@ def test_the_headline_gives_the_absolute_score_when_the_teachers_is_negative():
     report = report_of("regression")
     for each in report["models"][:2]:
         each["score"] = -0.1
-    assert headline(report) == "The student reaches 0.8800 Spearman correlation in 1.25 ms a text on ONNX Runtime."
+    assert write_headline(report) == (
+        "The student reaches 0.8800 Spearman correlation in 1.25 ms per text on ONNX Runtime."
+    )
 
 
 def test_the_label_of_the_latency_axis_fits_the_figure():
     models = sample_report()["models"]
-    with drawn("latency", draw_speed, models, "latency", "accuracy") as figure:
+    with draw_figure("latency", draw_speed, models, "latency", "accuracy") as figure:
         figure.draw_without_rendering()
         label, (width, _) = figure.axes[0].xaxis.label.get_window_extent(), figure.canvas.get_width_height()
     assert label.x0 >= 0
@@ -219,9 +223,9 @@ def test_redrawing_with_chart_files_draws_each_chart_once(tmp_path, monkeypatch)
 
     def counting(caption, *content):
         captions.append(caption)
-        return drawn(caption, *content)
+        return draw_figure(caption, *content)
 
-    monkeypatch.setattr("pipelines.reports.charts.drawn", counting)
+    monkeypatch.setattr("pipelines.reports.charts.draw_figure", counting)
     redraw(tmp_path, RecordingConsole(), charts=True)
     files = list((tmp_path / "charts").glob("*.svg"))
     assert len(files) == len(captions) == Page((tmp_path / "report.html").read_text()).tags.count("svg")

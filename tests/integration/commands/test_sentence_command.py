@@ -65,7 +65,7 @@ def test_a_sentence_encoder_is_trained_exported_and_scored(tokenizer, encoder, p
     [
         (("--loss.ce", "1"), "expected loss.embedding or loss.similarity"),
         (("--teacher.finetune", "always"), "which has no labels"),
-        (("--teacher.also", '["other"]'), "expected text-classification with one class a text"),
+        (("--teacher.also", '["other"]'), "expected text-classification with one class per text"),
     ],
 )
 def test_invalid_settings_for_sentence_embedding_are_refused(

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, BertTokenizerFast
 from distill.cache import CacheReader, sample_keys
 from distill.errors import InputError
 from distill.teacher.config import TeacherConfig
-from distill.teacher.ensemble import Ensemble, register
+from distill.teacher.ensemble import Ensemble, register_ensemble
 from distill.teacher.online import OnlineTeacher
 from pipelines import distill
 from support.commands import refusal_of, run_to_success, small_run
@@ -39,9 +39,9 @@ def other(**changes: int):
 @pytest.mark.parametrize("mix", ["weighted", "confidence"])
 def test_a_reloaded_ensemble_outputs_the_mixture_of_its_members(mix, tmp_path):
     members = [build_model("bert"), other(num_hidden_layers=2)]
-    whole = Ensemble.of(members, weights=[3.0, 1.0], mix=mix, sharpness=2.0, mix_temperature=2.0)
+    whole = Ensemble.from_models(members, weights=[3.0, 1.0], mix=mix, sharpness=2.0, mix_temperature=2.0)
     whole.save_pretrained(tmp_path)
-    register()
+    register_ensemble()
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     assert [again.config.id2label[i] for i in range(5)] == list(LABELS)
     with torch.no_grad():
@@ -66,29 +66,29 @@ def test_a_run_caches_the_logits_of_the_ensemble(tmp_path, words, data_folder):
     assert "ensemble: on the validation split teacher " in said
     (ensemble,) = (run / "ensemble").glob("*/model")
     (written,) = (run / "cache").glob("*/cache")
-    register()
+    register_ensemble()
     whole = OnlineTeacher(AutoModelForSequenceClassification.from_pretrained(ensemble))
     with (data_folder / "train.csv").open() as file:
         texts = [row["text"] for row in csv.DictReader(file)]
     reader = CacheReader(written)
     batches = [dict(words(text, return_tensors="pt")) for text in texts]
-    held = [batch for batch in batches if reader.holds(sample_keys(batch)).all()]
+    held = [batch for batch in batches if reader.contains(sample_keys(batch)).all()]
     assert len(held) > 80, "all but the texts of the validation split"
     for batch in held[:8]:
         torch.testing.assert_close(reader(batch)["logits"], whole(batch)["logits"], rtol=1e-4, atol=1e-5)
     assert "ensemble" in json.dumps(json.loads((written / "cache.json").read_text())["made_from"])
     again = run_to_success("distill", small_run(first, data_folder, run, *asked))
-    assert "ensemble: done before, skipped" in again
-    assert "teacher-2: done before, skipped" in again
+    assert "ensemble: already complete, skipped" in again
+    assert "teacher-2: already complete, skipped" in again
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
         (("--loss.hidden", "1"), "loss.hidden: expected 0 with several teachers"),
-        (("--loss.ramps", '{"temperature": [4, 1]}'), "several teachers are mixed at one temperature"),
+        (("--loss.ramps", '{"temperature": [4, 1]}'), "they are mixed at one temperature"),
         (("--teacher.weights", "[1, 2, 3]"), "teacher.weights: expected 2 numbers above 0"),
-        (("--teacher.signals", "online"), "2 teachers are asked once, and cached"),
+        (("--teacher.signals", "online"), "expected cached signals and no ranks with 2 teachers, found signals online"),
     ],
 )
 def test_ensemble_settings_that_cannot_be_combined_are_refused(
@@ -106,7 +106,7 @@ def test_teachers_with_different_tokenizers_are_refused(tmp_path: Path, words, d
     second = saved(other(), turned, tmp_path / "second")
     asked = small_run(first, data_folder, tmp_path / "run", "--teacher.also", f'["{second}"]')
     said = refusal_of(distill, asked, monkeypatch, capsys)
-    assert f"teacher {str(second)!r}: its tokenizer differs from the teacher's" in said
+    assert f"teacher {str(second)!r}: expected the teacher's tokenizer" in said
 
 
 def test_a_negative_sharpness_is_refused():

@@ -93,7 +93,7 @@ def test_multi_label_and_regression_students_are_scored_with_their_own_metric(ta
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--teacher.also", '["other"]'], "teacher.also: expected text-classification with one class a text"),
+        (["--teacher.also", '["other"]'], "teacher.also: expected text-classification with one class per text"),
         (["--task", "text-classification"], "no text column: expected one of text, sentence"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from compress.errors import CompressError
-from compress.sparsity.recipe import SparseConfig
+from compress.sparsity.config import SparsityConfig
 from distill.losses.config import LossConfig
 from pipelines import distill
 from pipelines.stages.sparsity import SparsityCallback
@@ -18,9 +18,9 @@ from support.interrupted_training import BASE, Killed, killed_at, train_once
 from support.run_inputs import make_inputs
 
 WAYS = {
-    "2:4": SparseConfig("2:4"),
-    "movement": SparseConfig("unstructured", 0.7, score="movement"),
-    "rewired": SparseConfig("4x1", 0.5, rewire=0.3),
+    "2:4": SparsityConfig("2:4"),
+    "movement": SparsityConfig("unstructured", 0.7, score="movement"),
+    "rewired": SparsityConfig("4x1", 0.5, rewire=0.3),
 }
 
 
@@ -39,7 +39,7 @@ def test_a_killed_sparse_training_resumes_with_identical_weights(way, tiny_model
     expected = train_once(tiny_model, tokenizer, tmp_path / "whole", BASE, loss, [SparsityCallback(config)])
     shares = zeros_of(expected)
     assert len(shares) == 2 * 6
-    assert all(share == pytest.approx(config.schedule(100).share, abs=0.02) for share in shares.values())
+    assert all(share == pytest.approx(config.build_schedule(100).final_share, abs=0.02) for share in shares.values())
     for batch in (5, 9, 16):
         with monkeypatch.context() as patch:
             killed_at(batch, patch)
@@ -52,7 +52,7 @@ def test_a_killed_sparse_training_resumes_with_identical_weights(way, tiny_model
 def test_holding_zeros_changes_nothing_in_a_dense_student(tiny_model, tokenizer, tmp_path):
     config = replace(BASE, epochs=1)
     dense = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "dense", config, LossConfig(kl=1)))
-    held = [SparsityCallback(SparseConfig("2:4"), held=True)]
+    held = [SparsityCallback(SparsityConfig("2:4"), held=True)]
     found = zeros_of(train_once(tiny_model, tokenizer, tmp_path / "held", config, LossConfig(kl=1), held))
     assert found == dense, "a student without zeros has none to hold"
 
@@ -73,7 +73,7 @@ def test_zeros_are_kept_through_distillation_and_quantization(tmp_path: Path):
     ("words", "told"),
     [
         (["--sparsity.pattern", "2:4", "--patience", "1"], "train.patience 1: expected 0 with sparsity.pattern"),
-        (["--sparsity.amount", "0.8"], "sparsity.amount 0.8: expected a pattern beside it"),
+        (["--sparsity.amount", "0.8"], "sparsity.amount 0.8: expected a pattern as well"),
         (["--sparsity.pattern", "3of4"], "sparsity.pattern: expected unstructured, N:M"),
     ],
 )
@@ -84,4 +84,4 @@ def test_invalid_sparsity_settings_are_refused(words, told, tmp_path, monkeypatc
 
 def test_a_schedule_that_ends_before_it_begins_is_refused():
     with pytest.raises(CompressError, match="the first below the second, found 0.6 and 0.5"):
-        SparseConfig("2:4", begin=0.6, end=0.5)
+        SparsityConfig("2:4", begin=0.6, end=0.5)

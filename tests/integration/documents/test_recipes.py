@@ -13,13 +13,12 @@ from distill.errors import InputError
 from distill.losses.config import TERMS
 from distill.parallel.layout import Layout
 from pipelines import distill
-from pipelines.distill import check_inputs
 from pipelines.runs.cli import parse
-from pipelines.runs.deepspeed import deepspeed_settings
+from pipelines.runs.deepspeed import build_settings
 from pipelines.settings import layouts
 from pipelines.settings.distill_config import SHORT, DistillConfig
-from pipelines.settings.layouts import Layouts, layouts_of
-from pipelines.settings.task_settings import resolve_task
+from pipelines.settings.layouts import Layouts
+from pipelines.settings.resolve import resolve
 from support.commands import ROOT, small_run
 from support.ranks import free_port, run_ranks
 from support.tiny_models import WORDS
@@ -34,15 +33,15 @@ def config_of(recipe: Path, *words: str) -> DistillConfig:
 
 
 def planned(*words: str) -> Layouts:
-    config, _ = resolve_task(config_of(ROOT / "configs" / "demo.yaml", *words))
-    return layouts_of(config, check_inputs(config), config.machine.devices)
+    config = config_of(ROOT / "configs" / "demo.yaml", *words)
+    return resolve(config, config.machine.devices).layouts
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.stem)
 def test_the_layouts_of_a_recipe_fit_its_models(recipe, monkeypatch):
     monkeypatch.chdir(ROOT)
-    config, _ = resolve_task(config_of(recipe))
-    found = layouts_of(config, check_inputs(config), config.machine.devices)
+    config = config_of(recipe)
+    found = resolve(config, config.machine.devices).layouts
     assert found.student.processes + config.teacher.ranks == config.machine.devices
     assert found.teacher.processes in (config.teacher.ranks, config.machine.devices)
     assert found.teacher.processes > 1
@@ -100,8 +99,8 @@ def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, exp
         (("--teacher.signals", "online", "--teacher.ranks", "2"), "expected fewer than the 2 processes"),
         (("--teacher.signals", "online", "--teacher.ranks", "-1"), "expected at least 0"),
         (("--strategy", "deepspeed_stage_4"), "expected deepspeed_stage_1, 2 or 3"),
-        (("--strategy", "deepspeed_stage_2", "--student.layout", "fsdp=2"), "leave one of them away"),
-        (("--student.offload", "true", "--student.layout", "zero1"), "use fsdp=N or zero2"),
+        (("--strategy", "deepspeed_stage_2", "--student.layout", "fsdp=2"), "leave one of the two out"),
+        (("--student.offload", "true", "--student.layout", "zero1"), "expected student.layout fsdp=N or zero2"),
     ],
 )
 def test_conflicting_layout_settings_are_refused(words, expected, monkeypatch):
@@ -113,7 +112,7 @@ def test_conflicting_layout_settings_are_refused(words, expected, monkeypatch):
 def test_a_missing_deepspeed_is_refused_with_the_package_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install -e '.\[deepspeed\]'"):
-        deepspeed_settings("deepspeed_stage_3")
+        build_settings("deepspeed_stage_3")
 
 
 @pytest.mark.parametrize("key", ["optimizer", "gradient_clipping", "bf16"])
@@ -121,13 +120,13 @@ def test_a_deepspeed_file_with_keys_of_our_settings_is_refused(key, tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}, key: {}}))
     with pytest.raises(InputError, match=f"{key} is decided by --"):
-        deepspeed_settings(str(file))
+        build_settings(str(file))
 
 
 def test_other_settings_of_a_deepspeed_file_are_kept(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 7}}))
-    assert deepspeed_settings(str(file))["zero_optimization"] == {"stage": 3, "stage3_max_live_parameters": 7}
+    assert build_settings(str(file))["zero_optimization"] == {"stage": 3, "stage3_max_live_parameters": 7}
 
 
 # `sampled` is for language models: test_language_command.py

@@ -59,7 +59,7 @@ def test_a_serving_example_refuses_token_and_multi_label_classifiers(changes: di
     write_targets(source, [Target("onnxruntime")], tmp_path)
     file = tmp_path / "onnxruntime" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-    assert "expected a model of one class a text" in refused("serve_onnxruntime", str(file.parent), *TEXTS)
+    assert "expected a single-label text classifier" in refused("serve_onnxruntime", str(file.parent), *TEXTS)
 
 
 def refused(example: str, *words: str) -> str:
@@ -105,9 +105,9 @@ def test_examples_refuse_a_classifiers_folder_that_does_not_fit(source: Source, 
     folder = tmp_path / "onnxruntime"
     assert "found no generation_config.json" in refused("generate_onnxruntime", str(folder), "x")
     (folder / "generation_config.json").write_text("{}")
-    assert "expected a decoder with a cache" in refused("generate_onnxruntime", str(folder), "x")
+    assert "expected a decoder with a key-value cache" in refused("generate_onnxruntime", str(folder), "x")
     assert "found no model.xml and no model.bin" in refused("serve_openvino", str(folder), *TEXTS)
-    assert "expected a folder and texts, found 1 words" in refused("serve_onnxruntime", str(folder))
+    assert "expected a folder and texts, found 1 arguments" in refused("serve_onnxruntime", str(folder))
     (folder / "config.json").write_text("[")
     assert "config.json: can't be read" in refused("serve_onnxruntime", str(folder), *TEXTS)
     (folder / "config.json").write_text('{"id2label": {}}')

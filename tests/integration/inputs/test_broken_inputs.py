@@ -13,7 +13,7 @@ from transformers import BertTokenizerFast
 
 from pipelines import distill
 from pipelines.runs import cli
-from pipelines.runs.stage import content_hash
+from pipelines.runs.files import hash_content
 from support.broken_inputs import broken_checkpoints, broken_data, broken_runs, broken_settings
 from support.broken_inputs.broken_runs import REFUSED_OR_REBUILT, STAGES, folder_of
 from support.broken_inputs.case import ACCEPTED, Case, Place, Words, place_from
@@ -67,7 +67,7 @@ def run(words: list[str]) -> int:
 
 
 def student_hash(place: Place) -> str:
-    return content_hash(folder_of(place, "distill") / "model")
+    return hash_content(folder_of(place, "distill") / "model")
 
 
 @pytest.mark.parametrize("case", FRESH, ids=lambda case: case.name)
@@ -76,14 +76,14 @@ def test_a_broken_input_is_named_without_a_traceback(
 ):
     place = place_from(pristine, tmp_path)
     more = case.damage(place)
-    before = {name: content_hash(place.root / name) for name in ("teacher", "data") if (place.root / name).is_dir()}
+    before = {name: hash_content(place.root / name) for name in ("teacher", "data") if (place.root / name).is_dir()}
     code = run(words_of(place, more))
     printed = "".join(capfd.readouterr())
     assert code == case.ends, printed
     assert "Traceback" not in printed
     assert re.search(case.message, printed, re.DOTALL), printed
     assert len(printed) < 20_000, "a message that nobody can read"
-    after = {name: content_hash(place.root / name) for name in before}
+    after = {name: hash_content(place.root / name) for name in before}
     assert after == before, "an input was changed"
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 import support.broken_checkpoints as broken
-from compress.prune.slicing.checkpoint import save_pruned
+from distill.checkpoint.pruned import save_pruned
 from distill.checkpoint.sentence_folder import Projection, SentenceForm
 from pipelines import cache, distill, evaluate, harness
 from support.broken_checkpoints import without
@@ -19,7 +19,7 @@ from support.commands import ROOT, refusal_of, run_to_success, small_run
 from support.task_data import multi_label_data
 from support.tiny_models import build_model, saved
 from support.two_tokenizers import byte_level
-from unit.compress.prune.test_prune_reload import shipped
+from unit.distill.checkpoint.test_pruned_folder import shipped
 from unit.distill.checkpoint.test_sentence_folder import build as sentence_encoder
 
 SHORT = ["--until", "cache", "--teacher_train.epochs", "1"]

@@ -477,7 +477,7 @@ def test_a_report_shows_the_majority_baseline_and_the_dropped_rows(tokenizer, tm
 
 def baseline_of(task_name: str, train: list, test: list, names: tuple[str, ...] = ()) -> dict[str, float | None]:
     """Returns the scores of train's baseline on a test split with one text per label."""
-    task = TASKS[task_name].of(names, {})
+    task = TASKS[task_name].build(names, {})
     tokenizer = BertTokenizerFast(vocab={word: i for i, word in enumerate(VOCABULARY)}, model_max_length=64)
     if task_name == "token-classification":
         parts = [Tagged([["bale"] * len(row) for row in labels], labels) for labels in (train, test)]

@@ -67,7 +67,7 @@ def test_four_concurrent_writers_write_the_same_cache_as_one(alone, tmp_path):
     found = write_at_once(tmp_path / "four", [0, 1, 2, 3])
     assert files_of(tmp_path / "four") == files_of(alone)
     assert sum(written.computed for written in found) == SHARDS
-    assert sum(written.asked for written in found) == len(ROWS), "a sample was asked twice"
+    assert sum(written.queried for written in found) == len(ROWS), "a sample was asked twice"
 
 
 @pytest.mark.parametrize("ranks", [[0, 1], [0, 0]])
@@ -76,7 +76,7 @@ def test_two_writers_of_one_folder_share_the_work(ranks, alone, tmp_path):
     assert files_of(tmp_path / "two") == files_of(alone)
     assert first.computed + second.computed == first.computed + first.reused == SHARDS
     assert min(first.computed, second.computed) >= 1, "one of them only waited"
-    assert first.asked + second.asked == len(ROWS)
+    assert first.queried + second.queried == len(ROWS)
 
 
 def test_two_writers_repair_a_damaged_cache_to_its_original_bytes(alone, tmp_path):
@@ -97,8 +97,8 @@ def test_an_open_reader_keeps_its_rows_while_the_cache_grows(grown, tmp_path):
     reader = CacheReader(folder)
     process, _ = start_writer(folder, ROWS, PAUSE)
     while process.is_alive():
-        assert reader.holds([reader.shard(0).keys[0].tobytes()]).all()
-        assert not reader.shard(0).damages(reader.store.index.shard_prefixes(0))
+        assert reader.contains([reader.open_shard(0).keys[0].tobytes()]).all()
+        assert not reader.open_shard(0).find_damage(reader.store.index.shard_prefixes(0))
     process.join()
     assert process.exitcode == 0
     after = files_of(folder)

@@ -70,7 +70,9 @@ def test_a_teacher_on_its_own_process_trains_the_same_student(inputs, tmp_path):
     assert run_to_success("distill", apart).count("Made") == 1, "the teacher's process speaks too"
     ours, theirs = weights(tmp_path / "apart"), weights(tmp_path / "beside")
     assert all((ours[name] == theirs[name]).all() for name in theirs)
-    assert "distill: done before, skipped" in run_to_success("distill", apart), "the teacher is called and nobody asks"
+    assert "distill: already complete, skipped" in run_to_success("distill", apart), (
+        "the teacher is called and nobody asks"
+    )
 
 
 @pytest.mark.slow
@@ -87,7 +89,8 @@ def test_a_run_with_killed_workers_ends_with_identical_weights(kills, inputs, un
     rng, done, theirs = random.Random(0), 0, weights(undisturbed)
     for number in range(kills):
         output = tmp_path / f"run-{number}"
-        process = start("distill", small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2"))
+        words = small_run(*inputs, output, *TWO, *OFTEN, "--student.layout", "fsdp=2")
+        process = start("distill", words, fresh=True)
         done += kill_now_and_then(process, rng, kills - done)
         said, _ = process.communicate(timeout=300)
         assert process.returncode == 0, said
@@ -113,10 +116,10 @@ def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--devices", "2", "--student.layout", "fsdp=3"), "needs 3 = 3 processes, found 2"),
-        (("--devices", "2", "--student.layout", "hsdp=2x2"), "needs 2 x 2 = 4 processes, found 2"),
+        (("--devices", "2", "--student.layout", "fsdp=3"), "expected 3 processes, found 2"),
+        (("--devices", "2", "--student.layout", "hsdp=2x2"), "expected 2 x 2 = 4 processes, found 2"),
         (("--devices", "8", "--teacher.layout", "tp=8"), "4 attention heads"),
-        (("--devices", "4", "--teacher.layout", "fsdp=2,pp=2"), "pp goes with dp only"),
+        (("--devices", "4", "--teacher.layout", "fsdp=2,pp=2"), "expected pp with dp only"),
         (("--devices", "2", "--student.layout", "ddp"), "expected replicated"),
         (
             ("--devices", "2", "--student.layout", "fsdp=2", "--machine.compress", "bf16"),

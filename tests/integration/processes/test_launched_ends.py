@@ -11,8 +11,8 @@ import pytest
 from support.commands import ROOT
 from support.stopping import Running, assert_stopped
 
-LAUNCH = "import sys; from pipelines.runs import cli; from pipelines.runs.launch import launch; "
-LAUNCH += "cli.run(lambda argv: launch('worker', [], 2, int(argv[0])))"
+LAUNCH = "import sys; from pipelines.runs import cli; from pipelines.runs.launch import launch_processes; "
+LAUNCH += "cli.run(lambda argv: launch_processes('worker', [], 2, int(argv[0])))"
 WORKER = """
 import os, sys, time
 from pathlib import Path
@@ -82,8 +82,8 @@ def test_a_killed_process_is_restarted_until_no_restarts_are_left(tmp_path):
     os.kill(pid_of(running, tmp_path, 1), signal.SIGKILL)
     assert running.end() == 137
     assert running.lines == [
-        "process 1 of 2 was ended by SIGKILL: started again, 1 restarts left\n",
-        "error: process 1 of 2 was ended by SIGKILL; the same command goes on from the last checkpoint\n",
+        "process 1 of 2 was ended by SIGKILL: restarting all processes, 1 restart left\n",
+        "error: process 1 of 2 was ended by SIGKILL; run the same command again to resume from the checkpoint\n",
     ]
 
 

@@ -23,18 +23,18 @@ def below_a_file(place: Path) -> tuple[Path, str]:
 
 def dangling(place: Path) -> tuple[Path, str]:
     (place / "link").symlink_to(place / "nowhere")
-    return place / "link", f"found a link to '{place / 'nowhere'}', where there is nothing"
+    return place / "link", f"found a link to '{place / 'nowhere'}', which doesn't exist"
 
 
 def below_a_dangling_link(place: Path) -> tuple[Path, str]:
     (place / "link").symlink_to("nowhere")
-    return place / "link" / "x", f"found a link to 'nowhere', where there is nothing at '{place / 'link'}'"
+    return place / "link" / "x", f"found a link to 'nowhere', which doesn't exist at '{place / 'link'}'"
 
 
 def circle(place: Path) -> tuple[Path, str]:
     (place / "a").symlink_to("b")
     (place / "b").symlink_to("a")
-    return place / "a", "found a link to 'b', where there is nothing"
+    return place / "a", "found a link to 'b', which doesn't exist"
 
 
 PLACES = {
@@ -79,7 +79,7 @@ def test_a_link_in_place_of_the_student_folder_is_refused_before_any_stage(tmp_p
     (tmp_path / "run" / "student").symlink_to(tmp_path / "outside")
     message = refusal_of(distill, words, monkeypatch, capsys)
     assert (
-        f"output '{tmp_path / 'run' / 'student'}': expected a folder, or nothing, to publish in, found a link"
+        f"output '{tmp_path / 'run' / 'student'}': expected a folder to publish in, or none yet, found a link"
         in message
     )
     assert not list((tmp_path / "run").glob("*/*/manifest.json"))
@@ -109,7 +109,7 @@ def test_a_folder_removed_during_its_stage_ends_the_run_with_one_message(what, b
     said, _ = process.communicate(timeout=200)
     assert process.returncode == 2, said
     assert "Traceback" not in said
-    assert "was removed, or moved, while the run was working" in said
+    assert " was removed or renamed during the run" in said
     assert str(gone) in said
 
 

@@ -9,7 +9,7 @@ import pytest
 from transformers import BertTokenizerFast
 
 from pipelines import report
-from pipelines.runs.stage import sha256
+from pipelines.runs.manifest import hash_file
 from pipelines.settings.command_line import replace_words
 from support.commands import refusal_of
 from support.run_inputs import make_inputs
@@ -63,7 +63,7 @@ def test_the_users_own_files_stay_when_the_run_is_published_again(copied, capsys
         assert (student / "before.safetensors").read_bytes() == weights
         own = {"notes.txt", "onnx/mine/measured.csv", "README.md.yours", "before.safetensors"}
         assert names(student) == published | own, again
-        assert "student: 4 files of your own stay" in told
+        assert "student: 4 files of your own are kept" in told
     assert not [each for each in output.iterdir() if each.name.startswith(".student")]
 
 
@@ -73,7 +73,7 @@ def test_files_that_are_no_longer_published_are_removed(copied, capsys):
     stale.parent.mkdir()
     stale.write_bytes(b"an older run's")
     record = json.loads((output / "published.json").read_text())
-    record["student/old-format/model.bin"] = [sha256(stale)]
+    record["student/old-format/model.bin"] = [hash_file(stale)]
     (output / "published.json").write_text(json.dumps(record))
     report.main(words)
     assert not stale.parent.exists()
@@ -124,7 +124,7 @@ def test_a_link_or_file_in_place_of_the_student_folder_is_refused(what, copied, 
     before = names(moved)
     gc.collect()
     message = refusal_of(report, words, monkeypatch, capsys)
-    assert f"output '{student}': expected a folder, or nothing, to publish in, found {what.split()[0]} " in message
+    assert f"output '{student}': expected a folder to publish in, or none yet, found {what.split()[0]} " in message
     assert names(moved) == before
     assert not outside.exists()
     assert student.is_symlink() or student.read_text() == "mine"

@@ -11,7 +11,7 @@ import pytest
 from transformers import BertTokenizerFast
 
 from pipelines import distill
-from pipelines.runs.stage import digest_of
+from pipelines.runs.manifest import hash_json
 from pipelines.stages import data
 from support.commands import ROOT, refusal_of, small_run
 from support.run_inputs import stage_folder, write_csv
@@ -67,16 +67,16 @@ def rewritten(file: Path) -> None:
     content = json.loads(file.read_text())
     labels = file.with_name("data.json")
     labels.write_text(labels.read_text() + " ")
-    content["outputs"]["data.json"]["sha256"] = digest_of("anything")
+    content["outputs"]["data.json"]["sha256"] = hash_json("anything")
     file.write_text(json.dumps(content))
 
 
 DAMAGE = {
     "empty": (lambda file: file.write_bytes(b""), "that is empty"),
-    "cut off": (lambda file: file.write_bytes(file.read_bytes()[:-40]), "is cut off, or no JSON"),
-    "no JSON": (lambda file: file.write_text("years of work"), "is cut off, or no JSON"),
-    "no text": (lambda file: file.write_bytes(bytes(range(128, 256))), "is cut off, or no JSON"),
-    "too deep": (lambda file: file.write_text("[" * 100_000), "is cut off, or no JSON"),
+    "cut off": (lambda file: file.write_bytes(file.read_bytes()[:-40]), "is truncated or isn't JSON"),
+    "no JSON": (lambda file: file.write_text("years of work"), "is truncated or isn't JSON"),
+    "no text": (lambda file: file.write_bytes(bytes(range(128, 256))), "is truncated or isn't JSON"),
+    "too deep": (lambda file: file.write_text("[" * 100_000), "is truncated or isn't JSON"),
     "a list": (lambda file: file.write_text("[1, 2]"), "expected an object, found list"),
     "no keys": (lambda file: file.write_text("{}"), "that was changed"),
     "gone": (lambda file: file.unlink(), "has no manifest.json"),
@@ -107,8 +107,8 @@ def test_a_stage_with_a_damaged_manifest_is_set_aside_and_rebuilt(case, copied, 
     told = capsys.readouterr().out
     assert f"data: '{folder}' " in told
     assert message in told
-    assert "it is made again; what was there is in" in told
-    assert "teacher: done before, skipped" in told
+    assert "so the stage is rebuilt; the old folder is now" in told
+    assert "teacher: already complete, skipped" in told
     assert contents(folder.with_name(f"{folder.name}.damaged-1")) == damaged
     again = contents(folder)
     assert json.loads(again["manifest.json"])["digest"] == digest
@@ -132,7 +132,7 @@ def test_a_dry_run_names_a_damaged_manifest_and_changes_nothing(copied, capsys):
     (folder / "manifest.json").write_text("")
     before = contents(output)
     distill.main([*words, "--dry-run"])
-    assert "will be made again: it has a manifest.json that is empty" in capsys.readouterr().out
+    assert "will be rebuilt: it has a manifest.json that is empty" in capsys.readouterr().out
     assert contents(output) == before
 
 
@@ -150,7 +150,7 @@ def test_a_file_added_to_a_finished_stage_is_named(name, copied, monkeypatch, ca
     (folder / name).unlink()
     gc.collect()  # the raised exception still holds the lock of the folder
     distill.main(words)
-    assert "teacher: done before, skipped" in capsys.readouterr().out
+    assert "teacher: already complete, skipped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("what", ["a file", "a folder"])
@@ -161,7 +161,7 @@ def test_a_link_that_leaves_the_stage_folder_is_refused(what, copied, tmp_path, 
     inside.rename(outside)
     inside.symlink_to(outside)
     message = refusal_of(distill, words, monkeypatch, capsys)
-    assert f"leads out of the stage's folder, to '{tmp_path / 'outside'}" in message
+    assert f"links to '{tmp_path / 'outside'}" in message
 
 
 def test_a_partial_stage_with_a_damaged_manifest_is_resumed(copied, capsys):
@@ -172,10 +172,10 @@ def test_a_partial_stage_with_a_damaged_manifest_is_resumed(copied, capsys):
     (partial / "manifest.json.partial").write_text("{")
     distill.main(words)
     told = capsys.readouterr().out
-    assert "data: going on" in told
-    assert "teacher: done before, skipped" in told
+    assert "data: resuming" in told
+    assert "teacher: already complete, skipped" in told
     distill.main(words)
-    assert "data: done before, skipped" in capsys.readouterr().out
+    assert "data: already complete, skipped" in capsys.readouterr().out
 
 
 def test_a_file_in_place_of_a_stage_folder_is_named_and_kept(copied, monkeypatch, capsys):
@@ -237,7 +237,7 @@ def test_stages_of_an_older_stillroom_are_kept_and_rebuilt_beside_them(copied, c
     before = contents(old)
     distill.main(words)
     told = capsys.readouterr().out
-    assert f"output '{output}': its stages were made by an older Stillroom" in told
+    assert f"output '{output}': an older Stillroom built its stages" in told
     assert "data: started" in told
     assert contents(old) == before
     distill.main(words)

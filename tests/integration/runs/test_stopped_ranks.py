@@ -54,13 +54,13 @@ def test_stopping_all_or_one_process_leaves_checkpoints_that_resume_bit_identica
     (kept,) = checkpoints(output)
     assert kept.endswith(".ckpt")
     second = Running.of("distill", words)
-    second.wait_for_line("distill: going on")
+    second.wait_for_line("distill: resuming")
     second.wait_for_line("student: distilling: epoch")
     started = ranks(second)
     os.kill(started[1], signal.SIGTERM)
     assert second.end() == 143
     assert_stopped(second, "SIGTERM")
-    assert "started again" not in second.output
+    assert "restarting" not in second.output
     assert not [pid for pid in started if is_running(pid)]
     (later,) = checkpoints(output)
     assert later > kept

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.runs.stage import sha256
+from pipelines.runs.manifest import hash_file
 from support.commands import run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.stopping import Running, assert_stopped
 
 SIGNALS = ((signal.SIGTERM, "SIGTERM", 143), (signal.SIGINT, "Ctrl-C (SIGINT)", 130))
-STARTED = re.compile(r"^([\w.-]+): (?:started|going on) \(", re.M)
+STARTED = re.compile(r"^([\w.-]+): (?:started|resuming) \(", re.M)
 SMALLER = ("--budget.precision", "fp32", "--prune.trials", "2", "--prune.samples", "16")
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ def test_every_stage_of_a_quantized_run_resumes_bit_identically_after_a_stop(inp
     assert {"data", "teacher", "cache", "distill", "quantize", "report"} <= set(stopped)
     run_to_success("distill", small_run(*inputs, tmp_path / "undisturbed", *more))
     found, expected = (
-        {file.parent.name: sha256(file) for file in sorted((tmp_path / name / "student").rglob("*.safetensors"))}
+        {file.parent.name: hash_file(file) for file in sorted((tmp_path / name / "student").rglob("*.safetensors"))}
         for name in ("stopped", "undisturbed")
     )
     assert found == expected
@@ -81,7 +81,7 @@ def test_a_command_on_a_finished_run_resumes_after_a_stop(module, inputs, tmp_pa
         "evaluate": ["--model", f"{run}/student", "--data", str(inputs[1]), "--output", f"{tmp_path}/e", *measured],
         "report": ["--run", str(run)],
     }[module]
-    running = Running.of(module, words)
+    running = Running.of(module, words, fresh=True)
     running.wait_until_watched()
     assert running.stop(signal.SIGTERM) == 143
     assert_stopped(running, "SIGTERM")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import export
-from pipelines.runs.stage import sha256
+from pipelines.runs.manifest import hash_file
 from support.commands import ROOT, run_to_success, small_run
 from support.run_inputs import make_inputs
 from support.stopping import Running, assert_stopped, is_running
@@ -40,7 +40,7 @@ def undisturbed(inputs, tmp_path_factory) -> str:
 
 
 def student_hash(output: Path) -> str:
-    return sha256(next(output.glob("distill/*/model/model.safetensors")))
+    return hash_file(next(output.glob("distill/*/model/model.safetensors")))
 
 
 def checkpoints(output: Path, stage: str) -> list[str]:
@@ -59,7 +59,7 @@ def test_a_training_stopped_twice_resumes_from_its_checkpoints_bit_identically(i
     distilling.wait_for_line("student: distilling: epoch 2/12")
     assert distilling.stop(signal.SIGTERM) == 143
     assert_stopped(distilling, "SIGTERM")
-    assert "teacher: going on" in distilling.output
+    assert "teacher: resuming" in distilling.output
     assert "teacher: fine-tuning: epoch 2/12" not in distilling.output, f"it didn't go on from {kept}"
     (kept,) = checkpoints(output, "distill")
     run_to_success("distill", words)
@@ -68,7 +68,7 @@ def test_a_training_stopped_twice_resumes_from_its_checkpoints_bit_identically(i
 
 @pytest.mark.parametrize(("number", "name", "code"), STOPS)
 def test_a_command_stopped_during_its_imports_prints_one_line(number, name, code, inputs, tmp_path):
-    running = Running.of("distill", small_run(*inputs, tmp_path / "run"))
+    running = Running.of("distill", small_run(*inputs, tmp_path / "run"), fresh=True)
     running.wait_until_watched()
     assert running.stop(number) == code
     assert_stopped(running, name)
@@ -94,7 +94,7 @@ def exported(tmp_path_factory) -> tuple[Path, list[str]]:
 def test_stopping_a_command_during_verification_ends_the_verifying_process(number, name, code, exported):
     place, words = exported
     running = Running.of("export", [*words, "--output", str(place / f"stopped-{code}")])
-    child = running.wait_for_child("compress.export.verify")
+    child = running.wait_for_child("export.verify")
     assert running.stop(number) == code
     assert_stopped(running, name)
     assert not is_running(child)
@@ -104,7 +104,7 @@ def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exp
     place, words = exported
     output = place / "killed"
     running = Running.of("export", [*words, "--output", str(output)])
-    os.kill(running.wait_for_child("compress.export.verify"), signal.SIGKILL)
+    os.kill(running.wait_for_child("export.verify"), signal.SIGKILL)
     assert running.end() == 2
     assert "Traceback" not in running.output
     assert running.lines[-1].startswith("error: huggingface: the process that verifies ")
@@ -121,7 +121,7 @@ def test_a_killed_verification_fails_its_stage_and_the_next_run_completes_it(exp
 def test_a_verification_does_not_outlive_a_killed_command(exported):
     place, words = exported
     running = Running.of("export", [*words, "--output", str(place / "orphan")])
-    child = running.wait_for_child("compress.export.verify")
+    child = running.wait_for_child("export.verify")
     running.process.kill()
     running.process.wait()
     until = time.monotonic() + 120
@@ -143,7 +143,7 @@ def begin(before: str, after: str) -> Running:
 
 
 def test_a_second_ctrl_c_ends_a_command_that_is_still_writing_its_checkpoint():
-    running = begin("stops.hold()", "time.sleep(100)")
+    running = begin("stops.defer_stop()", "time.sleep(100)")
     running.process.send_signal(signal.SIGINT)
     time.sleep(1)
     assert running.process.poll() is None, "the first one waits for the checkpoint"
@@ -153,7 +153,7 @@ def test_a_second_ctrl_c_ends_a_command_that_is_still_writing_its_checkpoint():
 
 def test_a_signal_sent_twice_at_once_counts_as_one_request():
     """`timeout` sends its signal both to the command and to the command's process group."""
-    running = begin("stops.hold()", "time.sleep(2), stops.check()")
+    running = begin("stops.defer_stop()", "time.sleep(2), stops.raise_if_requested()")
     begun = time.monotonic()
     running.process.send_signal(signal.SIGTERM)
     running.process.send_signal(signal.SIGTERM)

@@ -1,0 +1,21 @@
+"""Plans of runs without models on disk, for tests of what reads only a part of a plan."""
+
+from pathlib import Path
+
+from transformers import BertConfig
+
+from distill.checkpoint.checkpoint import Checkpoint
+from distill.losses.config import LayerSizes
+from distill.parallel.layout import Layout
+from pipelines.settings.distill_config import DistillConfig
+from pipelines.settings.layouts import Layouts
+from pipelines.settings.plan import Plan
+
+ONE_PROCESS = Layouts(Layout(), Layout(), Layout())
+SIZES = LayerSizes(4, 32, 4)
+
+
+def plan_of(settings: DistillConfig, layouts: Layouts = ONE_PROCESS, folder: Path = Path("teacher")) -> Plan:
+    """Returns a plan with a checkpoint that isn't opened, and a student that is built from it."""
+    teacher = Checkpoint(settings.teacher.model, "teacher", folder, {"model_type": "bert"})
+    return Plan(settings, "", teacher, (), None, BertConfig(), SIZES, SIZES, layouts)
