@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from distill.cache.format.key import sample_key, sample_keys
     from distill.cache.plan import Samples
     from distill.cache.reader import CacheReader
-    from distill.cache.samples import samples_of
-    from distill.cache.sequences import Sequences, teacher_sequences
+    from distill.cache.samples import build_samples
+    from distill.cache.sequences import Sequences, collect_sequences
     from distill.cache.signals import Dense, Generated, Hidden, Relations, Sampled, TopK
     from distill.cache.writer import WriteResult, plan_cache, write_cache
 
@@ -46,8 +46,8 @@ EXPORTS = {
     "plan_cache": "writer",
     "sample_key": "format.key",
     "sample_keys": "format.key",
-    "samples_of": "samples",
-    "teacher_sequences": "sequences",
+    "build_samples": "samples",
+    "collect_sequences": "sequences",
     "write_cache": "writer",
 }
 __all__ = [
@@ -65,8 +65,8 @@ __all__ = [
     "plan_cache",
     "sample_key",
     "sample_keys",
-    "samples_of",
-    "teacher_sequences",
+    "build_samples",
+    "collect_sequences",
     "write_cache",
 ]
 

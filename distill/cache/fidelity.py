@@ -16,7 +16,7 @@ from distill.checkpoint.outputs import find_logits
 from distill.errors import InputError
 from distill.losses.teacher_signals import SignalSource, TeacherSignals
 from distill.models.inputs import select_inputs
-from distill.tasks.logit_rows import OutputRows, facts_of
+from distill.tasks.logit_rows import OutputRows, select_distribution_settings
 
 BINS = 15
 Loss = Callable[[Tensor, TeacherSignals], Tensor]
@@ -31,28 +31,28 @@ class Fidelity:
             logits and top-k (with the tail spread evenly), KL(cached ‖ dense) for a sample.
         sampled: Whether the cached targets are a sample, which is exact on average over draws, but not for a single
             draw.
-        angle: Mean over batches of the angle between the student's gradients under both targets, in degrees.
-        calibration: Expected calibration error of the cached targets: over bins of the likeliest cached id's
+        gradient_angle: Mean over batches of the angle between the student's gradients under both targets, in degrees.
+        calibration_error: Expected calibration error of the cached targets: over bins of the likeliest cached id's
             probability, the mean difference from the dense probability of the same id.
         positions, batches: Number of positions and batches measured.
     """
 
     kl: float
     sampled: bool
-    angle: float
-    calibration: float
+    gradient_angle: float
+    calibration_error: float
     positions: int
     batches: int
 
 
-def fidelity(
+def measure_fidelity(
     cached: SignalSource,
     teacher: SignalSource,
     student: PreTrainedModel,
     samples: Samples,
     batches: Sequence[Sequence[int]],
     loss: Loss,
-    answers: OutputRows | None = None,
+    output_rows: OutputRows | None = None,
 ) -> Fidelity:
     """Compares a cache with its teacher on some batches of samples, at the temperature of the cache.
 
@@ -64,90 +64,109 @@ def fidelity(
         batches: Sample numbers of each batch.
         loss: Maps (student logits [rows, width], targets) to the training loss. The targets include their
             `temperature`, by which dense logits aren't divided yet.
-        answers: Defines the rows of the logits if they are neither samples nor positions.
+        output_rows: Defines the rows of the logits if they are neither samples nor positions.
 
     Raises:
         InputError: The cache holds no distribution.
     """
-    kl, angles, confidences, truths, count = 0.0, [], [], [], 0
-    sampled, answers = False, answers or OutputRows()
+    kl, angles, confidences, references, count = 0.0, [], [], [], 0
+    sampled, output_rows = False, output_rows or OutputRows()
     for rows in batches:
         batch = dict(samples.batch(rows))
-        found = cached(batch)
-        distributions = {k: v for k, v in found.items() if k in ("logits", "ids", "weights", "log_probs", "tail")}
-        kept = cast(TeacherSignals, distributions)
-        if not kept:
-            raise InputError(
-                "cache: expected logits, topk or sampled, found features only: there is no fidelity of them"
-            )
-        if "logits" in kept:
-            kept["logits"] = answers.logits(batch, kept["logits"])
-        raw, soft = answers.logits(batch, teacher(batch)["logits"]).float(), facts_of(found)
-        dense = raw / soft.get("temperature", 1.0)
-        sampled = "weights" in kept
-        kl += divergence(dense, kept).sum().item()
+        signals = cached(batch)
+        stored = _select_distribution(signals)
+        if "logits" in stored:
+            stored["logits"] = output_rows.logits(batch, stored["logits"])
+        settings, raw = (
+            select_distribution_settings(signals),
+            output_rows.logits(batch, teacher(batch)["logits"]).float(),
+        )
+        dense = raw / settings.get("temperature", 1.0)
+        sampled = "weights" in stored
+        kl += compute_divergence(dense, stored).sum().item()
         count += len(dense)
-        confidence, truth = top_probabilities(dense, kept)
+        confidence, reference = _find_top_probabilities(dense, stored)
         confidences.append(confidence)
-        truths.append(truth)
+        references.append(reference)
         gradients = [
-            gradient(student, batch, loss, targets | soft, answers) for targets in (TeacherSignals(logits=raw), kept)
+            _compute_gradient(student, batch, loss, targets | settings, output_rows)
+            for targets in (TeacherSignals(logits=raw), stored)
         ]
-        angles.append(degrees(*gradients))
-    error = calibration(torch.cat(confidences).numpy(), torch.cat(truths).numpy())
+        angles.append(measure_angle(*gradients))
+    error = _compute_calibration_error(torch.cat(confidences).numpy(), torch.cat(references).numpy())
     return Fidelity(kl / count, sampled, float(np.mean(angles)), error, count, len(batches))
 
 
-def divergence(dense: Float[Tensor, "positions vocabulary"], kept: TeacherSignals) -> Float[Tensor, "positions"]:
+def _select_distribution(signals: TeacherSignals) -> TeacherSignals:
+    """Returns the signals that describe a distribution.
+
+    Raises:
+        InputError: There are none.
+    """
+    names = ("logits", "ids", "weights", "log_probs", "tail")
+    stored = {name: value for name, value in signals.items() if name in names}
+    if not stored:
+        raise InputError(
+            "cache: expected logits, topk or sampled, found features only: fidelity is defined for distributions"
+        )
+    return cast(TeacherSignals, stored)
+
+
+def compute_divergence(
+    dense: Float[Tensor, "positions vocabulary"], stored: TeacherSignals
+) -> Float[Tensor, "positions"]:
     """Returns the KL of each position in nats; see `Fidelity.kl` for its direction."""
     log_p = dense.log_softmax(-1)
-    if "logits" in kept:
-        gap = log_p - kept["logits"].log_softmax(-1)
+    if "logits" in stored:
+        gap = log_p - stored["logits"].log_softmax(-1)
         return torch.where(log_p.exp() > 0, log_p.exp() * gap, 0.0).sum(-1)
-    mine = log_p.gather(-1, kept["ids"])
-    if "weights" in kept:
-        weights = kept["weights"]
-        return torch.where(weights > 0, weights * (weights.clamp(min=1e-12).log() - mine), 0.0).sum(-1)
-    others = dense.shape[-1] - kept["ids"].shape[-1]
+    stored_log_p = log_p.gather(-1, stored["ids"])
+    if "weights" in stored:
+        weights = stored["weights"]
+        return torch.where(weights > 0, weights * (weights.clamp(min=1e-12).log() - stored_log_p), 0.0).sum(-1)
+    others = dense.shape[-1] - stored["ids"].shape[-1]
     log_q = torch.full_like(log_p, -np.inf)
     if others:
-        log_q[:] = (kept["tail"].clamp(min=1e-12) / others).log()[:, None]
-    log_q.scatter_(-1, kept["ids"], kept["log_probs"])
+        log_q[:] = (stored["tail"].clamp(min=1e-12) / others).log()[:, None]
+    log_q.scatter_(-1, stored["ids"], stored["log_probs"])
     return torch.where(log_p.exp() > 0, log_p.exp() * (log_p - log_q), 0.0).sum(-1)
 
 
-def top_probabilities(
-    dense: Float[Tensor, "positions vocabulary"], kept: TeacherSignals
+def _find_top_probabilities(
+    dense: Float[Tensor, "positions vocabulary"], stored: TeacherSignals
 ) -> tuple[Float[Tensor, "positions"], Float[Tensor, "positions"]]:
     """Returns the cached target's largest probability and the teacher's probability of the same id."""
     p = dense.softmax(-1)
-    if "logits" in kept:
-        confidence, ids = kept["logits"].softmax(-1).max(-1, keepdim=True)
+    if "logits" in stored:
+        confidence, ids = stored["logits"].softmax(-1).max(-1, keepdim=True)
     else:
-        mass = kept["weights"] if "weights" in kept else kept["log_probs"].exp()
+        mass = stored["weights"] if "weights" in stored else stored["log_probs"].exp()
         confidence, column = mass.max(-1, keepdim=True)
-        ids = kept["ids"].gather(-1, column)
+        ids = stored["ids"].gather(-1, column)
     return confidence[:, 0], p.gather(-1, ids)[:, 0]
 
 
-def calibration(confidence: np.ndarray, truth: np.ndarray) -> float:
+def _compute_calibration_error(confidence: np.ndarray, reference: np.ndarray) -> float:
     """Returns the expected calibration error over BINS equal bins (Guo et al. 2017, arXiv 1706.04599, equation 3)."""
     bins = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    gaps = [abs(confidence[bins == b].mean() - truth[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)]
+    gaps = [
+        abs(confidence[bins == b].mean() - reference[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins)
+    ]
     return float(sum(gaps))
 
 
-def gradient(
-    student: PreTrainedModel, batch: dict[str, Tensor], loss: Loss, targets: TeacherSignals, answers: OutputRows
+def _compute_gradient(
+    student: PreTrainedModel, batch: dict[str, Tensor], loss: Loss, targets: TeacherSignals, output_rows: OutputRows
 ) -> list[Tensor | None]:
     """Returns the gradient of the loss by each trained parameter, None for those that it doesn't depend on."""
     logits = find_logits(student(**select_inputs(batch)))
     assert logits is not None
-    wanted = [p for p in student.parameters() if p.requires_grad]
-    return list(torch.autograd.grad(loss(answers.logits(batch, logits), targets), wanted, allow_unused=True))
+    trained = [p for p in student.parameters() if p.requires_grad]
+    value = loss(output_rows.logits(batch, logits), targets)
+    return list(torch.autograd.grad(value, trained, allow_unused=True))
 
 
-def degrees(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
+def measure_angle(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> float:
     """Returns the angle in degrees between two gradients, each a list of tensors that is flattened into one vector."""
     pairs = [
         (x.double().flatten(), y.double().flatten())
@@ -170,7 +189,10 @@ def halve_layers(teacher: PreTrainedModel) -> PreTrainedModel:
     layers = student.config.num_hidden_layers
     lists = [m for m in student.modules() if isinstance(m, nn.ModuleList) and len(m) == layers]
     if not lists:
-        raise InputError(f"{type(teacher).__name__}: no list of its {layers} layers: name a student with --student")
+        raise InputError(
+            f"{type(teacher).__name__}: expected a list of its {layers} layers, found none: they can't be halved; "
+            "name a student with --student"
+        )
     del lists[0][max(1, layers // 2) :]
     student.config.num_hidden_layers = len(lists[0])
     student.config.use_cache = False

@@ -16,7 +16,7 @@ BATCH_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples whose signals are requested.
+    """Samples whose teacher signals are requested.
 
     Args:
         keys: Key of each sample, from `sample_key`; equal samples have equal keys and are computed once.
@@ -32,17 +32,17 @@ class Samples:
         return len(self.keys)
 
 
-def select_new_rows(samples: Samples, known: Callable[[np.ndarray], np.ndarray] | None) -> list[int]:
-    """Returns one sample per key that isn't `known`, sorted by length, then key, whatever the order of the samples."""
+def select_new_rows(samples: Samples, contains: Callable[[np.ndarray], np.ndarray] | None) -> list[int]:
+    """Returns one sample per key, sorted by length, then key, without the keys that the cache `contains`."""
     first = {key: i for i, key in reversed(list(enumerate(samples.keys)))}
     rows = sorted(first.values(), key=lambda i: (samples.lengths[i], samples.keys[i]))
-    if known is None or not rows:
+    if contains is None or not rows:
         return rows
-    found = known(key_array([samples.keys[i] for i in rows]))
-    return [row for row, is_known in zip(rows, found, strict=True) if not is_known]
+    known = contains(key_array([samples.keys[i] for i in rows]))
+    return [row for row, is_known in zip(rows, known, strict=True) if not is_known]
 
 
-def cut_shards(lengths: np.ndarray, signals: Sequence[Signal]) -> list[int]:
+def assign_shards(lengths: np.ndarray, signals: Sequence[Signal]) -> list[int]:
     """Returns the number of rows in each shard: as many as fit within SHARD_TOKENS tokens and about SHARD_BYTES."""
     token_bytes = sum(signal.nominal_bytes() for signal in signals)
     limit = max(1, min(SHARD_TOKENS, int(SHARD_BYTES / token_bytes)))
@@ -55,7 +55,7 @@ def cut_shards(lengths: np.ndarray, signals: Sequence[Signal]) -> list[int]:
     return [*shards, rows] if rows else shards
 
 
-def cut_batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[range]:
+def group_batches(lengths: Sequence[int] | np.ndarray, batch_tokens: int) -> list[range]:
     """Returns ranges of consecutive rows, each with at most `batch_tokens` tokens after padding or a single row."""
     batches, start, longest = [], 0, 0
     for row, length in enumerate(lengths):

@@ -5,14 +5,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from distill.cache.format.identity import Identity
 from distill.cache.format.shard import compress_record
-from distill.cache.plan import Samples, cut_batches
+from distill.cache.plan import Samples, group_batches
 from distill.cache.signals import Signal, SignalMask, TeacherOutputs
 from distill.cache.signals.rans import Table
 from distill.cache.signals.signal import Codebook, Row
@@ -63,52 +62,54 @@ def run_teacher(teacher: Teacher, samples: Samples, rows: Sequence[int]) -> Teac
 
 def spread_batches(lengths: Sequence[int], batch_tokens: int, count: int) -> list[range]:
     """Returns up to `count` batches, evenly spaced over the plan."""
-    batches = cut_batches(lengths, batch_tokens)
+    batches = group_batches(lengths, batch_tokens)
     return [batches[i] for i in np.unique(np.linspace(0, len(batches) - 1, min(count, len(batches))).astype(int))]
 
 
-def measure(
+def measure_cost(
     teacher: Teacher, samples: Samples, rows: Sequence[int], identity: Identity, batch_tokens: int
 ) -> tuple[Measurement, dict[str, Codebook]]:
     """Runs the teacher on a few batches spread over `rows`, measures the cost per token and fits the codebooks."""
     lengths = [int(samples.lengths[i]) for i in rows]
     count = FITTED_BATCHES if any(type(s).fit is not Signal.fit for s in identity.signals) else TIMED_BATCHES
-    chosen = spread_batches(lengths, batch_tokens, count)
-    kept: dict[str, list[Row]] = {signal.name: [] for signal in identity.signals}
+    extracted: dict[str, list[Row]] = {signal.name: [] for signal in identity.signals}
     seconds, tokens, largest = [], [], 0
-    for batch in chosen:
+    for batch in spread_batches(lengths, batch_tokens, count):
         start = time.perf_counter()
         outputs = run_teacher(teacher, samples, [rows[i] for i in batch])
         for signal in identity.signals:
-            kept[signal.name] += signal.rows(outputs)
+            extracted[signal.name] += signal.rows(outputs)
         tokens.append(sum(lengths[i] for i in batch))
         seconds.append((time.perf_counter() - start) / tokens[-1])
-        largest = max(largest, tensor_bytes(outputs.tensors))
-    books: dict[str, Codebook] = {
-        s.name: {t: Table(a) for t, a in s.fit(kept[s.name]).items()} for s in identity.signals
+        largest = max(largest, _count_tensor_bytes(outputs.tensors))
+    codebooks: dict[str, Codebook] = {
+        s.name: {name: Table(starts) for name, starts in s.fit(extracted[s.name]).items()} for s in identity.signals
     }
     size = sum(
-        len(compress_record(s.encode(row, books[s.name]), identity)) for s in identity.signals for row in kept[s.name]
+        len(compress_record(s.encode(row, codebooks[s.name]), identity))
+        for s in identity.signals
+        for row in extracted[s.name]
     )
     # The first batch also includes compilation and the allocation of memory that is then reused.
-    pace = float(np.median(seconds[1:] or seconds))
-    return Measurement(sum(tokens), size / sum(tokens), pace, largest), books
+    token_seconds = float(np.median(seconds[1:] or seconds))
+    return Measurement(sum(tokens), size / sum(tokens), token_seconds, largest), codebooks
 
 
-def table_bytes(books: Mapping[str, Codebook]) -> int:
-    return sum(table.starts.nbytes for book in books.values() for table in book.values())
+def count_table_bytes(codebooks: Mapping[str, Codebook]) -> int:
+    """Returns the size in bytes of the codebooks' frequency tables."""
+    return sum(table.starts.nbytes for codebook in codebooks.values() for table in codebook.values())
 
 
-def tensor_bytes(values: Any) -> int:
+def _count_tensor_bytes(values: object) -> int:
     """Returns the size in bytes of all tensors in nested containers."""
     if isinstance(values, Tensor):
         return values.numel() * values.element_size()
     if isinstance(values, Mapping):
         values = list(values.values())
-    return sum(map(tensor_bytes, values)) if isinstance(values, (list, tuple)) else 0
+    return sum(map(_count_tensor_bytes, values)) if isinstance(values, (list, tuple)) else 0
 
 
-def forecast(
+def forecast_cost(
     folder: Path, measurement: Measurement, lengths: np.ndarray, signals: int, shard_tokens: int, table_bytes: int = 0
 ) -> Forecast:
     """Returns the forecast for samples of these lengths and codebooks of `table_bytes`, which are stored twice."""
@@ -121,16 +122,21 @@ def forecast(
 
 
 def free_bytes(folder: Path) -> int:
+    """Returns the free disk space in bytes where the folder is or would be created."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
-def check_room(folder: Path, wanted: Forecast) -> None:
-    """Raises InputError if the disk can't hold the cache."""
-    if wanted.disk_bytes > wanted.free_bytes:
+def check_disk_space(folder: Path, expected: Forecast) -> None:
+    """Checks that the disk can hold the cache.
+
+    Raises:
+        InputError: The disk is too small.
+    """
+    if expected.disk_bytes > expected.free_bytes:
         raise InputError(
-            f"cache {str(folder)!r}: about {wanted.disk_bytes / 1e9:.3g} GB are needed for {wanted.samples:,} samples, "
-            f"found {wanted.free_bytes / 1e9:.3g} GB free: the disk would be full before the end; "
-            "free some, keep less (fewer draws, a smaller k, fewer layers), or go on with --force"
+            f"cache {str(folder)!r}: expected about {expected.disk_bytes / 1e9:.3g} GB for {expected.samples:,} "
+            f"samples, found {expected.free_bytes / 1e9:.3g} GB free: the disk would be full before the end; free some "
+            "space, store less (fewer draws, a smaller k, fewer layers), or write anyway with --force"
         )

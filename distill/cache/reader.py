@@ -37,9 +37,9 @@ class CacheReader:
         self.store: Store = open_store(folder, expected)
         self.shards: OrderedDict[int, Shard] = OrderedDict()
         self.lock = threading.Lock()
-        gone = [n for n in range(len(self.store.shard_rows)) if not shard_path(folder, n).is_file()]
-        if gone:
-            raise self.damage_error([f"{shard_path(folder, n).name}: missing" for n in gone])
+        missing = [n for n in range(len(self.store.shard_rows)) if not shard_path(folder, n).is_file()]
+        if missing:
+            raise self.damage_error([f"{shard_path(folder, n).name}: missing" for n in missing])
 
     def __reduce__(self) -> tuple[type["CacheReader"], tuple[Path, Identity | None]]:
         """Pickles only the arguments, so that another process maps the files itself."""
@@ -50,10 +50,10 @@ class CacheReader:
 
     def damage_error(self, reasons: Sequence[str]) -> InputError:
         """Returns the error for shards or records that can't be read, which names the first five `reasons`."""
-        named = "; ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
+        listed = "; ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
         return InputError(
-            f"cache {str(self.folder)!r}: {named}; `python -m pipelines.cache rebuild --cache {self.folder}` computes "
-            "just these again"
+            f"cache {str(self.folder)!r}: {listed}; `python -m pipelines.cache rebuild --cache {self.folder}` computes "
+            "only these again"
         )
 
     def open_shard(self, number: int) -> Shard:
@@ -80,9 +80,10 @@ class CacheReader:
             InputError: A sample isn't in the cache, or a shard can't be read.
         """
         first, last = self.store.index.find_candidates(key_array(keys))
-        return [self.locate_key(key, range(a, b)) for key, a, b in zip(keys, first, last, strict=True)]
+        return [self._locate_key(key, range(a, b)) for key, a, b in zip(keys, first, last, strict=True)]
 
-    def locate_key(self, key: bytes, entries: range) -> tuple[Shard, int]:
+    def _locate_key(self, key: bytes, entries: range) -> tuple[Shard, int]:
+        """Returns the shard and row of a key among the index's `entries` with its prefix; errors as in `locate`."""
         for entry in entries:
             place = int(self.store.index.places[entry])
             number, row = place >> 32, place & 0xFFFFFFFF
@@ -110,17 +111,17 @@ class CacheReader:
         Raises:
             InputError: A sample isn't in the cache, or a record is damaged.
         """
-        found = self.locate(keys)
-        out: TeacherSignals = {}
+        places = self.locate(keys)
+        signals: TeacherSignals = {}
         for signal in self.store.identity.signals:
             try:
-                records = [shard.record(row, signal.name) for shard, row in found]
-                out |= signal.decode(records, mask, self.store.codebooks.get(signal.name, {}))
+                records = [shard.record(row, signal.name) for shard, row in places]
+                signals |= signal.decode(records, mask, self.store.codebooks.get(signal.name, {}))
                 if isinstance(signal, Sampled | TopK):
-                    out |= {"temperature": signal.temperature, "classes": signal.width}
+                    signals |= {"temperature": signal.temperature, "classes": signal.width}
             except (DamagedError, ValueError) as error:
                 raise self.damage_error([str(error)]) from error
-        return out
+        return signals
 
     def __call__(self, batch: Mapping[str, Tensor]) -> TeacherSignals:
         """Returns the teacher signals of a padded batch, on the CPU."""

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distill.cache.plan import BATCH_TOKENS, Samples, cut_batches
-from distill.data.batches.encode import IGNORED, Batch, padded, padded_tokens
+from distill.cache.plan import BATCH_TOKENS, Samples, group_batches
+from distill.data.batches.encode import IGNORED, Batch, pad_rows, pad_tokens
 from distill.errors import InputError
 from distill.losses.teacher_signals import SignalSource
-from distill.tasks.logit_rows import facts_of
+from distill.tasks.logit_rows import select_distribution_settings
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Sequences:
         if len(self.prompts) != len(self.continuations):
             raise InputError(
                 f"sequences: expected a continuation for each prompt, found {len(self.continuations)} for "
-                f"{len(self.prompts)}: texts would go on with others' endings"
+                f"{len(self.prompts)}: prompts would be continued by the continuations of others"
             )
         if empty := sum(len(prompt) == 0 for prompt in self.prompts):
             raise InputError(
-                f"sequences: expected prompts of at least one token, found {empty} empty ones: no position would be "
-                "asked for the first token after them"
+                f"sequences: expected prompts of at least one token, found {empty} empty ones: no position would "
+                "predict the first token after them"
             )
 
     def __len__(self) -> int:
@@ -45,8 +45,9 @@ class Sequences:
 
     @property
     def lengths(self) -> np.ndarray:
-        both = zip(self.prompts, self.continuations, strict=True)
-        return np.fromiter((len(prompt) + len(new) for prompt, new in both), np.int64, len(self))
+        """Number of tokens of each prompt with its continuation, int64 [sequences]."""
+        pairs = zip(self.prompts, self.continuations, strict=True)
+        return np.fromiter((len(prompt) + len(new) for prompt, new in pairs), np.int64, len(self))
 
     @property
     def input_ids(self) -> list[np.ndarray]:
@@ -59,13 +60,14 @@ class Sequences:
         return [self.continuation_mask(i) for i in range(len(self))]
 
     def row(self, number: int) -> np.ndarray:
+        """Returns a prompt followed by its continuation, int64 [length]."""
         return np.concatenate([self.prompts[number], self.continuations[number]]).astype(np.int64)
 
     def continuation_mask(self, number: int) -> np.ndarray:
         """Returns the positions of a row whose next token belongs to the continuation, bool [length]."""
         first, count = len(self.prompts[number]), len(self.continuations[number])
-        place = np.arange(first + count)
-        return (place >= first - 1) & (place < first + count - 1)
+        position = np.arange(first + count)
+        return (position >= first - 1) & (position < first + count - 1)
 
     def collate(self, rows: Sequence[int] | np.ndarray, pad_id: int, epoch: int = 0) -> Batch:
         """Pads the rows to a batch: input_ids, attention_mask and labels int64, positions bool, [batch, length] each.
@@ -74,11 +76,11 @@ class Sequences:
         """
         ids, masks = [self.row(i) for i in rows], [self.continuation_mask(i) for i in rows]
         labels = [np.where(mask, np.roll(row, -1), IGNORED) for row, mask in zip(ids, masks, strict=True)]
-        own = {"positions": padded(masks, 0).bool(), "labels": padded(labels, IGNORED)}
-        return padded_tokens(ids, pad_id) | own
+        targets = {"positions": pad_rows(masks, 0).bool(), "labels": pad_rows(labels, IGNORED)}
+        return pad_tokens(ids, pad_id) | targets
 
 
-def teacher_sequences(
+def collect_sequences(
     signals: SignalSource,
     prompts: Samples,
     *,
@@ -89,7 +91,7 @@ def teacher_sequences(
     Args:
         signals: A `CacheReader` of a cache with `Generated`, or `OnlineTeacher(model, ["generated"])`, which generates
             the sequences during this call.
-        prompts: From `distill.cache.samples.samples_of`, as for writing the cache.
+        prompts: From `distill.cache.samples.build_samples`, as for writing the cache.
         batch_tokens: Prompt tokens per batch, including padding.
 
     Raises:
@@ -99,23 +101,22 @@ def teacher_sequences(
     sequence is sampled or decoded greedily, where the paper uses beam search.
     """
     order = np.argsort(prompts.lengths, kind="stable")
-    starts, continuations = ([np.zeros(0, np.int64)] * len(prompts) for _ in range(2))
-    for cut in cut_batches(prompts.lengths[order], batch_tokens):
-        rows = order[cut.start : cut.stop].tolist()
+    prompt_ids, continuations = ([np.zeros(0, np.int64)] * len(prompts) for _ in range(2))
+    for part in group_batches(prompts.lengths[order], batch_tokens):
+        rows = order[part.start : part.stop].tolist()
         batch = prompts.batch(rows)
         found = signals(batch)
         if "generated" not in found:
-            kinds = ", ".join(sorted(set(found) - set(facts_of(found)))) or "nothing"
+            kinds = ", ".join(sorted(set(found) - set(select_distribution_settings(found)))) or "nothing"
             raise InputError(
-                f"sequences: expected a teacher's generated sequences, found {kinds}: "
-                "there is nothing to go on with after a prompt"
+                f"sequences: expected a teacher's generated sequences, found {kinds}: prompts have no continuations"
             )
         for row, ids, mask, new in zip(
             rows, batch["input_ids"], batch["attention_mask"].bool(), found["generated"][0], strict=True
         ):
-            starts[row], continuations[row] = as_array(ids[mask]), as_array(new)
-    return Sequences(starts, continuations)
+            prompt_ids[row], continuations[row] = _to_array(ids[mask]), _to_array(new)
+    return Sequences(prompt_ids, continuations)
 
 
-def as_array(ids: Tensor) -> np.ndarray:
+def _to_array(ids: Tensor) -> np.ndarray:
     return ids.to("cpu", torch.int64).numpy()

@@ -45,7 +45,7 @@ def padded(rows: Sequence[np.ndarray], width: int = 0, pad: int = 0) -> dict[str
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def samples_of(rows: Sequence[np.ndarray]) -> Samples:
+def build_samples(rows: Sequence[np.ndarray]) -> Samples:
     lengths = np.array([len(row) for row in rows], np.int64)
     return Samples(keys_of(rows), lengths, lambda chosen: padded([rows[i] for i in chosen]))
 
@@ -69,11 +69,11 @@ class Teacher:
     def __init__(self, whole_batch: bool = False, pause: float = 0.0):
         self.logits, self.embedding = look_up(WORDS, 0), look_up(3, 1)
         self.whole_batch, self.pause = whole_batch, pause
-        self.asked: list[bytes] = []
+        self.queried_keys: list[bytes] = []
 
     def __call__(self, batch: Any) -> dict[str, torch.Tensor]:
         ids, mask = batch["input_ids"], batch["attention_mask"]
-        self.asked += [sample_key(row[m].numpy()) for row, m in zip(ids, mask.bool(), strict=True)]
+        self.queried_keys += [sample_key(row[m].numpy()) for row, m in zip(ids, mask.bool(), strict=True)]
         time.sleep(self.pause)
         mixed = (ids * mask * torch.arange(1, ids.shape[1] + 1)).sum(1)
         extra = int((ids * mask).sum()) / 2**20 if self.whole_batch else 0.0
@@ -87,7 +87,7 @@ def write(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "SHARD_TOKENS", SHARD_TOKENS)
         more = {"batch_tokens": BATCH_TOKENS} | more
-        return write_cache(folder, identity, samples_of(rows), teacher or Teacher(), **more)
+        return write_cache(folder, identity, build_samples(rows), teacher or Teacher(), **more)
 
 
 def start_writer(

@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from distill.cache.signals import Signal
 from distill.errors import InputError
@@ -33,11 +34,11 @@ class Identity:
     def __post_init__(self) -> None:
         names = [signal.name for signal in self.signals]
         if not names or len(set(names)) < len(names):
-            raise InputError(f"cache: expected signals of different kinds, at least one, found {names}")
+            raise InputError(f"cache: expected at least one signal, each of another kind, found {names}")
         if self.compression not in ("none", "zstd"):
             raise InputError(f"cache.compression: expected none or zstd, found {self.compression!r}")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Returns the identity as stored in cache.json."""
         return {
             "format": FORMAT,
@@ -54,13 +55,13 @@ class Identity:
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).digest()[:16]
 
 
-def differences(expected: dict[str, Any], found: dict[str, Any], at: str = "") -> list[str]:
+def list_differences(expected: Mapping[str, object], found: Mapping[str, object], prefix: str = "") -> list[str]:
     """Returns one line per differing field, such as `signals.sampled.draws: expected 16, found 24`."""
     lines = []
     for name in sorted(expected.keys() | found.keys()):
-        ours, theirs = expected.get(name), found.get(name)
-        if isinstance(ours, dict) and isinstance(theirs, dict):
-            lines += differences(ours, theirs, f"{at}{name}.")
-        elif ours != theirs:
-            lines.append(f"{at}{name}: expected {ours!r}, found {theirs!r}")
+        one, other = expected.get(name), found.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            lines += list_differences(one, other, f"{prefix}{name}.")
+        elif one != other:
+            lines.append(f"{prefix}{name}: expected {one!r}, found {other!r}")
     return lines

@@ -29,43 +29,43 @@ class Index:
     @staticmethod
     def build(keys: np.ndarray, places: np.ndarray) -> "Index":
         """Builds an index from keys uint8 [samples, 16] and their places uint64 [samples]."""
-        return sort_entries(key_prefixes(keys), places)
+        return _sort_entries(key_prefixes(keys), places)
 
     def merge(self, other: "Index") -> "Index":
         """Returns an index with the entries of both."""
         prefixes = np.concatenate([self.prefixes, other.prefixes])
-        return sort_entries(prefixes, np.concatenate([self.places, other.places]))
+        return _sort_entries(prefixes, np.concatenate([self.places, other.places]))
 
     def find_candidates(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range of entries (first, last + 1) with the prefix of each key, for keys uint8 [wanted, 16].
+        """Returns the range of entries (first, last + 1) with the prefix of each key, for keys uint8 [requested, 16].
 
         First and last + 1 are equal if there are none.
         """
-        wanted = key_prefixes(keys)
-        first = np.searchsorted(self.prefixes, wanted)
-        last = np.searchsorted(self.prefixes, wanted, side="right")
+        requested = key_prefixes(keys)
+        first = np.searchsorted(self.prefixes, requested)
+        last = np.searchsorted(self.prefixes, requested, side="right")
         return first, last
 
     def contains(self, keys: np.ndarray) -> np.ndarray:
-        """Returns which of keys uint8 [wanted, 16] have an entry, bool [wanted], by prefix; no record is read."""
+        """Returns which of keys uint8 [requested, 16] have an entry, bool [requested], by prefix; no record is read."""
         first, last = self.find_candidates(keys)
         return last > first
 
     def shard_prefixes(self, shard: int) -> np.ndarray:
         """Returns the prefixes of a shard's rows in row order, uint64."""
-        places, prefixes = self.in_place_order
+        places, prefixes = self._sorted_by_place
         bounds = np.array([shard, shard + 1], np.uint64) << np.uint64(32)
         first, last = np.searchsorted(places, bounds)
         return prefixes[first:last]
 
     @cached_property
-    def in_place_order(self) -> tuple[np.ndarray, np.ndarray]:
+    def _sorted_by_place(self) -> tuple[np.ndarray, np.ndarray]:
         """(places, prefixes) sorted by place: all entries are read once, not once for each shard."""
         order = np.argsort(self.places, kind="stable")
         return np.asarray(self.places)[order], np.asarray(self.prefixes)[order]
 
 
-def sort_entries(prefixes: np.ndarray, places: np.ndarray) -> Index:
+def _sort_entries(prefixes: np.ndarray, places: np.ndarray) -> Index:
     order = np.lexsort((places, prefixes))
     return Index(prefixes[order], places[order])
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,15 @@ from distill.cache.format.identity import Identity
 from distill.cache.format.index import key_prefixes
 from distill.cache.format.key import KEY_BYTES
 
+Header: TypeAlias = dict[str, Any]  # a file's JSON header, whose structure isn't checked yet
+
 
 class DamagedError(Exception):
     """Error for a shard or record that is missing, truncated, changed or from another cache."""
 
 
 def shard_path(folder: Path, number: int) -> Path:
+    """Returns the path of a shard's file."""
     return folder / f"shard-{number:06d}.safetensors"
 
 
@@ -43,18 +46,18 @@ def claim(path: Path) -> Iterator[IO[bytes] | None]:
             yield None
             return
         # Between opening and locking, the previous process may have finished and renamed this very file.
-        if not is_linked(file, partial):
+        if not _is_linked(file, partial):
             yield None
             return
         try:
             file.truncate(0)
             yield file
         finally:
-            if is_linked(file, partial):
+            if _is_linked(file, partial):
                 partial.unlink()
 
 
-def is_linked(file: IO[bytes], path: Path) -> bool:
+def _is_linked(file: IO[bytes], path: Path) -> bool:
     """Returns whether `path` still names the opened file."""
     try:
         return os.fstat(file.fileno()).st_ino == path.stat().st_ino
@@ -77,29 +80,30 @@ def shard_bytes(identity: Identity, number: int, keys: np.ndarray, records: Mapp
         stored = [compress_record(part, identity) for part in parts]
         tensors[f"{name}.payload"] = np.frombuffer(b"".join(stored), np.uint8)
         tensors[f"{name}.ends"] = np.cumsum([len(part) for part in stored], dtype=np.uint64)
-        sums = (checksum(part, key.tobytes(), name, identity) for part, key in zip(stored, keys, strict=True))
+        sums = (_checksum(part, key.tobytes(), name, identity) for part, key in zip(stored, keys, strict=True))
         tensors[f"{name}.crc"] = np.fromiter(sums, np.uint32, len(stored))
-    return save(tensors, metadata=shard_metadata(identity, number))
+    return save(tensors, metadata=_shard_metadata(identity, number))
 
 
-def shard_metadata(identity: Identity, number: int) -> dict[str, str]:
+def _shard_metadata(identity: Identity, number: int) -> dict[str, str]:
     # A single entry: safetensors writes several in no fixed order, and files have to be bit-identical.
     return {"cache": f"{identity.digest.hex()} shard {number}"}
 
 
-def checksum(stored: bytes | memoryview, key: bytes, name: str, identity: Identity) -> int:
+def _checksum(stored: bytes | memoryview, key: bytes, name: str, identity: Identity) -> int:
     # Includes the key and the cache: otherwise an intact record from elsewhere would be accepted.
     return zlib.crc32(stored, zlib.crc32(key + name.encode() + identity.digest))
 
 
 def compress_record(record: bytes, identity: Identity) -> bytes:
+    """Returns the record as it is stored: with the cache's compression, after its length as uint32."""
     if identity.compression == "none":
         return record
     compressed: bytes = pa.compress(record, "zstd", asbytes=True)
     return len(record).to_bytes(4, "little") + compressed
 
 
-def decompress_record(stored: memoryview, identity: Identity) -> memoryview:
+def _decompress_record(stored: memoryview, identity: Identity) -> memoryview:
     if identity.compression == "none":
         return stored
     size = int.from_bytes(stored[:4], "little")
@@ -129,26 +133,27 @@ class Shard:
             self.data = np.memmap(self.path, np.uint8, "r")
         except (OSError, ValueError) as error:
             raise DamagedError(f"{self.path.name}: missing or unreadable ({error})") from error
-        header = self.read_header()
+        header = self._read_header()
         self.ranges: dict[str, tuple[int, int]] = {}
-        self.metadata = shard_metadata(identity, number)
+        self.metadata = _shard_metadata(identity, number)
         if header.pop("__metadata__", None) != self.metadata:
-            raise DamagedError(f"{self.path.name}: a shard of another number or cache, or its header changed")
-        keys = self.tensor(header, "keys", np.uint8)
+            raise DamagedError(f"{self.path.name}: it belongs to another number or cache, or its header changed")
+        keys = self._map_tensor(header, "keys", np.uint8)
         if len(keys) != rows * KEY_BYTES:
             raise DamagedError(f"{self.path.name}: expected {rows} rows, found {len(keys) / KEY_BYTES:g}")
         self.keys = keys.reshape(rows, KEY_BYTES)
         self.signals = {}
         for signal in identity.signals:
-            ends = self.tensor(header, f"{signal.name}.ends", np.uint64)
-            crc = self.tensor(header, f"{signal.name}.crc", np.uint32)
-            self.signals[signal.name] = (self.tensor(header, f"{signal.name}.payload", np.uint8), ends, crc)
+            ends = self._map_tensor(header, f"{signal.name}.ends", np.uint64)
+            crc = self._map_tensor(header, f"{signal.name}.crc", np.uint32)
+            self.signals[signal.name] = (self._map_tensor(header, f"{signal.name}.payload", np.uint8), ends, crc)
             if not len(ends) == len(crc) == rows:
                 raise DamagedError(
                     f"{self.path.name}: expected {rows} rows, found {len(ends)} ends, {len(crc)} checksums"
                 )
 
-    def read_header(self) -> dict[str, Any]:
+    def _read_header(self) -> Header:
+        """Returns the parsed header and sets where the tensors begin."""
         try:
             (size,) = struct.unpack("<Q", self.data[:8].tobytes())
             self.begin = 8 + size
@@ -159,7 +164,8 @@ class Shard:
         except (struct.error, ValueError) as error:
             raise DamagedError(f"{self.path.name}: its header can't be read ({error})") from error
 
-    def tensor(self, header: dict[str, Any], name: str, dtype: type) -> np.ndarray:
+    def _map_tensor(self, header: Header, name: str, dtype: type) -> np.ndarray:
+        """Returns a tensor of the file, memory-mapped and flat, and stores its byte range."""
         try:
             first, last = header[name]["data_offsets"]
             if not 0 <= first <= last <= len(self.data) - self.begin:
@@ -183,9 +189,9 @@ class Shard:
         payload, _, crc = self.signals[name]
         first, last = self.record_range(row, name)
         stored = payload[first:last].data if first <= last <= len(payload) else None
-        if stored is None or checksum(stored, self.keys[row].tobytes(), name, self.identity) != crc[row]:
+        if stored is None or _checksum(stored, self.keys[row].tobytes(), name, self.identity) != crc[row]:
             raise DamagedError(f"{self.path.name}: row {row} differs from its checksum")
-        return decompress_record(stored, self.identity)
+        return _decompress_record(stored, self.identity)
 
     def find_damage(self, prefixes: np.ndarray) -> list[Damage]:
         """Returns the byte range of each damaged key and record, or the whole file if only other bytes changed.
@@ -195,10 +201,10 @@ class Shard:
                 the same identity, but other samples, differs in nothing else.
         """
         begin = self.ranges["keys"][0]
-        moved = np.flatnonzero(key_prefixes(self.keys) != prefixes).tolist()
-        found = [
+        other_keys = np.flatnonzero(key_prefixes(self.keys) != prefixes).tolist()
+        damages = [
             Damage(begin + KEY_BYTES * row, begin + KEY_BYTES * (row + 1), (row,), "not the index's key")
-            for row in moved
+            for row in other_keys
         ]
         for name in self.signals:
             begin = self.ranges[f"{name}.payload"][0]
@@ -208,12 +214,12 @@ class Shard:
                 except DamagedError:
                     first, last = self.record_range(row, name)
                     last = min(max(first, last), len(self.signals[name][0]))
-                    found.append(Damage(begin + min(first, last), begin + last, (row,), "differs from its checksum"))
-        if not found and self.serialize() != self.data.tobytes():
-            found.append(Damage(0, len(self.data), tuple(range(self.rows)), "its header or padding changed"))
-        return found
+                    damages.append(Damage(begin + min(first, last), begin + last, (row,), "differs from its checksum"))
+        if not damages and self._serialize() != self.data.tobytes():
+            damages.append(Damage(0, len(self.data), tuple(range(self.rows)), "its header or padding changed"))
+        return damages
 
-    def serialize(self) -> bytes:
+    def _serialize(self) -> bytes:
         """Returns the file as `shard_bytes` would write it from the parsed contents."""
         arrays = {"keys": np.array(self.keys)}
         for name, parts in self.signals.items():

@@ -8,23 +8,33 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from distill.cache.format.identity import Identity, differences
+from distill.cache.format.identity import Identity, list_differences
 from distill.cache.format.index import Index
-from distill.cache.signals import signal_of
+from distill.cache.signals import build_signal
 from distill.cache.signals.rans import Table
 from distill.cache.signals.signal import Codebook
 from distill.errors import InputError
 
-ABOUT = "cache.json"
+CACHE_JSON = "cache.json"
 CODEBOOK = "codebook.safetensors"
 REBUILD = "`python -m pipelines.cache rebuild` repairs it"
 SPARE = "spare"  # folder with a second copy of every file but the shards
+
+_IDENTITY_FIELDS = ("format", "teacher", "tokenizer", "preprocessing", "compression", "signals")
+_OWN_FIELDS = (*_IDENTITY_FIELDS, "shard_rows", "batch_tokens", "samples", "files", "sha256")
+
+
+class CacheMetadata(TypedDict):
+    """Entries of cache.json that don't affect reading: the number of tokens, and what the samples were made from."""
+
+    tokens: int
+    made_from: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class Store:
         batch_tokens: Tokens per batch of the teacher; a rebuilt row has to be computed in the same batch.
         index: Place of every sample.
         codebooks: Frequency tables by signal name.
-        about: The other entries of cache.json: the number of tokens and the origin of the samples.
+        metadata: The other entries of cache.json.
     """
 
     folder: Path
@@ -47,47 +57,47 @@ class Store:
     batch_tokens: int
     index: Index
     codebooks: Mapping[str, Codebook]
-    about: Mapping[str, Any]
+    metadata: CacheMetadata
 
     def save(self) -> None:
         """Writes all files and their spare copies, cache.json last: until then the existing cache remains valid."""
-        tables = {f"{n}.{t}": table.starts for n, book in self.codebooks.items() for t, table in book.items()}
+        tables = {f"{n}.{t}": table.starts for n, codebook in self.codebooks.items() for t, table in codebook.items()}
         index = save({"prefixes": np.asarray(self.index.prefixes), "places": np.asarray(self.index.places)})
         files = {
             f"index-{len(self.shard_rows):06d}.safetensors": index,
             CODEBOOK: save(tables or {"none": np.zeros(0, np.uint32)}),
         }
-        about = {
+        content: dict[str, object] = {
             **self.identity.settings(),
             "shard_rows": list(self.shard_rows),
             "batch_tokens": self.batch_tokens,
             "samples": len(self.index),
             "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
-            **self.about,
+            **self.metadata,
         }
-        files[ABOUT] = format_about(about | {"sha256": about_digest(about)}).encode()
+        files[CACHE_JSON] = _format_cache_json(content | {"sha256": _hash_cache_json(content)}).encode()
         (self.folder / SPARE).mkdir(exist_ok=True)
         for name, data in files.items():
-            write_atomically(self.folder / SPARE / name, data)
-            write_atomically(self.folder / name, data)
-        remove_old_indexes(self.folder, files)
+            _write_atomically(self.folder / SPARE / name, data)
+            _write_atomically(self.folder / name, data)
+        _remove_old_indexes(self.folder, files)
 
 
-def remove_old_indexes(folder: Path, files: Collection[str]) -> None:
+def _remove_old_indexes(folder: Path, files: Collection[str]) -> None:
     """Removes the indexes from before the cache grew, or of an extension that was interrupted."""
     for old in folder.glob("**/index-*.safetensors"):
         if old.name not in files:
             old.unlink(missing_ok=True)
 
 
-def format_about(about: Mapping[str, Any]) -> str:
+def _format_cache_json(content: Mapping[str, object]) -> str:
     """Returns the text of cache.json."""
-    return json.dumps(about, indent=1)
+    return json.dumps(content, indent=1)
 
 
-def about_digest(about: Mapping[str, Any]) -> str:
+def _hash_cache_json(content: Mapping[str, object]) -> str:
     """Returns the hash of cache.json without its own entry."""
-    rest = {name: value for name, value in about.items() if name != "sha256"}
+    rest = {name: value for name, value in content.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
@@ -99,38 +109,39 @@ def repair_files(folder: Path) -> list[str]:
     Raises:
         InputError: Both copies of a file are missing or damaged.
     """
-    repaired = repair_about(folder)
-    for name, sha256 in read_about(folder)["files"].items():
+    repaired = _repair_cache_json(folder)
+    for name, sha256 in read_cache_json(folder)["files"].items():
         intact = {file: matches_checksum(file, sha256) for file in (folder / name, folder / SPARE / name)}
-        good = next((file for file, matches in intact.items() if matches), None)
-        if good is None:
+        source = next((file for file, matches in intact.items() if matches), None)
+        if source is None:
             raise lost_file_error(folder, name)
         for file in (file for file, matches in intact.items() if not matches):
             repaired.append(str(file.relative_to(folder)))
-            write_atomically(file, good.read_bytes())
+            _write_atomically(file, source.read_bytes())
     return repaired
 
 
-def repair_about(folder: Path) -> list[str]:
+def _repair_cache_json(folder: Path) -> list[str]:
     """Restores cache.json or its spare copy from the other one; returns the name of the replaced file, if any."""
-    own, spare = folder / ABOUT, folder / SPARE / ABOUT
+    original, spare = folder / CACHE_JSON, folder / SPARE / CACHE_JSON
     try:
-        read_about(folder)
+        read_cache_json(folder)
     except InputError:
         try:
-            read_about(folder / SPARE)
+            read_cache_json(folder / SPARE)
         except InputError as error:
-            raise lost_file_error(folder, ABOUT) from error
-        write_atomically(own, spare.read_bytes())
-        return [ABOUT]
-    content = own.read_bytes()
+            raise lost_file_error(folder, CACHE_JSON) from error
+        _write_atomically(original, spare.read_bytes())
+        return [CACHE_JSON]
+    content = original.read_bytes()
     if spare.is_file() and spare.read_bytes() == content:
         return []
-    write_atomically(spare, content)
-    return [f"{SPARE}/{ABOUT}"]
+    _write_atomically(spare, content)
+    return [f"{SPARE}/{CACHE_JSON}"]
 
 
 def lost_file_error(folder: Path, name: str) -> InputError:
+    """Returns the error for a file of which both copies are missing or damaged."""
     return InputError(
         f"cache {str(folder)!r}: {name} and its spare copy are both missing or damaged: nothing can be read without "
         "it; write the cache again in a new folder"
@@ -145,10 +156,6 @@ def matches_checksum(file: Path, sha256: str) -> bool:
         return hashlib.file_digest(content, "sha256").hexdigest() == sha256
 
 
-IDENTITY = ("format", "teacher", "tokenizer", "preprocessing", "compression", "signals")
-KNOWN = (*IDENTITY, "shard_rows", "batch_tokens", "samples", "files", "sha256")
-
-
 def open_store(folder: Path, expected: Identity | None = None) -> Store:
     """Opens a cache; with `expected` None any identity is accepted.
 
@@ -156,44 +163,51 @@ def open_store(folder: Path, expected: Identity | None = None) -> Store:
         InputError: The folder holds no cache, a damaged one, or one with another identity (each differing field is
             named).
     """
-    about = read_about(folder)
-    found = {name: about.get(name) for name in IDENTITY}
-    differing = differences(expected.settings(), found) if expected is not None else []
+    content = read_cache_json(folder)
+    found = {name: content.get(name) for name in _IDENTITY_FIELDS}
+    differing = list_differences(expected.settings(), found) if expected is not None else []
     if differing:
         raise InputError(
-            f"cache {str(folder)!r}: made from something else: {'; '.join(differing)}: its signals would be wrong here"
+            f"cache {str(folder)!r}: made from other inputs: {'; '.join(differing)}: its signals would not be those of "
+            "this teacher and data"
         )
     try:
-        signals = tuple(signal_of(settings) for settings in about["signals"].values())
+        signals = tuple(build_signal(settings) for settings in content["signals"].values())
         identity = expected or Identity(
-            about["teacher"], about["tokenizer"], signals, about["preprocessing"], about["compression"]
+            content["teacher"], content["tokenizer"], signals, content["preprocessing"], content["compression"]
         )
-        index_name = next(name for name in about["files"] if name.startswith("index-"))
+        index_name = next(name for name in content["files"] if name.startswith("index-"))
         return Store(
             folder,
             identity,
-            tuple(about["shard_rows"]),
-            about["batch_tokens"],
-            map_index(folder / index_name, about["samples"]),
-            read_codebooks(folder / CODEBOOK, about["files"][CODEBOOK]),
-            {name: value for name, value in about.items() if name not in KNOWN},
+            tuple(content["shard_rows"]),
+            content["batch_tokens"],
+            map_index(folder / index_name, content["samples"]),
+            _read_codebooks(folder / CODEBOOK, content["files"][CODEBOOK]),
+            cast(CacheMetadata, {name: value for name, value in content.items() if name not in _OWN_FIELDS}),
         )
     except (KeyError, TypeError, StopIteration) as error:
         raise InputError(f"cache {str(folder)!r}: cache.json is damaged ({error!r})") from error
     except InputError:
-        if read_about(folder)["files"] == about["files"]:
+        if read_cache_json(folder)["files"] == content["files"]:
             raise
         return open_store(folder, expected)  # the cache grew between two reads
 
 
-def read_about(folder: Path) -> dict[str, Any]:
+def read_cache_json(folder: Path) -> dict[str, Any]:
+    """Returns the parsed cache.json.
+
+    Raises:
+        InputError: It is missing, or differs from its checksum.
+    """
     try:
-        text = (folder / ABOUT).read_bytes().decode()
-        about = json.loads(text)
+        text = (folder / CACHE_JSON).read_bytes().decode()
+        content = json.loads(text)
         # Whitespace is compared too: if two copies differ in it, one of them must count as damaged.
-        if not isinstance(about, dict) or about.get("sha256") != about_digest(about) or text != format_about(about):
+        is_intact = isinstance(content, dict) and content.get("sha256") == _hash_cache_json(content)
+        if not is_intact or text != _format_cache_json(content):
             raise ValueError("it differs from its checksum")
-        return about
+        return cast(dict[str, Any], content)
     except (OSError, ValueError) as error:
         raise InputError(
             f"cache {str(folder)!r}: cache.json is missing or damaged ({error}): not a cache, or {REBUILD}"
@@ -223,22 +237,22 @@ def map_index(file: Path, samples: int) -> Index:
         ) from error
 
 
-def read_codebooks(file: Path, sha256: str) -> dict[str, dict[str, Table]]:
+def _read_codebooks(file: Path, sha256: str) -> dict[str, dict[str, Table]]:
     try:
         data = file.read_bytes()
         if hashlib.sha256(data).hexdigest() != sha256:
             raise ValueError("it differs from its checksum")
-        books: dict[str, dict[str, Table]] = {}
+        codebooks: dict[str, dict[str, Table]] = {}
         for name, starts in load(data).items():
             signal, _, table = name.partition(".")
             if table:
-                books.setdefault(signal, {})[table] = Table(starts)
-        return books
+                codebooks.setdefault(signal, {})[table] = Table(starts)
+        return codebooks
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{str(file)!r}: the cache's codebook is missing or damaged ({error}); {REBUILD}") from error
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def _write_atomically(path: Path, data: bytes) -> None:
     """Writes a temporary file beside `path` and renames it."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -251,13 +265,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Removes the leftovers of a `Store.save` that was killed; the caller must hold the lock."""
-    if (folder / ABOUT).exists():
-        remove_old_indexes(folder, read_about(folder)["files"])
-    for place in (folder, folder / SPARE):
-        for name in (ABOUT, CODEBOOK, "index-*.safetensors"):
-            for file in place.glob(f"{name}.*.partial"):
+def remove_partial_files(folder: Path) -> None:
+    """Removes the partial files of a `Store.save` that was killed; the caller must hold the lock."""
+    if (folder / CACHE_JSON).exists():
+        _remove_old_indexes(folder, read_cache_json(folder)["files"])
+    for parent in (folder, folder / SPARE):
+        for name in (CACHE_JSON, CODEBOOK, "index-*.safetensors"):
+            for file in parent.glob(f"{name}.*.partial"):
                 file.unlink()
 
 

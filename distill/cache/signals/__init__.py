@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-def signal_of(settings: Mapping[str, Any]) -> Signal:
+def build_signal(settings: Mapping[str, Any]) -> Signal:
     """Rebuilds a signal from its `Signal.settings`."""
     fields = dict(settings)
     return KINDS[fields.pop("kind")](**fields)

@@ -16,7 +16,7 @@ CHEBYSHEV = np.polynomial.chebyshev.Chebyshev.interpolate(lambda f: 2.0**f, 6, d
 C0, C1, C2, C3, C4, C5, C6 = CHEBYSHEV.convert(kind=np.polynomial.Polynomial).coef.astype(np.float32)
 
 
-def comb_sample(
+def sample_with_comb(
     logits: np.ndarray, offsets: np.ndarray, draws: int, temperature: float, threads: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws ids from softmax(logits / temperature), float32 [positions, vocabulary], using a comb of `draws` teeth.
@@ -28,22 +28,22 @@ def comb_sample(
     sizes = np.empty(len(logits), np.int32)
     scale = np.float32(LOG2_E / temperature)
 
-    def work(part: slice) -> None:
-        comb(logits[part], offsets[part], draws, scale, ids[part], counts[part], sizes[part])
+    def sample_part(part: slice) -> None:
+        _draw_ids(logits[part], offsets[part], draws, scale, ids[part], counts[part], sizes[part])
 
     step = -(-len(logits) // threads) or 1
     parts = [slice(start, start + step) for start in range(0, len(logits), step)]
     if len(parts) == 1:
-        work(parts[0])
+        sample_part(parts[0])
     else:
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, parts))
+            list(pool.map(sample_part, parts))
     used = np.arange(draws) < sizes[:, None]
     return ids[used], counts[used], sizes
 
 
 @njit(nogil=True, cache=True)
-def comb(
+def _draw_ids(
     logits: np.ndarray,
     offsets: np.ndarray,
     draws: int,
@@ -60,17 +60,17 @@ def comb(
     lanes = np.empty(LANES, np.float32)
     for position in range(len(logits)):
         row = logits[position]
-        top = largest(row, lanes)
+        top = _find_maximum(row, lanes)
         sizes[position] = 0
         if not np.isfinite(top):
             continue
-        powers(row, scale, top, masses)
-        block_sums(masses, lanes, sums)
-        sizes[position] = walk(masses, sums, offsets[position], draws, ids[position], counts[position])
+        _compute_powers(row, scale, top, masses)
+        _sum_blocks(masses, lanes, sums)
+        sizes[position] = _find_hits(masses, sums, offsets[position], draws, ids[position], counts[position])
 
 
 @njit(nogil=True, cache=True)
-def largest(row: np.ndarray, lanes: np.ndarray) -> np.float32:
+def _find_maximum(row: np.ndarray, lanes: np.ndarray) -> np.float32:
     """Returns the maximum, ignoring NaN."""
     lanes[:] = -np.inf
     whole = len(row) // BLOCK * BLOCK
@@ -90,7 +90,7 @@ def largest(row: np.ndarray, lanes: np.ndarray) -> np.float32:
 
 
 @njit(nogil=True, cache=True, fastmath={"contract"})
-def powers(row: np.ndarray, scale: np.float32, top: np.float32, out: np.ndarray) -> None:
+def _compute_powers(row: np.ndarray, scale: np.float32, top: np.float32, out: np.ndarray) -> None:
     """Fills `out` with 2^((row - top) · scale): 0 below 2^-126, and NaN for NaN."""
     for i in range(len(row)):
         y = (row[i] - top) * scale
@@ -102,7 +102,8 @@ def powers(row: np.ndarray, scale: np.float32, top: np.float32, out: np.ndarray)
 
 
 @njit(nogil=True, cache=True)
-def block_sums(masses: np.ndarray, lanes: np.ndarray, sums: np.ndarray) -> None:
+def _sum_blocks(masses: np.ndarray, lanes: np.ndarray, sums: np.ndarray) -> None:
+    """Fills `sums` [blocks] with the total mass of each block."""
     for block in range(len(sums)):
         start = block * BLOCK
         for i in range(LANES):
@@ -118,7 +119,9 @@ def block_sums(masses: np.ndarray, lanes: np.ndarray, sums: np.ndarray) -> None:
 
 
 @njit(nogil=True, cache=True)
-def walk(masses: np.ndarray, sums: np.ndarray, offset: float, draws: int, ids: np.ndarray, counts: np.ndarray) -> int:
+def _find_hits(
+    masses: np.ndarray, sums: np.ndarray, offset: float, draws: int, ids: np.ndarray, counts: np.ndarray
+) -> int:
     """Passes over the cumulative masses and writes the ids that the teeth hit; returns the number of ids, 0 for NaN."""
     total = 0.0
     for mass in sums:
@@ -126,20 +129,20 @@ def walk(masses: np.ndarray, sums: np.ndarray, offset: float, draws: int, ids: n
     if np.isnan(total):
         return 0
     step = total / draws
-    mark, passed = offset * step, 0.0
+    tooth, passed = offset * step, 0.0
     drawn, size, last = 0, 0, 0
     for block in range(len(sums)):
-        if passed + sums[block] > mark:
+        if passed + sums[block] > tooth:
             inside = passed
             for i in range(block * BLOCK, (block + 1) * BLOCK):
                 if masses[i] == 0:
                     continue
                 inside += masses[i]
                 last, hits = i, 0
-                while drawn < draws and mark < inside:
+                while drawn < draws and tooth < inside:
                     hits += 1
                     drawn += 1
-                    mark = (drawn + offset) * step
+                    tooth = (drawn + offset) * step
                 if hits > 0:
                     ids[size], counts[size] = i, hits
                     size += 1

@@ -35,18 +35,23 @@ class Dense(Signal):
 
     @property
     def name(self) -> str:
+        """Prefix of the signal's arrays: the teacher's output that it stores."""
         return self.of
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The teacher's output that the signal stores."""
         return (self.of,)
 
     def nominal_bytes(self) -> float:
+        """Returns the bytes per sample or position."""
         return self.width * np.dtype(self.dtype).itemsize
 
     def rows(self, outputs: TeacherOutputs) -> list[Row]:
+        """Returns the values of each sample, [width] or [positions, width]."""
+        output = outputs.tensors["logits"] if self.of == "logits" else outputs.tensors["embedding"]
         # Cast before the check: values beyond the range of float16 become infinite.
-        values, mask = outputs.tensors[self.of].to(getattr(torch, self.dtype)), outputs.mask.positions
+        values, mask = output.to(getattr(torch, self.dtype)), outputs.mask.positions
         check_width(self.of, values, self.width)
         values = values if self.each == "sample" else at_positions(values, mask)
         check_finite(self.of, values, outputs.keys)
@@ -55,15 +60,16 @@ class Dense(Signal):
         return [(part[0].numpy() if self.each == "sample" else part.numpy(),) for part in parts]
 
     def encode(self, row: Row, codebook: Codebook) -> bytes:
+        """Returns the bytes of the values."""
         return np.ascontiguousarray(row[0]).tobytes()
 
     def decode(self, records: Sequence[memoryview], mask: SignalMask, codebook: Codebook) -> TeacherSignals:
         """Returns the values under the name `of`: [batch, width], or [positions, width] in the order of the batch."""
-        wanted = [1] * len(records) if self.each == "sample" else mask.positions.sum(1).tolist()
-        out = np.empty((sum(wanted), self.width), self.dtype)
+        counts = [1] * len(records) if self.each == "sample" else mask.positions.sum(1).tolist()
+        decoded = np.empty((sum(counts), self.width), self.dtype)
         first = 0
-        for record, count in zip(records, wanted, strict=True):
-            out[first : first + count] = np.frombuffer(record, self.dtype).reshape(count, self.width)
+        for record, count in zip(records, counts, strict=True):
+            decoded[first : first + count] = np.frombuffer(record, self.dtype).reshape(count, self.width)
             first += count
-        values = torch.from_numpy(out).float()
+        values = torch.from_numpy(decoded).float()
         return {"logits": values} if self.of == "logits" else {"embedding": values}

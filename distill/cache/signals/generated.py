@@ -39,12 +39,17 @@ class Generated(Signal):
                 f"found {self.new_tokens} and {self.temperature}"
             )
         if self.width > 1 << 24:
-            raise InputError(f"cache: a vocabulary of {self.width} ids, which 3 bytes can't tell apart")
+            raise InputError(
+                f"cache: expected a vocabulary of at most {1 << 24} ids, found {self.width}: 3 bytes can't "
+                "distinguish them"
+            )
 
     def nominal_bytes(self) -> float:
+        """Returns the bytes per generated token."""
         return 5.0
 
     def rows(self, outputs: TeacherOutputs) -> list[Row]:
+        """Returns the generated ids int32 and their log-probabilities float16, [tokens] each."""
         sequences, log_probs = outputs.tensors["generated"]
         for log_prob, key in zip(log_probs, outputs.keys, strict=True):
             check_finite("log-probabilities", log_prob[None].to(torch.float16), [key])
@@ -54,6 +59,7 @@ class Generated(Signal):
         ]
 
     def encode(self, row: Row, codebook: Codebook) -> bytes:
+        """Returns the bytes of the ids, then those of the log-probabilities."""
         ids, log_probs = row
         return ids.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes() + log_probs.astype("<f2").tobytes()
 
@@ -63,7 +69,7 @@ class Generated(Signal):
         for record in records:
             count, rest = divmod(len(record), 5)
             if rest or count > self.new_tokens:
-                raise ValueError(f"{len(record)} bytes are no sequence of at most {self.new_tokens} tokens")
+                raise ValueError(f"expected a sequence of at most {self.new_tokens} tokens, found {len(record)} bytes")
             wide = np.zeros((count, 4), np.uint8)
             wide[:, :3] = np.frombuffer(record[: 3 * count], np.uint8).reshape(count, 3)
             sequences.append(torch.from_numpy(wide.view("<u4")[:, 0].astype(np.int64)))

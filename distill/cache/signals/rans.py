@@ -23,7 +23,7 @@ LOW = np.uint64(1 << 31)  # a state stays in [LOW, 2^63)
 UNIFORM_BITS = np.uint64(16)
 LOOKUP_BITS = 12
 SMALL_BITS = 16  # precision of tables with few symbols
-MOST_BITS = 31  # maximum precision of a table: its end fits 32 bits and a state never overflows
+MAX_BITS = 31  # maximum precision of a table: its end fits 32 bits and a state never overflows
 
 
 @njit(nogil=True, cache=True)
@@ -31,7 +31,7 @@ def push(state: Word, stack: np.ndarray, top: int, start: Word, frequency: Word,
     """Codes one symbol of probability frequency / 2^bits; returns (state, top)."""
     if state >= frequency << (uint64(63) - bits):
         if top == len(stack):  # numba doesn't check bounds, and decoding a damaged record can push endlessly
-            raise ValueError("the record outgrows its room")
+            raise ValueError("the record outgrows its stack")
         stack[top] = uint32(state & uint64(0xFFFFFFFF))
         top += 1
         state >>= uint64(32)
@@ -51,7 +51,8 @@ def pop(state: Word, stack: np.ndarray, top: int, start: Word, frequency: Word, 
 
 
 @njit(nogil=True, cache=True)
-def uniform_start(rank: int, count: int) -> Word:
+def _uniform_start(rank: int, count: int) -> Word:
+    """Returns the cumulative frequency of a rank among `count` equally likely ones."""
     start: Word = (uint64(rank) << UNIFORM_BITS) // uint64(count)
     return start
 
@@ -59,8 +60,8 @@ def uniform_start(rank: int, count: int) -> Word:
 @njit(nogil=True, cache=True)
 def push_rank(state: Word, stack: np.ndarray, top: int, rank: int, count: int) -> tuple[Word, int]:
     """Codes `rank` among `count` equally likely ranks; count < 2^16."""
-    start = uniform_start(rank, count)
-    state, top = push(state, stack, top, start, uniform_start(rank + 1, count) - start, UNIFORM_BITS)
+    start = _uniform_start(rank, count)
+    state, top = push(state, stack, top, start, _uniform_start(rank + 1, count) - start, UNIFORM_BITS)
     return state, top
 
 
@@ -69,8 +70,8 @@ def pop_rank(state: Word, stack: np.ndarray, top: int, count: int) -> tuple[np.i
     """Returns (rank, state, top)."""
     slot = state & uint64(0xFFFF)
     rank = ((slot + uint64(1)) * uint64(count) - uint64(1)) >> UNIFORM_BITS
-    start = uniform_start(rank, count)
-    state, top = pop(state, stack, top, start, uniform_start(rank + uint64(1), count) - start, UNIFORM_BITS)
+    start = _uniform_start(rank, count)
+    state, top = pop(state, stack, top, start, _uniform_start(rank + uint64(1), count) - start, UNIFORM_BITS)
     return np.int64(rank), state, top
 
 
@@ -78,6 +79,7 @@ def pop_rank(state: Word, stack: np.ndarray, top: int, count: int) -> tuple[np.i
 def push_symbol(
     state: Word, stack: np.ndarray, top: int, symbol: int, starts: np.ndarray, bits: Word
 ) -> tuple[Word, int]:
+    """Codes a symbol with the frequencies of a table; returns (state, top)."""
     start = uint64(starts[symbol])
     state, top = push(state, stack, top, start, uint64(starts[symbol + 1]) - start, bits)
     return state, top
@@ -107,10 +109,10 @@ def push_set(
     state: Word, stack: np.ndarray, top: int, items: np.ndarray, count: int, starts: np.ndarray, bits: Word
 ) -> tuple[Word, int]:
     """Codes the ascending `items[:count]` as a set, which overwrites `items`."""
-    for left in range(count, 0, -1):
-        rank, state, top = pop_rank(state, stack, top, left)
+    for remaining in range(count, 0, -1):
+        rank, state, top = pop_rank(state, stack, top, remaining)
         symbol = items[rank]
-        for i in range(rank, left - 1):
+        for i in range(rank, remaining - 1):
             items[i] = items[i + 1]
         state, top = push_symbol(state, stack, top, symbol, starts, bits)
     return state, top
@@ -121,22 +123,22 @@ def pop_set(
     state: Word,
     stack: np.ndarray,
     top: int,
-    out: np.ndarray,
+    items: np.ndarray,
     count: int,
     starts: np.ndarray,
     lookup: np.ndarray,
     bits: Word,
 ) -> tuple[Word, int]:
-    """Fills `out[:count]` with the set in ascending order; raises on a repeated item."""
+    """Fills `items[:count]` with the set in ascending order; raises on a repeated item."""
     for filled in range(count):
         symbol, state, top = pop_symbol(state, stack, top, starts, lookup, bits)
         rank = filled
-        while rank > 0 and out[rank - 1] > symbol:
-            out[rank] = out[rank - 1]
+        while rank > 0 and items[rank - 1] > symbol:
+            items[rank] = items[rank - 1]
             rank -= 1
-        if rank > 0 and out[rank - 1] == symbol:
+        if rank > 0 and items[rank - 1] == symbol:
             raise ValueError("the record holds an id twice")
-        out[rank] = symbol
+        items[rank] = symbol
         state, top = push_rank(state, stack, top, rank, filled + 1)
     return state, top
 
@@ -153,6 +155,7 @@ class Table:
 
     @cached_property
     def bits(self) -> np.uint64:
+        """Binary logarithm of the sum of the frequencies."""
         return np.uint64(int(self.starts.flat[-1]).bit_length() - 1)
 
     @cached_property
@@ -170,43 +173,45 @@ class Table:
         return (np.frexp(np.diff(self.starts.astype(np.int64)))[1] - 1).astype(np.int8)
 
     @property
-    def pushing(self) -> tuple[np.ndarray, Word]:
+    def encoding_arrays(self) -> tuple[np.ndarray, Word]:
+        """The table's arguments of `push_symbol` and `push_set`."""
         return self.starts, self.bits
 
     @property
-    def popping(self) -> tuple[np.ndarray, np.ndarray, Word]:
+    def decoding_arrays(self) -> tuple[np.ndarray, np.ndarray, Word]:
+        """The table's arguments of `pop_symbol` and `pop_set`."""
         return self.starts, self.lookup, self.bits
 
 
-def table(weights: np.ndarray, bits: int) -> np.ndarray:
+def build_table(weights: np.ndarray, bits: int) -> np.ndarray:
     """Returns cumulative integer frequencies [symbols + 1] uint32 that sum to 2^bits, each frequency at least 1.
 
     Args:
         weights: Non-negative, [symbols].
-        bits: LOOKUP_BITS to MOST_BITS; 2^bits must be at least the number of symbols.
+        bits: LOOKUP_BITS to MAX_BITS; 2^bits must be at least the number of symbols.
 
     Raises:
         ValueError: `bits` is too small or too large, or the weights have no positive finite sum.
     """
-    room = (1 << bits) - len(weights)
-    if room < 0 or not LOOKUP_BITS <= bits <= MOST_BITS:
+    spare = (1 << bits) - len(weights)  # frequency to distribute beyond 1 per symbol
+    if spare < 0 or not LOOKUP_BITS <= bits <= MAX_BITS:
         raise ValueError(
-            f"{len(weights)} symbols in {bits} bits: expected {LOOKUP_BITS} to {MOST_BITS}, and room for all"
+            f"expected {LOOKUP_BITS} to {MAX_BITS} bits, enough for {len(weights)} symbols, found {bits} bits"
         )
     if not 0 < weights.sum() < np.inf:
-        raise ValueError(f"weights with a sum of {weights.sum()} are no distribution")
+        raise ValueError(f"expected weights with a positive, finite sum, found {weights.sum()}")
     # Rounding the cumulative sum instead of each share makes the shares add up.
-    running = np.floor(np.cumsum(weights, dtype=np.float64) * (room / weights.sum()))
+    cumulative = np.floor(np.cumsum(weights, dtype=np.float64) * (spare / weights.sum()))
     starts = np.zeros(len(weights) + 1, np.int64)
-    starts[1:] = np.minimum(running, room).astype(np.int64) + np.arange(1, len(weights) + 1)
+    starts[1:] = np.minimum(cumulative, spare).astype(np.int64) + np.arange(1, len(weights) + 1)
     starts[-1] = 1 << bits
     return starts.astype(np.uint32)
 
 
-def id_table(ids: np.ndarray, width: int, smoothing: float = 0.1) -> np.ndarray:
-    """Returns the `table` of a vocabulary from a sample of ids, with `smoothing` added to the count of each id."""
-    bits = min(MOST_BITS, max(SMALL_BITS, (width - 1).bit_length() + 6))
-    return table(np.bincount(ids, minlength=width) + smoothing, bits)
+def build_id_table(ids: np.ndarray, width: int, smoothing: float = 0.1) -> np.ndarray:
+    """Returns the table of a vocabulary from a sample of ids, with `smoothing` added to the count of each id."""
+    bits = min(MAX_BITS, max(SMALL_BITS, (width - 1).bit_length() + 6))
+    return build_table(np.bincount(ids, minlength=width) + smoothing, bits)
 
 
 def pack_record(state: np.uint64, stack: np.ndarray, top: int) -> bytes:
@@ -221,7 +226,7 @@ def unpack_record(record: memoryview) -> tuple[np.uint64, np.ndarray, int]:
         ValueError: The record isn't a state followed by whole words.
     """
     if len(record) < 8 or len(record) % 4 or not LOW <= (state := np.frombuffer(record, "<u8", 1)[0]) < 2 * START:
-        raise ValueError(f"{len(record)} bytes are no record")
+        raise ValueError(f"expected a state followed by 32-bit words, found {len(record)} bytes")
     words = np.frombuffer(record, "<u4", offset=8)
     stack = np.empty(len(words) + 4096, np.uint32)
     stack[: len(words)] = words

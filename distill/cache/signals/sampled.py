@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distill.cache.signals import rans
 from distill.cache.signals.checks import check_width, non_finite_error
-from distill.cache.signals.comb import comb_sample
+from distill.cache.signals.comb import sample_with_comb
 from distill.cache.signals.signal import Codebook, Row, Signal, SignalMask, TeacherOutputs, at_positions
 from distill.errors import InputError
 from distill.losses.teacher_signals import TeacherSignals
@@ -46,11 +46,12 @@ class Sampled(Signal):
 
     def __post_init__(self) -> None:
         if not 1 <= self.draws <= 4096:
-            raise InputError(f"cache.draws: expected 1 to 4096 draws a position, found {self.draws}")
+            raise InputError(f"cache.draws: expected 1 to 4096 draws per position, found {self.draws}")
         if not self.temperature > 0:
             raise InputError(f"cache.temperature: expected more than 0, found {self.temperature}")
 
     def nominal_bytes(self) -> float:
+        """Returns the approximate bytes per position."""
         return 1.4 * self.draws
 
     def rows(self, outputs: TeacherOutputs) -> list[Row]:
@@ -59,8 +60,8 @@ class Sampled(Signal):
         logits, lengths = at_positions(outputs.tensors["logits"], mask), mask.sum(1).tolist()
         check_width("logits", logits, self.width)
         keys = zip(outputs.keys, lengths, strict=True)
-        offsets = np.concatenate([offsets_of(key, length, self.seed) for key, length in keys])
-        ids, counts, sizes = self.sample(logits, offsets)
+        offsets = np.concatenate([draw_offsets(key, length, self.seed) for key, length in keys])
+        ids, counts, sizes = self._draw(logits, offsets)
         if not sizes.all():
             raise non_finite_error("logits", np.flatnonzero(sizes == 0), len(sizes), outputs.keys)
         rows = np.cumsum([0, *lengths])
@@ -70,34 +71,41 @@ class Sampled(Signal):
             for i in range(len(lengths))
         ]
 
-    def sample(self, logits: Tensor, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _draw(self, logits: Tensor, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns `sample_with_comb` of the logits, computed on their device."""
         if logits.device.type == "cpu":
             values = logits.detach().float().contiguous().numpy()
-            return comb_sample(values, offsets, self.draws, self.temperature, torch.get_num_threads())
+            return sample_with_comb(values, offsets, self.draws, self.temperature, torch.get_num_threads())
         return systematic_sample(
             logits.float() / self.temperature, torch.from_numpy(offsets).to(logits.device), self.draws
         )
 
     def fit(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+        """Returns the frequency tables of ids, numbers of ids, and counts by context."""
         sizes = np.zeros(self.draws + 1)
         extras = np.zeros((CONTEXTS, self.draws))
-        for _, counts, mine in rows:
-            tally(counts, mine, self.draws, sizes, extras)
+        for _, counts, row_sizes in rows:
+            _count_symbols(counts, row_sizes, self.draws, sizes, extras)
         return {
-            "ids": rans.id_table(np.concatenate([ids for ids, _, _ in rows]), self.width),
-            "sizes": rans.table(sizes + SMOOTHING, rans.SMALL_BITS),
-            "extras": np.stack([rans.table(row + SMOOTHING, rans.SMALL_BITS) for row in extras]),
+            "ids": rans.build_id_table(np.concatenate([ids for ids, _, _ in rows]), self.width),
+            "sizes": rans.build_table(sizes + SMOOTHING, rans.SMALL_BITS),
+            "extras": np.stack([rans.build_table(row + SMOOTHING, rans.SMALL_BITS) for row in extras]),
         }
 
     def encode(self, row: Row, codebook: Codebook) -> bytes:
+        """Returns the coded ids and counts of all positions."""
         stack = np.empty(len(row[0]) * 3 + len(row[2]) + 8, np.uint32)
-        tables = (*codebook["ids"].pushing, codebook["sizes"].starts, codebook["extras"].starts)
+        tables = (*codebook["ids"].encoding_arrays, codebook["sizes"].starts, codebook["extras"].starts)
         return rans.pack_record(*encode(*row, self.draws, *tables, stack))
 
     def decode(self, records: Sequence[memoryview], mask: SignalMask, codebook: Codebook) -> TeacherSignals:
         """Returns {"ids" int64 [positions, k], "weights" float32 [positions, k]}, padded with id 0 of weight 0."""
         lengths = mask.positions.sum(1).tolist()
-        tables = (*codebook["ids"].popping, *codebook["sizes"].popping[:2], *codebook["extras"].popping[:2])
+        tables = (
+            *codebook["ids"].decoding_arrays,
+            *codebook["sizes"].decoding_arrays[:2],
+            *codebook["extras"].decoding_arrays[:2],
+        )
         ids, counts = np.zeros((sum(lengths), self.draws), np.int64), np.zeros((sum(lengths), self.draws), np.float32)
         first = widest = 0
         for record, length in zip(records, lengths, strict=True):
@@ -110,7 +118,7 @@ class Sampled(Signal):
         }
 
 
-def offsets_of(key: bytes, length: int, seed: int) -> np.ndarray:
+def draw_offsets(key: bytes, length: int, seed: int) -> np.ndarray:
     """Returns a uniform number in [0, 1) per position, float64 [length], from the key and the seed (SplitMix64)."""
     start = np.frombuffer(key, "<u8", 1)[0] ^ np.uint64(seed * 0xD1342543DE82EF95 % 2**64)
     with np.errstate(over="ignore"):
@@ -124,7 +132,7 @@ def offsets_of(key: bytes, length: int, seed: int) -> np.ndarray:
 def systematic_sample(
     logits: Float[Tensor, "positions vocabulary"], offsets: Float[Tensor, "positions"], draws: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Performs `comb_sample` in PyTorch on an accelerator, with logits already divided by the temperature."""
+    """Performs `sample_with_comb` in PyTorch on an accelerator, with logits already divided by the temperature."""
     finite = logits.amax(-1).isfinite()
     masses = torch.softmax(logits.masked_fill(~finite[:, None], 0), -1)
     parts = torch.nn.functional.pad(masses, (0, -masses.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
@@ -133,9 +141,9 @@ def systematic_sample(
     teeth = torch.arange(draws, device=logits.device, dtype=torch.float64)
     marks = (teeth + offsets[:, None]) / draws * edges[:, -1:]
     block = torch.searchsorted(edges, marks, right=True).clamp_(max=edges.shape[1] - 1)
-    left = marks - (edges - blocks).gather(1, block)
+    offset_in_block = marks - (edges - blocks).gather(1, block)
     inside = parts.gather(1, block[..., None].expand(-1, -1, BLOCK))
-    within = torch.searchsorted(inside.double().cumsum(-1), left[..., None], right=True)[..., 0]
+    within = torch.searchsorted(inside.double().cumsum(-1), offset_in_block[..., None], right=True)[..., 0]
     # If rounding leads past the block's end, take its likeliest id, never one without mass.
     within = torch.where(within < BLOCK, within, inside.argmax(-1))
     rows = torch.arange(len(logits), device=logits.device)[:, None] * masses.shape[1]
@@ -143,14 +151,14 @@ def systematic_sample(
     owner = chosen // masses.shape[1]
     keep = finite[owner]
     sizes = torch.bincount(owner[keep], minlength=len(logits))
-    found = (chosen - owner * masses.shape[1])[keep], counts[keep], sizes
-    return tuple(part.to(torch.int32).cpu().numpy() for part in found)  # type: ignore[return-value]
+    samples = (chosen - owner * masses.shape[1])[keep], counts[keep], sizes
+    return tuple(part.to(torch.int32).cpu().numpy() for part in samples)  # type: ignore[return-value]
 
 
 @njit(nogil=True, cache=True)
-def context_of(extra: int, left: int) -> int:
+def _find_context(extra: int, remaining: int) -> int:
     """Returns the context of a count: the remaining draws per remaining id in powers of two, 0 to CONTEXTS - 1."""
-    level, share = 0, extra * 4 // left
+    level, share = 0, extra * 4 // remaining
     while share > 0 and level < CONTEXTS - 1:
         share >>= 1
         level += 1
@@ -158,7 +166,7 @@ def context_of(extra: int, left: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def tally(
+def _count_symbols(
     counts: np.ndarray, sizes: np.ndarray, draws: int, size_weights: np.ndarray, extra_weights: np.ndarray
 ) -> None:
     """Adds the symbols that `encode` would code to the histograms."""
@@ -170,7 +178,7 @@ def tally(
             if extra == 0:
                 break
             more = counts[begin + i] - 1
-            extra_weights[context_of(extra, size - i), more] += 1
+            extra_weights[_find_context(extra, size - i), more] += 1
             extra -= more
         begin += size
 
@@ -198,7 +206,7 @@ def encode(
         state, top = rans.push_set(state, stack, top, items, size, id_starts, bits)
         extra, coded = draws - size, 0
         while coded < size - 1 and extra > 0:
-            contexts[coded] = context_of(extra, size - coded)
+            contexts[coded] = _find_context(extra, size - coded)
             extra -= counts[begin + coded] - 1
             coded += 1
         for i in range(coded - 1, -1, -1):
@@ -234,12 +242,12 @@ def decode(
         for i in range(size):
             more = extra
             if extra > 0 and i < size - 1:
-                kind = context_of(extra, size - i)
+                kind = _find_context(extra, size - i)
                 more, state, top = rans.pop_symbol(state, stack, top, extra_starts[kind], extra_lookup[kind], small)
             counts[position, i] = 1 + more
             extra -= more
             if extra < 0:
-                raise ValueError("more draws than there were")
+                raise ValueError("counts that exceed the number of draws")
         state, top = rans.pop_set(state, stack, top, ids[position], size, id_starts, id_lookup, bits)
         widest = max(widest, size)
     if state != rans.START or top != 0:

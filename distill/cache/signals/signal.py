@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +30,7 @@ class SignalMask:
 
     @staticmethod
     def from_batch(batch: Mapping[str, Tensor]) -> "SignalMask":
-        """Reads the masks of a batch; without `positions` in the batch every token counts."""
+        """Reads the masks of a batch; without `positions` in the batch all tokens have signals."""
         tokens = batch["attention_mask"].bool()
         return SignalMask(tokens, batch["positions"].bool() & tokens if "positions" in batch else tokens)
 
@@ -39,7 +39,7 @@ class SignalMask:
 class TeacherOutputs:
     """The teacher's outputs for a padded batch: tensors by name, the places with signals, and the samples' keys."""
 
-    tensors: Mapping[str, Any]
+    tensors: TeacherSignals
     mask: SignalMask
     keys: Sequence[bytes]
 
@@ -61,8 +61,8 @@ class Signal(ABC):
         """Prefix of the signal's arrays in a shard, unique within a cache."""
         return self.kind
 
-    def settings(self) -> dict[str, Any]:
-        """Returns kind and fields for the cache's identity; `signal_of` is the inverse."""
+    def settings(self) -> dict[str, object]:
+        """Returns kind and fields for the cache's identity; `build_signal` is the inverse."""
         return {"kind": self.kind, **asdict(self)}
 
     @abstractmethod

@@ -48,6 +48,7 @@ class TopK(Signal):
             )
 
     def nominal_bytes(self) -> float:
+        """Returns the approximate bytes per position."""
         return 1.8 * self.k
 
     def rows(self, outputs: TeacherOutputs) -> list[Row]:
@@ -61,29 +62,36 @@ class TopK(Signal):
         check_finite("logits", log_probs[:, :1], outputs.keys)
         ids, order = ids.sort(-1)
         tail = torch.log1p(-log_probs.exp().sum(-1).clamp(max=1))
-        columns = (ids.int(), self.levels(log_probs.gather(-1, order)), self.levels(tail))
+        columns = (ids.int(), self._quantize(log_probs.gather(-1, order)), self._quantize(tail))
         lengths = outputs.mask.positions.sum(1).tolist()
         samples = zip(*(c.cpu().split(lengths) for c in columns), strict=True)
         return [tuple(part.numpy() for part in sample) for sample in samples]
 
-    def levels(self, log_probs: Tensor) -> Tensor:
+    def _quantize(self, log_probs: Tensor) -> Tensor:
+        """Returns the grid levels int32 of log-probabilities."""
         return (log_probs / -self.step).round().clamp(0, LEVELS - 1).int()
 
     def fit(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+        """Returns the frequency tables of ids, floors, tails, and levels above the floor by class of the id."""
         ids, levels, tails = (np.concatenate(column) for column in zip(*rows, strict=True))
-        starts = rans.id_table(ids.ravel(), self.width)
+        starts = rans.build_id_table(ids.ravel(), self.width)
         floors = levels.max(1)
         above = np.zeros((CLASSES, LEVELS))
-        np.add.at(above, (classes_of(rans.Table(starts))[ids], floors[:, None] - levels), 1)
+        np.add.at(above, (classify_ids(rans.Table(starts))[ids], floors[:, None] - levels), 1)
         small = {"floors": np.bincount(floors, minlength=LEVELS), "tails": np.bincount(tails, minlength=LEVELS)}
-        tables = {name: rans.table(seen + SMOOTHING, rans.SMALL_BITS) for name, seen in small.items()}
-        return {"ids": starts, **tables, "above": np.stack([rans.table(r + SMOOTHING, rans.SMALL_BITS) for r in above])}
+        tables = {name: rans.build_table(counts + SMOOTHING, rans.SMALL_BITS) for name, counts in small.items()}
+        return {
+            "ids": starts,
+            **tables,
+            "above": np.stack([rans.build_table(r + SMOOTHING, rans.SMALL_BITS) for r in above]),
+        }
 
     def encode(self, row: Row, codebook: Codebook) -> bytes:
+        """Returns the coded ids, levels and tails of all positions."""
         stack = np.empty(row[0].size * 3 + 3 * len(row[0]) + 8, np.uint32)
-        classes = classes_of(codebook["ids"])
+        classes = classify_ids(codebook["ids"])
         tables = (codebook[name].starts for name in ("floors", "tails", "above"))
-        return rans.pack_record(*encode(*row, *codebook["ids"].pushing, classes, *tables, stack))
+        return rans.pack_record(*encode(*row, *codebook["ids"].encoding_arrays, classes, *tables, stack))
 
     def decode(self, records: Sequence[memoryview], mask: SignalMask, codebook: Codebook) -> TeacherSignals:
         """Returns {"ids" int64 [positions, k], "log_probs" float32 [positions, k], "tail" float32 [positions]}.
@@ -93,14 +101,14 @@ class TopK(Signal):
         lengths = mask.positions.sum(1).tolist()
         ids, levels = np.empty((sum(lengths), self.k), np.int64), np.empty((sum(lengths), self.k), np.int32)
         tails = np.empty(sum(lengths), np.int32)
-        classes = classes_of(codebook["ids"])
-        small = [array for name in ("floors", "tails", "above") for array in codebook[name].popping[:2]]
+        classes = classify_ids(codebook["ids"])
+        small = [array for name in ("floors", "tails", "above") for array in codebook[name].decoding_arrays[:2]]
         first = 0
         for record, length in zip(records, lengths, strict=True):
             part = slice(first, first + length)
             decode(
                 *rans.unpack_record(record),
-                *codebook["ids"].popping,
+                *codebook["ids"].decoding_arrays,
                 classes,
                 *small,
                 ids[part],
@@ -122,7 +130,7 @@ class TopK(Signal):
         }
 
 
-def classes_of(ids: rans.Table) -> np.ndarray:
+def classify_ids(ids: rans.Table) -> np.ndarray:
     """Returns each id's class by the logarithm of its frequency, int8 [width]."""
     return ids.magnitudes.clip(max=CLASSES - 1)
 

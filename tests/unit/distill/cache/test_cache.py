@@ -15,11 +15,11 @@ from transformers import BertTokenizerFast
 
 from distill.cache import CacheReader, Dense, Generated, Identity, sample_key, sample_keys, write_cache
 from distill.cache import reader as cache_reader
-from distill.cache.samples import samples_of as text_samples
+from distill.cache.samples import build_samples as text_samples
 from distill.data.batches.encode import encode
 from distill.data.batches.packing import PackedRows
 from distill.data.batches.token_blocks import LanguageBlocks
-from distill.data.splits.labelled import Examples
+from distill.data.splits.examples import Examples
 from distill.errors import InputError
 from distill.teacher.fingerprint import tokenizer_fingerprint, weights_fingerprint
 from distill.teacher.online import OnlineTeacher
@@ -138,7 +138,7 @@ def test_a_forked_process_serves_the_right_rows(original):
 def test_sample_order_and_duplicates_do_not_change_the_files(original, tmp_path):
     order, teacher = np.random.default_rng(3).permutation(len(ROWS)).tolist() + [4, 4, 7], Teacher()
     written = write(tmp_path / "other", [ROWS[i] for i in order], teacher, EXACT)
-    assert (written.samples, written.queried) == (len(ROWS), len(ROWS))
+    assert (written.samples, written.queried_samples) == (len(ROWS), len(ROWS))
     assert files_of(tmp_path / "other") == files_of(original)
 
 
@@ -186,21 +186,21 @@ def test_adding_samples_keeps_existing_shards_and_queries_only_the_new_samples(o
     more, teacher = make_rows(20, seed=7), Teacher()
     write(tmp_path / "c", ROWS, identity=EXACT)
     written = write(tmp_path / "c", [*ROWS[:10], *more], teacher, EXACT)
-    assert (written.samples, written.queried) == (len(ROWS) + len(more), len(more))
-    assert set(teacher.asked) == set(keys_of(more)), "the teacher was asked again about old samples"
+    assert (written.samples, written.queried_samples) == (len(ROWS) + len(more), len(more))
+    assert set(teacher.queried_keys) == set(keys_of(more)), "the teacher was queried again for old samples"
     before, after = files_of(original), files_of(tmp_path / "c")
     for name in before:
         assert after.get(name) == before[name] or "index" in name or "cache.json" in name, name
     assert len([name for name in after if name.startswith("index-")]) == 1
     check_truth(CacheReader(tmp_path / "c", EXACT), padded([*ROWS, *more]))
-    assert write(tmp_path / "c", ROWS, identity=EXACT).queried == 0, "fewer samples need nothing new"
+    assert write(tmp_path / "c", ROWS, identity=EXACT).queried_samples == 0, "fewer samples need nothing new"
 
 
 def test_reported_progress_adds_up_to_the_number_of_samples(tmp_path):
     for rows in (ROWS[:20], ROWS, ROWS):
-        told: list[int] = []
-        write(tmp_path / "c", rows, on_progress=told.append)
-        assert sum(told) == len(rows)
+        reported: list[int] = []
+        write(tmp_path / "c", rows, on_progress=reported.append)
+        assert sum(reported) == len(rows)
 
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1]])
@@ -249,7 +249,7 @@ def test_a_cache_of_another_identity_is_refused_with_the_differing_fields(fields
         message = refusal(call)
         named = [part.split(": expected ")[0].split(" ")[-1] for part in message.split("; ")]
         assert named == sorted(fields)
-        assert "its signals would be wrong here" in message
+        assert "its signals would not be those of this teacher and data" in message
     assert files_of(coded) == before
 
 

@@ -10,8 +10,8 @@ import pytest
 from distill.cache import CacheReader
 from distill.cache.format.shard import Shard
 from distill.cache.format.store import open_store
-from distill.cache.plan import cut_batches
-from distill.cache.verify import verify
+from distill.cache.plan import group_batches
+from distill.cache.verify import verify_cache
 from distill.errors import InputError
 from support.cache_samples import BATCH_TOKENS, IDENTITY, Teacher, equal, files_of, keys_of, make_rows, read_rows, write
 
@@ -29,7 +29,7 @@ def shard_name(number: int) -> str:
 @pytest.fixture(scope="module")
 def original(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("original") / "cache"
-    assert write(folder, ROWS, Teacher(whole_batch=True)).computed == SHARDS
+    assert write(folder, ROWS, Teacher(whole_batch=True)).computed_shards == SHARDS
     return folder
 
 
@@ -53,7 +53,7 @@ def shards(original) -> list[Shard]:
 def batch_of(shard: Shard, row: int) -> set[bytes]:
     """Returns the keys of the samples in the same teacher batch as a shard's row."""
     keys = [key.tobytes() for key in shard.keys]
-    batches = cut_batches([len(ROW_OF[key]) for key in keys], BATCH_TOKENS)
+    batches = group_batches([len(ROW_OF[key]) for key in keys], BATCH_TOKENS)
     return {keys[i] for batch in batches if row in batch for i in batch}
 
 
@@ -75,19 +75,19 @@ def check_no_wrong_row(folder: Path, truth: list[dict[str, np.ndarray]]) -> int:
 def faulty(folder: Path) -> set[str]:
     """Returns the files in which `verify` finds faults."""
     try:
-        return {fault.file for fault in verify(folder)}
+        return {fault.file for fault in verify_cache(folder)}
     except InputError as error:
         return {name for name in SINGLE if name in str(error)}
 
 
-def check_mended(folder: Path, original: Path) -> set[bytes]:
+def check_repaired(folder: Path, original: Path) -> set[bytes]:
     """Rewrites the cache, checks that it equals the original, and returns the keys queried from the teacher."""
     teacher = Teacher(whole_batch=True)
     written = write(folder, ROWS, teacher)
-    assert files_of(folder) == files_of(original), "the mended cache differs from the first"
-    assert written.queried == len(teacher.asked)
+    assert files_of(folder) == files_of(original), "the repaired cache differs from the first"
+    assert written.queried_samples == len(teacher.queried_keys)
     assert faulty(folder) == set()
-    return set(teacher.asked)
+    return set(teacher.queried_keys)
 
 
 def flip_bits(file: Path, place: int, by: int = 0x20) -> None:
@@ -97,9 +97,9 @@ def flip_bits(file: Path, place: int, by: int = 0x20) -> None:
 
 
 def test_an_undamaged_cache_has_no_faults(cache, original, truth):
-    assert verify(cache) == []
+    assert verify_cache(cache) == []
     assert check_no_wrong_row(cache, truth) == 0
-    assert check_mended(cache, original) == set()
+    assert check_repaired(cache, original) == set()
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -114,17 +114,19 @@ def test_a_flipped_byte_is_located_and_repaired_and_never_served(seed, cache, or
     flip_bits(cache / name, place, int(rng.integers(1, 256)))
     check_no_wrong_row(cache, truth)
     assert faulty(cache) == {name}
-    asked = check_mended(cache, original)
+    queried = check_repaired(cache, original)
     if not name.startswith("shard-"):
-        assert asked == set(), "the teacher has no part in this file"
+        assert queried == set(), "the teacher has no part in this file"
         return
     shard = shards[int(name[6:12])]
-    assert asked <= {key.tobytes() for key in shard.keys}
+    assert queried <= {key.tobytes() for key in shard.keys}
     for signal, (first, last) in shard.ranges.items():
         if signal.endswith(".payload") and first <= place < last:
             ends = shard.signals[signal.removesuffix(".payload")][1]
             row = int(np.searchsorted(ends, place - first, side="right"))
-            assert asked == batch_of(shard, row), "samples of undamaged batches were asked, or damaged ones were not"
+            assert queried == batch_of(shard, row), (
+                "samples of undamaged batches were queried, or damaged ones were not"
+            )
 
 
 @pytest.mark.parametrize("signal", [signal.name for signal in IDENTITY.signals])
@@ -134,12 +136,12 @@ def test_a_changed_payload_byte_is_traced_to_exactly_one_sample(signal, at, cach
     first, last = shard.record_range(row, signal)
     place = shard.ranges[f"{signal}.payload"][0] + (first if at == "first" else last - 1)
     flip_bits(cache / shard_name(2), place)
-    (fault,) = verify(cache)
+    (fault,) = verify_cache(cache)
     assert (fault.file, fault.end - fault.start) == (shard_name(2), last - first)
     assert fault.start <= place < fault.end
     assert fault.samples == (shard.keys[row].tobytes().hex(),)
     assert check_no_wrong_row(cache, truth) == 1
-    assert check_mended(cache, original) == batch_of(shard, row)
+    assert check_repaired(cache, original) == batch_of(shard, row)
 
 
 @pytest.mark.parametrize("byte", [0, 9])
@@ -148,21 +150,21 @@ def test_a_changed_key_is_detected_and_repaired(byte, cache, original, truth, sh
     place = shard.ranges["keys"][0] + 16 * row + byte
     flip_bits(cache / shard_name(1), place)
     known = shard.keys[row].tobytes().hex()[:16]  # the index stores only these bytes of a key
-    assert all(name.startswith(known) for fault in verify(cache) for name in fault.samples)
+    assert all(name.startswith(known) for fault in verify_cache(cache) for name in fault.samples)
     assert check_no_wrong_row(cache, truth) == 1
-    assert check_mended(cache, original) == batch_of(shard, row)
+    assert check_repaired(cache, original) == batch_of(shard, row)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 7, 8, 100, 0.5, -1, "longer"])
-def test_a_truncated_or_extended_shard_is_detected_and_repaired(kept, cache, original, truth, shards):
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 100, 0.5, -1, "longer"])
+def test_a_truncated_or_extended_shard_is_detected_and_repaired(length, cache, original, truth, shards):
     file = cache / shard_name(3)
     data = file.read_bytes()
-    cut = int(len(data) * kept) if isinstance(kept, float) else kept
+    cut = int(len(data) * length) if isinstance(length, float) else length
     file.write_bytes(data + b"\0" if cut == "longer" else data[:cut])
     check_no_wrong_row(cache, truth)
     assert faulty(cache) == {shard_name(3)}
-    asked = check_mended(cache, original)
-    assert asked == (set() if cut == "longer" else {key.tobytes() for key in shards[3].keys})
+    queried = check_repaired(cache, original)
+    assert queried == (set() if cut == "longer" else {key.tobytes() for key in shards[3].keys})
 
 
 def test_deleted_shards_are_named_and_only_their_samples_are_recomputed(cache, original, shards):
@@ -171,11 +173,11 @@ def test_deleted_shards_are_named_and_only_their_samples_are_recomputed(cache, o
     with pytest.raises(InputError) as caught:
         CacheReader(cache, IDENTITY)
     assert [i for i in range(SHARDS) if shard_name(i) in str(caught.value)] == [0, 3]
-    faults = verify(cache)
+    faults = verify_cache(cache)
     assert [fault.file for fault in faults] == [shard_name(0), shard_name(3)]
     for fault, shard in zip(faults, (shards[0], shards[3]), strict=True):
         assert fault.samples == tuple(key.tobytes()[:8].hex() for key in shard.keys)
-    assert check_mended(cache, original) == {key.tobytes() for i in (0, 3) for key in shards[i].keys}
+    assert check_repaired(cache, original) == {key.tobytes() for i in (0, 3) for key in shards[i].keys}
 
 
 def test_swapped_shards_are_refused_and_repaired(cache, original, truth, shards):
@@ -184,7 +186,7 @@ def test_swapped_shards_are_refused_and_repaired(cache, original, truth, shards)
     (cache / shard_name(4)).write_bytes(first)
     assert check_no_wrong_row(cache, truth) == shards[0].rows + shards[4].rows
     assert faulty(cache) == {shard_name(0), shard_name(4)}
-    check_mended(cache, original)
+    check_repaired(cache, original)
 
 
 def test_a_shard_of_another_teacher_is_refused_and_repaired(cache, original, truth, shards, tmp_path):
@@ -193,7 +195,7 @@ def test_a_shard_of_another_teacher_is_refused_and_repaired(cache, original, tru
     shutil.copy(other / shard_name(1), cache)
     assert check_no_wrong_row(cache, truth) == shards[1].rows
     assert faulty(cache) == {shard_name(1)}
-    check_mended(cache, original)
+    check_repaired(cache, original)
 
 
 def test_a_shard_of_other_samples_by_the_same_teacher_is_refused_and_repaired(cache, original, truth, shards, tmp_path):
@@ -201,9 +203,9 @@ def test_a_shard_of_other_samples_by_the_same_teacher_is_refused_and_repaired(ca
     write(other, [(row + 1) % 90 for row in ROWS], Teacher())
     shutil.copy(other / shard_name(1), cache)
     assert check_no_wrong_row(cache, truth) == shards[1].rows
-    named = {name for fault in verify(cache) for name in fault.samples}
+    named = {name for fault in verify_cache(cache) for name in fault.samples}
     assert named == {key.tobytes()[:8].hex() for key in shards[1].keys}
-    check_mended(cache, original)
+    check_repaired(cache, original)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +219,7 @@ def test_a_corrupt_shard_header_is_detected_and_repaired(old, new, cache, origin
     file.write_bytes(data.replace(old.encode(), new.encode(), 1))
     check_no_wrong_row(cache, truth)
     assert faulty(cache) == {shard_name(2)}
-    check_mended(cache, original)
+    check_repaired(cache, original)
 
 
 def test_a_key_array_that_ends_within_a_key_is_detected_and_repaired(cache, original, truth, shards):
@@ -230,7 +232,7 @@ def test_a_key_array_that_ends_within_a_key_is_detected_and_repaired(cache, orig
     file.write_bytes(data.replace(offsets, shorter))
     assert check_no_wrong_row(cache, truth) == shards[2].rows
     assert faulty(cache) == {shard_name(2)}
-    check_mended(cache, original)
+    check_repaired(cache, original)
 
 
 @pytest.mark.parametrize("spare", [False, True])
@@ -247,14 +249,14 @@ def test_a_damaged_file_or_spare_copy_is_restored_from_the_other(name, damage, s
     refused = check_no_wrong_row(cache, truth)
     assert refused == 0 if spare else refused > 0
     assert faulty(cache) == {f"spare/{name}" if spare else name}
-    assert check_mended(cache, original) == set()
+    assert check_repaired(cache, original) == set()
 
 
 def test_changed_white_space_in_cache_json_is_restored(cache, original, truth):
     text = (cache / "cache.json").read_bytes()
     (cache / "cache.json").write_bytes(text.replace(b"\n", b"\t", 1))
     check_no_wrong_row(cache, truth)
-    assert check_mended(cache, original) == set()
+    assert check_repaired(cache, original) == set()
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
@@ -274,5 +276,7 @@ def test_the_loss_of_both_copies_is_reported_and_changes_no_file(name, damage, c
 def test_repair_is_refused_if_samples_of_the_lost_shard_are_not_in_the_data(cache, shards):
     (cache / shard_name(4)).unlink()
     known = {key.tobytes() for key in shards[4].keys[1:]}
-    with pytest.raises(InputError, match="shard 4 is missing or damaged, and 1 of its .* samples are not in the data"):
+    with pytest.raises(
+        InputError, match="shard 4 is missing or damaged; expected its .* samples in the data, found 1 missing"
+    ):
         write(cache, [row for key, row in ROW_OF.items() if key in known])

@@ -11,7 +11,7 @@ import torch
 from distill.cache import CacheReader, Dense, Identity, Sampled, TopK, plan, write_cache
 from distill.cache.preflight import Forecast
 from distill.errors import InputError
-from support.cache_samples import BATCH_TOKENS, IDENTITY, WORDS, Teacher, files_of, make_rows, samples_of, write
+from support.cache_samples import BATCH_TOKENS, IDENTITY, WORDS, Teacher, build_samples, files_of, make_rows, write
 
 ROWS = make_rows()
 KINDS = {
@@ -30,31 +30,33 @@ def size_of(folder: Path) -> int:
 @pytest.mark.parametrize("kind", [*KINDS, "all"])
 def test_the_size_forecast_is_within_a_fifth_of_the_written_size(kind, compression, tmp_path, monkeypatch):
     signals = IDENTITY.signals if kind == "all" else (KINDS[kind],)
-    identity, told = Identity("t", "k", signals, compression=compression), []
+    identity, forecasts = Identity("t", "k", signals, compression=compression), []
     monkeypatch.setattr(plan, "SHARD_TOKENS", 4096)
     rows = make_rows(1000, seed=3)
-    write_cache(tmp_path / "c", identity, samples_of(rows), Teacher(), batch_tokens=256, on_forecast=told.append)
-    (expected,) = told
+    write_cache(
+        tmp_path / "c", identity, build_samples(rows), Teacher(), batch_tokens=256, on_forecast=forecasts.append
+    )
+    (expected,) = forecasts
     assert (expected.samples, expected.tokens) == (len(rows), sum(map(len, rows)))
     assert 0.8 < expected.disk_bytes / size_of(tmp_path / "c") < 1.2
 
 
 def test_the_forecast_for_a_growing_cache_covers_only_new_samples(tmp_path):
-    told: list[Forecast] = []
+    forecasts: list[Forecast] = []
     for count in (40, 60, 60):
         before = size_of(tmp_path)
-        write(tmp_path, ROWS[:count], identity=Identity("t", "k", (KINDS["logits"],)), on_forecast=told.append)
-    first, second = told
+        write(tmp_path, ROWS[:count], identity=Identity("t", "k", (KINDS["logits"],)), on_forecast=forecasts.append)
+    first, second = forecasts
     assert (first.samples, second.samples) == (40, 20), "a cache that is whole has nothing to foretell"
     assert 0.8 < second.disk_bytes / (before - first.disk_bytes) < 1.2
 
 
 def test_the_time_forecast_has_the_right_order_of_magnitude(tmp_path):
-    told: list[Forecast] = []
-    write(tmp_path / "c", ROWS, Teacher(pause=0.02), on_forecast=told.append)
+    forecasts: list[Forecast] = []
+    write(tmp_path / "c", ROWS, Teacher(pause=0.02), on_forecast=forecasts.append)
     least = 0.02 * sum(map(len, ROWS)) / BATCH_TOKENS
-    assert least < told[0].seconds < 10 * least
-    assert told[0].memory_bytes >= BATCH_TOKENS * WORDS * 4, "at least one answer of the teacher"
+    assert least < forecasts[0].seconds < 10 * least
+    assert forecasts[0].memory_bytes >= BATCH_TOKENS * WORDS * 4, "at least one answer of the teacher"
 
 
 # --- a disk that is too small
@@ -66,15 +68,15 @@ def ten_bytes_free(monkeypatch) -> None:
 
 
 def test_a_cache_that_does_not_fit_is_refused_before_anything_is_written(ten_bytes_free, tmp_path):
-    with pytest.raises(InputError, match=r"GB are needed for 60 samples, found 1e-08 GB free: the disk would be full"):
+    with pytest.raises(InputError, match=r"GB for 60 samples, found 1e-08 GB free: the disk would be full"):
         write(tmp_path / "c", ROWS)
     assert size_of(tmp_path) == 0
 
 
 def test_force_writes_the_cache_despite_too_little_space(ten_bytes_free, tmp_path):
-    told: list[Forecast] = []
-    write(tmp_path / "c", ROWS, force=True, on_forecast=told.append)
-    assert told[0].free_bytes == 10
+    forecasts: list[Forecast] = []
+    write(tmp_path / "c", ROWS, force=True, on_forecast=forecasts.append)
+    assert forecasts[0].free_bytes == 10
     assert len(CacheReader(tmp_path / "c", IDENTITY)) == len(ROWS)
 
 
@@ -82,10 +84,10 @@ def test_growth_that_does_not_fit_leaves_the_cache_unchanged(tmp_path, monkeypat
     write(tmp_path / "c", ROWS[:30])
     before = files_of(tmp_path)
     monkeypatch.setattr("distill.cache.preflight.free_bytes", lambda folder: 10)
-    with pytest.raises(InputError, match="needed for 30 samples"):
+    with pytest.raises(InputError, match="GB for 30 samples"):
         write(tmp_path / "c", ROWS)
     assert files_of(tmp_path) == before
-    assert write(tmp_path / "c", ROWS[:30]).queried == 0, "a whole cache needs no room"
+    assert write(tmp_path / "c", ROWS[:30]).queried_samples == 0, "a whole cache needs no room"
 
 
 @pytest.fixture
@@ -110,7 +112,7 @@ def test_a_full_disk_leaves_no_partial_file_and_writing_resumes_with_more_space(
         write(small_disk / "c", ROWS, identity=identity, force=True)
     assert not list(small_disk.rglob("*.partial")), "half a file stayed on the full disk"
     subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
-    assert write(small_disk / "c", ROWS, identity=identity).reused > 0, "what had been written was thrown away"
+    assert write(small_disk / "c", ROWS, identity=identity).reused_shards > 0, "what had been written was thrown away"
     write(tmp_path / "other", ROWS, identity=identity)
     assert files_of(small_disk / "c") == files_of(tmp_path / "other")
 
@@ -140,10 +142,11 @@ def test_outputs_that_are_not_finite_are_refused_before_anything_is_written(kind
     name = "embedding" if kind == "classes" else "logits"
     poisoned = np.full(16, 7)  # the longest sample is in the last batch, which is always measured
     identity = Identity("t", "k", (KINDS[kind],))
-    with pytest.raises(InputError, match=f"teacher: {name} that are not finite at 1 places, the first is") as caught:
+    message = f"teacher: expected finite {name}, found 1 of .* rows with NaN or infinity, the first is"
+    with pytest.raises(InputError, match=message) as caught:
         write(tmp_path / "c", [*ROWS, poisoned], NonFiniteTeacher(name, bad), identity)
     if kind == "classes":
-        assert samples_of([poisoned]).keys[0].hex() in str(caught.value)
+        assert build_samples([poisoned]).keys[0].hex() in str(caught.value)
     assert size_of(tmp_path) == 0, "found in the measured sample, before anything is written"
 
 
@@ -151,10 +154,10 @@ def test_a_late_non_finite_output_keeps_the_shards_already_written(tmp_path, mon
     identity = Identity("t", "k", (KINDS["classes"],))
     monkeypatch.setattr("distill.cache.preflight.TIMED_BATCHES", 1)
     poisoned = np.full(15, 7)
-    with pytest.raises(InputError, match=samples_of([poisoned]).keys[0].hex()):
+    with pytest.raises(InputError, match=build_samples([poisoned]).keys[0].hex()):
         write(tmp_path / "c", [*ROWS, poisoned], NonFiniteTeacher("embedding", np.nan), identity)
     assert not list(tmp_path.rglob("*.partial"))
-    assert write(tmp_path / "c", [*ROWS, poisoned], Teacher(), identity).reused >= 3
+    assert write(tmp_path / "c", [*ROWS, poisoned], Teacher(), identity).reused_shards >= 3
     write(tmp_path / "other", [*ROWS, poisoned], Teacher(), identity)
     shards = [{n: b for n, b in files_of(tmp_path / place).items() if "shard" in n} for place in ("c", "other")]
     assert shards[0] == shards[1]

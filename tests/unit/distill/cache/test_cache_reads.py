@@ -16,7 +16,7 @@ from distill.cache.format.index import Index
 from distill.cache.format.shard import Shard
 from distill.cache.format.store import open_store, repair_files
 from distill.cache.writer import fill_cache
-from support.cache_samples import IDENTITY, Teacher, files_of, make_rows, read_rows, samples_of, write
+from support.cache_samples import IDENTITY, Teacher, build_samples, files_of, make_rows, read_rows, write
 
 ROWS = make_rows()
 SHARDS = 5
@@ -48,7 +48,7 @@ def count_opens() -> Iterator[Counter[str]]:
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("written") / "cache"
-    assert write(folder, ROWS, Teacher(whole_batch=True)).computed == SHARDS
+    assert write(folder, ROWS, Teacher(whole_batch=True)).computed_shards == SHARDS
     return folder
 
 
@@ -64,7 +64,7 @@ def test_a_reader_opens_the_index_once_for_all_epochs(cache):
 
 def test_a_writer_opens_the_index_of_a_complete_cache_once_to_check_and_once_to_map_it(cache):
     with count_opens() as opened:
-        assert write(cache, ROWS).computed == 0
+        assert write(cache, ROWS).computed_shards == 0
     assert opened[INDEX] == 2
     assert opened[f"spare/{INDEX}"] == 1
 
@@ -117,7 +117,7 @@ def test_writers_that_are_given_the_faults_check_no_shard_again(cache, tmp_path,
     (folder / "shard-000001.safetensors").unlink()
     flipped = folder / "shard-000003.safetensors"
     flipped.write_bytes(flipped.read_bytes()[:-1] + b"\xff")
-    store, samples = open_store(folder, IDENTITY), samples_of(ROWS)
+    store, samples = open_store(folder, IDENTITY), build_samples(ROWS)
     faults = find_faults(store)
     assert [(fault.number, fault.is_damage) for fault in faults] == [(1, False), (3, True)]
     verified.clear()
@@ -126,7 +126,7 @@ def test_writers_that_are_given_the_faults_check_no_shard_again(cache, tmp_path,
     verified.clear()
     second = fill_cache(open_store(folder, IDENTITY), samples, Teacher(), faults, rank=1, ranks=2)
     assert not verified
-    assert (first.computed, second.computed, second.queried) == (2, 0, 0)
+    assert (first.computed_shards, second.computed_shards, second.queried_samples) == (2, 0, 0)
     assert files_of(folder) == files_of(cache)
 
 

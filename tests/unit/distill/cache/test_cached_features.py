@@ -5,9 +5,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from distill.cache import CacheReader, Dense, Hidden, Identity, write_cache
-from distill.cache.samples import samples_of
+from distill.cache.samples import build_samples
 from distill.data.batches.encode import encode
-from distill.data.splits.labelled import Examples
+from distill.data.splits.examples import Examples
 from distill.errors import InputError
 from distill.losses.config import LossConfig
 from distill.student.build import build_student
@@ -34,7 +34,7 @@ def module(signals) -> DistillationModule:
 
 def cached(rows, folder, layers: tuple[int, ...]) -> CacheReader:
     identity = Identity("t", "t", (Dense(5), Hidden(SIZES["hidden"], layers=layers)))
-    write_cache(folder, identity, samples_of(rows, 0), OnlineTeacher(build_model("bert"), ("logits", "hidden")))
+    write_cache(folder, identity, build_samples(rows, 0), OnlineTeacher(build_model("bert"), ("logits", "hidden")))
     return CacheReader(folder, identity)
 
 

@@ -11,7 +11,7 @@ from distill.cache.signals import (
     Relations,
     Sampled,
     TopK,
-    signal_of,
+    build_signal,
 )
 from distill.errors import InputError
 from support.signalling import LENGTHS, answer_of, key_of, positions_of_rows, round_trip, seeded
@@ -24,7 +24,7 @@ from support.signalling import LENGTHS, answer_of, key_of, positions_of_rows, ro
 )
 def test_signal_settings_survive_a_round_trip_through_json(signal):
     fields = {name: list(v) if isinstance(v, tuple) else v for name, v in signal.settings().items()}
-    assert signal_of(fields) == signal
+    assert build_signal(fields) == signal
     assert KINDS[signal.kind] is type(signal)
 
 
@@ -137,24 +137,24 @@ def assert_close_to(found: torch.Tensor, exact: torch.Tensor) -> None:
     torch.testing.assert_close(found.abs().amax(-1)[tokens], largest[..., 0][tokens])
 
 
-@pytest.mark.parametrize("kept", [(0,), (3,), (2, 0, 3)])
+@pytest.mark.parametrize("stored", [(0,), (3,), (2, 0, 3)])
 @pytest.mark.parametrize("width", [1, 33])
-def test_hidden_states_round_trip_to_half_a_step_under_their_own_layer(width, kept):
+def test_hidden_states_round_trip_to_half_a_step_under_their_own_layer(width, stored):
     layers = layers_of(4, width)
-    found = round_trip(Hidden(width, kept), answer_of("hidden", layers, positions_of_rows(LENGTHS)))["hidden"]
-    assert list(found) == list(kept)
-    for layer in kept:
+    found = round_trip(Hidden(width, stored), answer_of("hidden", layers, positions_of_rows(LENGTHS)))["hidden"]
+    assert list(found) == list(stored)
+    for layer in stored:
         assert_close_to(found[layer], layers[layer])
         assert not found[layer][0, 2].any()
 
 
-@pytest.mark.parametrize("kept", [(1,), (2, 0)])
-def test_queries_keys_and_values_round_trip_to_half_a_step(kept):
+@pytest.mark.parametrize("stored", [(1,), (2, 0)])
+def test_queries_keys_and_values_round_trip_to_half_a_step(stored):
     flat = layers_of(9, 16)
     layers = [tuple(flat[3 * i : 3 * i + 3]) for i in range(3)]
-    found = round_trip(Relations(16, kept), answer_of("relations", layers, positions_of_rows(LENGTHS)))["relations"]
-    assert list(found) == list(kept)
-    for layer in kept:
+    found = round_trip(Relations(16, stored), answer_of("relations", layers, positions_of_rows(LENGTHS)))["relations"]
+    assert list(found) == list(stored)
+    for layer in stored:
         assert len(found[layer]) == 3
         for each, exact in zip(found[layer], layers[layer], strict=True):
             assert_close_to(each, exact)
@@ -164,7 +164,7 @@ def test_shared_keys_keep_their_width_and_equal_widths_keep_the_older_settings()
     flat, thin = layers_of(6, 16), layers_of(6, 4)
     layers = [(flat[i], thin[2 * i], thin[2 * i + 1]) for i in range(3)]
     signal = Relations.from_widths((16, 4, 4), (2, 0))
-    assert signal_of(signal.settings()) == signal
+    assert build_signal(signal.settings()) == signal
     assert signal.nominal_bytes() == 2 * (16 + 4 + 4 + 3 * 4)
     found = round_trip(signal, answer_of("relations", layers, positions_of_rows(LENGTHS)))["relations"]
     for layer in (2, 0):

@@ -86,12 +86,12 @@ def bits_of(symbols: np.ndarray, starts: np.ndarray) -> float:
 
 
 def encode_symbols(symbols: np.ndarray, starts: np.ndarray) -> bytes:
-    return rans.pack_record(*push_all(symbols, *rans.Table(starts).pushing, empty_stack(len(symbols) + 1)))
+    return rans.pack_record(*push_all(symbols, *rans.Table(starts).encoding_arrays, empty_stack(len(symbols) + 1)))
 
 
 def decode_symbols(record: bytes, starts: np.ndarray, count: int) -> np.ndarray:
     out = np.empty(count, np.int64)
-    check_end(*pop_all(*rans.unpack_record(memoryview(record)), *rans.Table(starts).popping, out))
+    check_end(*pop_all(*rans.unpack_record(memoryview(record)), *rans.Table(starts).decoding_arrays, out))
     return out
 
 
@@ -102,7 +102,7 @@ def check_end(state: int, stack: np.ndarray, top: int) -> None:
 @pytest.mark.parametrize("bits", [16, 24, 31])
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_symbols_of_any_table_round_trip_near_its_entropy(name, bits):
-    starts = rans.table(WEIGHTS[name], bits)
+    starts = rans.build_table(WEIGHTS[name], bits)
     symbols = draw_symbols(starts, 20_000, 1)
     record = encode_symbols(symbols, starts)
     assert np.array_equal(decode_symbols(record, starts, len(symbols)), symbols)
@@ -111,20 +111,20 @@ def test_symbols_of_any_table_round_trip_near_its_entropy(name, bits):
 
 
 def test_the_rarest_symbols_round_trip():
-    starts = rans.table(WEIGHTS["almost all in the middle"], 31)
+    starts = rans.build_table(WEIGHTS["almost all in the middle"], 31)
     symbols = np.r_[0, 600, np.arange(601), [300] * 50, 599]
     assert np.array_equal(decode_symbols(encode_symbols(symbols, starts), starts, len(symbols)), symbols)
 
 
 def test_a_table_of_the_fewest_bits_round_trips():
-    starts = rans.table(RNG(3).random(700), rans.LOOKUP_BITS)
+    starts = rans.build_table(RNG(3).random(700), rans.LOOKUP_BITS)
     symbols = RNG(4).integers(0, 700, 5000)
     assert np.array_equal(decode_symbols(encode_symbols(symbols, starts), starts, len(symbols)), symbols)
 
 
 def test_a_table_of_16_million_symbols_round_trips():
     width = 1 << 24
-    starts = rans.id_table(RNG(5).zipf(1.3, 100_000) % width, width)
+    starts = rans.build_id_table(RNG(5).zipf(1.3, 100_000) % width, width)
     assert starts[-1] == 1 << 30
     symbols = np.r_[0, width - 1, draw_symbols(starts, 5000, 6), RNG(7).integers(0, width, 5000)]
     record = encode_symbols(symbols, starts)
@@ -133,7 +133,7 @@ def test_a_table_of_16_million_symbols_round_trips():
 
 
 def test_an_empty_sequence_takes_only_the_coder_state():
-    starts = rans.table(np.ones(4), 16)
+    starts = rans.build_table(np.ones(4), 16)
     record = encode_symbols(np.zeros(0, np.int64), starts)
     assert len(record) == 8
     assert len(decode_symbols(record, starts, 0)) == 0
@@ -153,12 +153,12 @@ def test_ranks_round_trip_at_log2_of_their_count():
 @pytest.mark.parametrize("size", [1, 2, 24, 64, 1000])
 @pytest.mark.parametrize("name", ["flat", "zipf", "gamma"])
 def test_sets_round_trip_in_ascending_order_without_bits_for_an_order(name, size):
-    starts = rans.table(WEIGHTS[name], 24)
+    starts = rans.build_table(WEIGHTS[name], 24)
     width = len(starts) - 1
     sets = np.sort(np.stack([RNG(9 + i).permutation(width)[:size] for i in range(200)]), 1)
-    record = rans.pack_record(*push_sets(sets, *rans.Table(starts).pushing, empty_stack(2 * sets.size + 8)))
+    record = rans.pack_record(*push_sets(sets, *rans.Table(starts).encoding_arrays, empty_stack(2 * sets.size + 8)))
     out = np.empty_like(sets)
-    check_end(*pop_sets(*rans.unpack_record(memoryview(record)), *rans.Table(starts).popping, out))
+    check_end(*pop_sets(*rans.unpack_record(memoryview(record)), *rans.Table(starts).decoding_arrays, out))
     assert np.array_equal(out, sets)
     entropy = (bits_of(sets, starts) - len(sets) * lgamma(size + 1) / log(2)) / 8
     assert len(record) <= 1.02 * max(entropy, 0) + 16
@@ -171,7 +171,7 @@ def test_sets_round_trip_in_ascending_order_without_bits_for_an_order(name, size
 @pytest.mark.parametrize("bits", [16, 20, 31])
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_table_sums_to_its_power_of_two_and_every_symbol_has_a_frequency(name, bits):
-    starts = rans.table(WEIGHTS[name], bits)
+    starts = rans.build_table(WEIGHTS[name], bits)
     assert starts.dtype == np.uint32
     assert starts[0] == 0
     assert starts[-1] == 1 << bits
@@ -181,7 +181,7 @@ def test_a_table_sums_to_its_power_of_two_and_every_symbol_has_a_frequency(name,
 
 def test_frequencies_of_a_table_are_close_to_its_weights():
     weights = WEIGHTS["zipf"]
-    shares = np.diff(rans.table(weights, 24).astype(np.int64)) / 2**24
+    shares = np.diff(rans.build_table(weights, 24).astype(np.int64)) / 2**24
     np.testing.assert_allclose(shares, weights / weights.sum(), rtol=1e-3, atol=2 / 2**24)
 
 
@@ -192,15 +192,15 @@ def test_frequencies_of_a_table_are_close_to_its_weights():
 )
 def test_a_table_that_cannot_be_decoded_is_refused(weights, bits):
     with pytest.raises(ValueError):
-        rans.table(weights, bits)
+        rans.build_table(weights, bits)
 
 
 @pytest.mark.parametrize(("width", "bits"), [(2, 16), (1 << 17, 23), (1 << 25, 31), ((1 << 25) + 1, 31)])
 def test_an_id_table_has_six_spare_bits_within_16_to_31_bits(width, bits, monkeypatch):
     # Avoids several arrays of 2^25 numbers.
     monkeypatch.setattr(rans.np, "bincount", lambda ids, minlength: np.zeros(1))
-    monkeypatch.setattr(rans, "table", lambda weights, bits: bits)
-    assert rans.id_table(np.array([1]), width) == bits
+    monkeypatch.setattr(rans, "build_table", lambda weights, bits: bits)
+    assert rans.build_id_table(np.array([1]), width) == bits
 
 
 def sampled_rows(draws: int, positions: int, width: int, seed: int) -> tuple[np.ndarray, ...]:
@@ -248,13 +248,13 @@ class CodedSample:
         return parts
 
     def kernel(self, state: np.uint64, stack: np.ndarray, top: int, out: list[np.ndarray]) -> None:
-        ids = self.book["ids"].popping
+        ids = self.book["ids"].decoding_arrays
         if isinstance(self.signal, Sampled):
-            small = [array for name in ("sizes", "extras") for array in self.book[name].popping[:2]]
+            small = [array for name in ("sizes", "extras") for array in self.book[name].decoding_arrays[:2]]
             sampled.decode(state, stack, top, 16, *ids, *small, *out[:2])
         else:
-            small = [array for name in ("floors", "tails", "above") for array in self.book[name].popping[:2]]
-            topk.decode(state, stack, top, *ids, topk.classes_of(rans.Table(ids[0])), *small, *out)
+            small = [array for name in ("floors", "tails", "above") for array in self.book[name].decoding_arrays[:2]]
+            topk.decode(state, stack, top, *ids, topk.classify_ids(rans.Table(ids[0])), *small, *out)
 
     def survives(self, record: bytes) -> bool:
         """Returns whether the record is refused or, if it was changed, decodes to ids within bounds."""
@@ -327,10 +327,11 @@ def test_a_pop_from_an_empty_stack_is_refused():
 
 
 def test_a_set_with_a_duplicate_id_is_refused():
-    starts = rans.table(np.r_[1e12, np.ones(9)], 16)
+    starts = rans.build_table(np.r_[1e12, np.ones(9)], 16)
     record = encode_symbols(np.zeros(500, np.int64), starts)
+    empty = np.empty((1, 500), np.int64)
     with pytest.raises(ValueError, match="twice"):
-        pop_sets(*rans.unpack_record(memoryview(record)), *rans.Table(starts).popping, np.empty((1, 500), np.int64))
+        pop_sets(*rans.unpack_record(memoryview(record)), *rans.Table(starts).decoding_arrays, empty)
 
 
 def test_a_set_far_larger_than_the_fitted_ones_round_trips():

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from distill.cache.signals import Dense, Sampled, TeacherOutputs, TopK
-from distill.cache.signals.comb import comb_sample
-from distill.cache.signals.sampled import offsets_of, systematic_sample
+from distill.cache.signals.comb import sample_with_comb
+from distill.cache.signals.sampled import draw_offsets, systematic_sample
 from distill.errors import InputError
 from support.signalling import LENGTHS, answer_of, key_of, positions_of_rows, round_trip, seeded
 
@@ -21,8 +21,8 @@ def dense_of(found: dict, width: int) -> torch.Tensor:
 
 
 def draw(logits: torch.Tensor, offsets: np.ndarray, draws: int) -> torch.Tensor:
-    """Returns the counts [positions, vocabulary] of `comb_sample`."""
-    ids, counts, sizes = comb_sample(logits.numpy(), offsets, draws, 1.0, 1)
+    """Returns the counts [positions, vocabulary] of `sample_with_comb`."""
+    ids, counts, sizes = sample_with_comb(logits.numpy(), offsets, draws, 1.0, 1)
     out = torch.zeros(logits.shape, dtype=torch.int64)
     out[torch.arange(len(logits)).repeat_interleave(torch.from_numpy(sizes).long()), ids] = torch.from_numpy(
         counts
@@ -68,7 +68,7 @@ def test_the_mean_of_many_draws_is_the_teachers_distribution():
     """A count is floor + Bernoulli(f) with variance f (1 - f), so the mean of n draws is within 5 deviations of p."""
     width, draws, n = 300, 8, 4000
     logits = logits_of(width, [2])[0, :1]
-    offsets = np.concatenate([offsets_of(key_of(7), 1, seed) for seed in range(n)])
+    offsets = np.concatenate([draw_offsets(key_of(7), 1, seed) for seed in range(n)])
     mean = draw(logits.expand(n, -1).contiguous(), offsets, draws).double().mean(0)
     expected = draws * logits[0].double().softmax(-1)
     rest = expected % 1
@@ -76,7 +76,7 @@ def test_the_mean_of_many_draws_is_the_teachers_distribution():
 
 
 def test_offsets_are_uniform_and_differ_between_positions():
-    offsets = offsets_of(key_of(3), 100_000, 0)
+    offsets = draw_offsets(key_of(3), 100_000, 0)
     assert (offsets >= 0).all()
     assert (offsets < 1).all()
     assert len(np.unique(offsets)) == len(offsets)
@@ -132,8 +132,8 @@ def test_both_implementations_agree_except_for_rare_ties(width, spread):
 def test_the_sampling_temperature_divides_the_logits():
     logits = logits_of(200, [30])[0]
     offsets = np.random.default_rng(5).random(30)
-    warm = comb_sample(logits.numpy(), offsets, 24, 2.5, 1)
-    plain = comb_sample((logits / 2.5).numpy(), offsets, 24, 1.0, 1)
+    warm = sample_with_comb(logits.numpy(), offsets, 24, 2.5, 1)
+    plain = sample_with_comb((logits / 2.5).numpy(), offsets, 24, 1.0, 1)
     assert (warm[2] != plain[2]).mean() <= 0.1
     assert len(np.intersect1d(warm[0], plain[0])) > 100
     flat = draw(logits, offsets, 24)
@@ -179,7 +179,7 @@ def test_logits_that_are_not_finite_are_refused_with_their_position(signal, plac
     with pytest.raises(InputError, match="position 7 of a batch of 16"):
         signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))
     logits[2, 1] = -torch.inf
-    with pytest.raises(InputError, match="not finite"):
+    with pytest.raises(InputError, match="expected finite logits"):
         signal.rows(answer_of("logits", logits, positions_of_rows(LENGTHS)))
 
 
