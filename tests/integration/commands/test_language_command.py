@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertTokenizerFast, LlamaConfig, LlamaForCausalLM
 
 from distill.data.config import DataConfig
-from distill.data.rows.conversations import load_bare_conversations
+from distill.data.rows.conversations import load_all_conversations
 from distill.data.rows.documents import held_out, load_documents
 from distill.errors import InputError
 from pipelines import distill
@@ -59,7 +59,7 @@ def test_a_masked_language_student_is_trained_exported_and_scored(masked_teacher
     loss = ("--loss.ce", "1", "--loss.hidden", "1", "--loss.hidden_kind", "cosine", "--keep.signals", "topk")
     loss += ("--keep.k", "8", "--temperature", "2")
     said = run_to_success("distill", small_run(masked_teacher, books, output, *TRAINED, *STILL, *loss))
-    assert "task: masked-lm (txt files, and the teacher's head for words)" in said
+    assert "task: masked-lm (txt files, and the teacher's language-modelling head)" in said
     scores = scores_of(output)
     assert scores.keys() == {(who, where) for who in ("teacher", "student") for where in ("pytorch", "onnxruntime")}
     found = scores["student", "pytorch"]
@@ -78,7 +78,7 @@ def test_a_decoder_student_is_trained_exported_and_scored(tokenizer, books, tmp_
     said = run_to_success(
         "distill", small_run(teacher, books, output, *TRAINED, "--loss.ce", "0.5", "--temperature", "1")
     )
-    assert "task: causal-lm (txt files, and the teacher's head for words)" in said
+    assert "task: causal-lm (txt files, and the teacher's language-modelling head)" in said
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.3  # every second word is determined by the previous one
     assert scores["student", "pytorch"]["perplexity"] < 30
@@ -108,7 +108,7 @@ def test_an_on_policy_chat_student_is_trained_exported_and_scored(tokenizer, cha
     own = ("--on_policy.share", "0.5", "--on_policy.new_tokens", "4", "--teacher.signals", "online")
     more = ("--chat.template", str(tmp_path / "chatml.jinja"), "--temperature", "1", "--machine.log_every", "5")
     said = run_to_success("distill", small_run(teacher, chats, output, *TRAINED, *own, *more))
-    assert "task: chat (column messages, and the teacher's head for words)" in said
+    assert "task: chat (column messages, and the teacher's language-modelling head)" in said
     scores = scores_of(output)
     assert scores["student", "pytorch"]["token accuracy"] > 0.5  # the answers' end tokens alone are half of the tokens
     assert "onnx-decoder: reloaded, largest difference" in said
@@ -148,7 +148,7 @@ def test_teacher_answers_replace_their_share_of_the_data_and_keep_the_questions(
     said = run_to_success("distill", small_run(teacher, chats, output, *template, *own, "--teacher.finetune", "never"))
     (told,) = (output / "answers").glob("*/train.parquet")
     files = (next((output / "data").glob("*/train.parquet")), told)
-    before, after = (load_bare_conversations(DataConfig(path=str(file))).texts for file in files)
+    before, after = (load_all_conversations(DataConfig(path=str(file))).texts for file in files)
     assert [chat.messages[0] for chat in before] == [chat.messages[0] for chat in after]
     changed = [b.messages[1]["content"] for a, b in zip(before, after, strict=True) if a != b]
     assert changed == [WORDS[50]] * 30
@@ -258,7 +258,7 @@ def test_a_masked_student_with_another_vocabulary_learns_from_its_teacher(tmp_pa
     teacher, student, texts = other_masked_words(tmp_path)
     output, words = tmp_path / "run", ("--student", str(student), "--teacher.signals", "online", "--temperature", "1")
     said = run_to_success("distill", small_run(teacher, texts, output, *TRAINED, *words))
-    assert "task: masked-lm (txt files, and the teacher's head for words)" in said
+    assert "task: masked-lm (txt files, and the teacher's language-modelling head)" in said
     found = scores_of(output)
     # Without labels, the student learns the frequent word only from the teacher, where its id is a different one.
     assert found["student", "pytorch"]["token accuracy"] > 0.5
@@ -276,7 +276,7 @@ def test_invalid_settings_for_a_student_with_another_vocabulary_are_refused(make
         (("--teacher.signals", "online", "--loss.hidden", "1"), "loss: expected kl and ce"),
         (("--teacher.signals", "online", "--data.max_length", "3"), "expected at least"),
         (("--teacher.signals", "online", "--temperature", "4"), "across.temperature softens both distributions"),
-        (("--teacher.signals", "online", "--across.kind", "sorted"), "expected labels beside it, found loss.ce 0"),
+        (("--teacher.signals", "online", "--across.kind", "sorted"), "across.kind sorted: expected loss.ce above 0, found 0"),
     ):
         words = small_run(teacher, texts, tmp_path / "run", "--student", str(student), *more)
         assert message in refusal_of(distill, words, monkeypatch, capsys)

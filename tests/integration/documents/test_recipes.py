@@ -95,7 +95,7 @@ def test_auto_replicates_models_that_fit_in_memory_and_shards_others(memory, exp
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--teacher.ranks", "1"), "add --teacher.signals online"),
+        (("--teacher.ranks", "1"), "expected teacher.signals online, found cached"),
         (("--teacher.signals", "online", "--teacher.ranks", "2"), "expected fewer than the 2 processes"),
         (("--teacher.signals", "online", "--teacher.ranks", "-1"), "expected at least 0"),
         (("--strategy", "deepspeed_stage_4"), "expected deepspeed_stage_1, 2 or 3"),

@@ -123,11 +123,11 @@ def kill_now_and_then(process: subprocess.Popen, rng: random.Random, most: int) 
         (("--devices", "2", "--student.layout", "ddp"), "expected replicated"),
         (
             ("--devices", "2", "--student.layout", "fsdp=2", "--machine.compress", "bf16"),
-            "machine.compress bf16: expected a student that every process has a copy of, found fsdp=2",
+            "machine.compress bf16: expected student.layout replicated or zero1, found fsdp=2",
         ),
         (
             ("--devices", "2", "--student.layout", "zero2", "--machine.compress", "powersgd"),
-            "machine.compress powersgd: expected a student that every process has a copy of, found zero2",
+            "machine.compress powersgd: expected student.layout replicated or zero1, found zero2",
         ),
         (("--devices", "0"), "machine.devices: expected at least 1, found 0"),
     ],

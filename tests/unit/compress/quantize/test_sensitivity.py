@@ -129,9 +129,3 @@ def test_calibrating_on_one_text_is_rejected(batch):
 def test_invalid_settings_are_rejected(settings: dict, said: str):
     with pytest.raises(CompressError, match=said):
         QuantizeConfig(**({"scheme": "int8"} | settings))
-
-
-def test_the_auto_scheme_is_int8_with_a_minimum_score():
-    chosen = QuantizeConfig(scheme="auto")
-    assert (chosen.scheme, chosen.min_score) == ("int8", 0.99)
-    assert QuantizeConfig(scheme="auto", min_score=0.5).min_score == 0.5
